@@ -74,6 +74,18 @@ def test_max_utilization_pauses_the_last_one_in_step_41() -> None:
     assert [(at, number) for at, kind, number, _ in events if kind == "FINISHED"] == [(800, 0), (1190, 1)]
 
 
+def test_a_pause_frees_what_no_other_request_shares() -> None:
+    """Two prompts of 40 tokens with 30 in common, in 7 blocks: 4, and 1 more for the second, which begins when the first is
+    computed. Each opens a block with its 41st token. In step 12 the first needs a seventh block: pausing the second frees its
+    2 own blocks, not the 3 that both hold."""
+    common = tuple(range(30))
+    jobs = [(request(n, 0, 40, 30, prefix=PromptTokenIds((*common, *range(100 * n, 100 * n + 10)))), 25) for n in (1, 2)]
+    keys = {"enable_prefix_caching": True, "total_kv_blocks": 7}
+    events = drive(config("max-utilization", **keys), jobs)
+    assert [(at, number, emitted) for at, kind, number, emitted in events if kind == "KV_PREEMPTED"] == [(110, 2, 10)]
+    assert sorted(number for _, kind, number, _ in events if kind == "FINISHED") == [1, 2]
+
+
 def test_a_static_batch_is_closed_until_it_is_complete() -> None:
     jobs = [(request(0, 0, 10, 5), 5), (request(1, 0, 10, 3), 3), (request(2, 15, 10, 2), 2)]
     events = drive(config("static-batch", total_kv_blocks=10), jobs)
@@ -142,7 +154,6 @@ def test_a_scheduler_that_cannot_go_on_is_an_error(
     ("keys", "message"),
     [
         ({"flavour": "blis"}, "batching is not for flavour blis"),
-        ({"async_scheduling": True}, "async_scheduling is not simulated with batching yet"),
         ({"max_num_batched_tokens": 9}, "max_num_batched_tokens 9 holds no chunk of block_size_in_tokens 10"),
         ({"long_prefill_token_threshold": 5}, "long_prefill_token_threshold has no effect with batching"),
     ],
@@ -150,11 +161,6 @@ def test_a_scheduler_that_cannot_go_on_is_an_error(
 def test_what_does_not_combine_is_an_error_at_once(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config("max-utilization", **keys)
-
-
-def test_pauses_are_not_simulated_with_a_prefix_cache_yet() -> None:
-    with pytest.raises(ConfigError, match="max-utilization is not simulated with a prefix cache yet"):
-        new_instance(config("max-utilization", enable_prefix_caching=True), Random(0))
 
 
 def test_without_chunks_a_longer_prompt_is_rejected_at_once() -> None:
@@ -192,7 +198,9 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
         "max_num_seqs": draw(st.sampled_from([1, 3, 8, 64])),
         "max_num_batched_tokens": draw(st.sampled_from([16, 32, 512])),
         "context_chunking_policy": draw(st.sampled_from(["first-come-first-served", "equal-progress", "force-chunk"])),
-        "enable_prefix_caching": "util" not in batching and draw(st.booleans()),
+        "enable_prefix_caching": draw(st.booleans()),
+        "prefix_cache": draw(st.sampled_from(["blocks", "radix"])),
+        "async_scheduling": draw(st.booleans()),
         "scheduler": draw(st.sampled_from(["fcfs", "sjf"])),
     }
     jobs, now = [], 0

@@ -98,9 +98,11 @@ def test_transfers_may_share_the_network(contention: bool, second: int) -> None:
     assert results.scheduled.tolist() == [51_000 + 2735, 51_000 + second]
 
 
-def test_what_comes_decodes_beside_others_for_a_token_of_the_budget() -> None:
+@pytest.mark.parametrize("batching", [None, "guaranteed-no-evict", "maitred"])
+def test_what_comes_decodes_beside_others_for_a_token_of_the_budget(batching: str | None) -> None:
     """0 decodes every 110 µs from 662 + 2735 on. 1 arrives in the middle of a step and joins the next one, which takes 120."""
-    results = simulate([job(0, output=50), job(1, 1000, output=3)], cluster(), INSTANCE)
+    instance = msgspec.structs.replace(INSTANCE, batching=batching, max_model_len=1000)
+    results = simulate([job(0, output=50), job(1, 1000, output=3)], cluster(), instance)
     assert results.first_token.tolist() == [612, 1612]
     assert results.scheduled[0] == 612 + 2735
     arrived = 1612 + 2735
@@ -146,9 +148,10 @@ def test_each_pool_may_have_scorers_of_its_own() -> None:
     assert sorted(results.instance.tolist()) == [2, 2, 3, 3]
 
 
-def test_memory_that_is_short_makes_it_wait_and_loses_no_request() -> None:
+@pytest.mark.parametrize("batching", [None, "max-utilization"])
+def test_memory_that_is_short_makes_it_wait_and_loses_no_request(batching: str | None) -> None:
     """Each request needs 5 of the 12 blocks of a decode instance and grows to 8. Two fit, until the second is preempted."""
-    small = msgspec.structs.replace(INSTANCE, total_kv_blocks=12)
+    small = msgspec.structs.replace(INSTANCE, total_kv_blocks=12, batching=batching)
     results = simulate([job(i, prompt=70, output=50) for i in range(6)], cluster(2, 1), small)
     assert set(results.outcome.tolist()) == {Outcome.COMPLETED}
     assert results.preemptions.sum() > 0
@@ -162,8 +165,11 @@ def test_memory_that_is_short_makes_it_wait_and_loses_no_request() -> None:
     decider=st.sampled_from(["always", "prefix-threshold"]),
     blocks=st.sampled_from([12, 40, 1000]),
     caching=st.booleans(),
+    batching=st.sampled_from([None, None, "guaranteed-no-evict", "max-utilization", "maitred"]),
 )
-def test_skipping_changes_nothing(seed: int, pools: tuple[int, int], decider: str, blocks: int, caching: bool) -> None:
+def test_skipping_changes_nothing(
+    seed: int, pools: tuple[int, int], decider: str, blocks: int, caching: bool, batching: str | None
+) -> None:
     rng = Random(seed)
     jobs = []
     for i in range(40):
@@ -174,7 +180,12 @@ def test_skipping_changes_nothing(seed: int, pools: tuple[int, int], decider: st
 
     def run(step_by_step: bool) -> Results:
         config = msgspec.structs.replace(
-            INSTANCE, total_kv_blocks=blocks, max_num_seqs=4, enable_prefix_caching=caching, step_by_step=step_by_step
+            INSTANCE,
+            total_kv_blocks=blocks,
+            max_num_seqs=4,
+            enable_prefix_caching=caching,
+            batching=batching,
+            step_by_step=step_by_step,
         )
         return simulate(jobs, cluster(*pools, decider=decider, kv_bytes_per_token=20_000.0, transfer_contention=True), config)
 

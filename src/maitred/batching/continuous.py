@@ -143,28 +143,25 @@ class ContinuousBatch:
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the work of `plan`, which has just been made."""
-        if self._stalled:
-            decodes, context = self._serving_decodes()
-            return BatchShape(decodes, context, plan.prefill_tokens, tuple(plan.chunks))
+        decodes, context = self._serving_decodes() if self._stalled else (self.num_decodes, self.context_tokens)
         if not plan.chunks:
-            return BatchShape(self.num_decodes, self.context_tokens)
+            return BatchShape(decodes, context)
         if not self.num_transferred:
-            return BatchShape(self.num_decodes, self.context_tokens, plan.prefill_tokens, tuple(plan.chunks))
+            return BatchShape(decodes, context, plan.prefill_tokens, tuple(plan.chunks))
         # A sequence that comes with its KV computes one token over its whole context. That costs what a decode costs, so
         # latency models see it as one.
         decode = [chunk for chunk in plan.chunks if chunk.num_computed_tokens == chunk.seq.transferred_kv_tokens > 0]
         chunks = tuple(chunk for chunk in plan.chunks if chunk not in decode)
-        context = self.context_tokens + sum(chunk.num_computed_tokens for chunk in decode)
-        return BatchShape(self.num_decodes + len(decode), context, plan.prefill_tokens - len(decode), chunks)
+        context += sum(chunk.num_computed_tokens for chunk in decode)
+        return BatchShape(decodes + len(decode), context, plan.prefill_tokens - len(decode), chunks)
 
     def context_lengths(self, plan: StepPlan) -> list[int]:
         """Return the tokens of KV of each sequence that decodes in `plan`, in no particular order."""
-        if self._stalled:
-            stalled = set(self._stalled)
-            return [self._kv_tokens(seq) for seq in self.sequences.values() if seq.is_decoding and seq not in stalled]
-        ahead = self.step_index - 1
+        ahead, stalled = self.step_index - 1, set(self._stalled)
         contexts = [
-            seq.request.prompt_tokens - seq.decode_origin_step + ahead for seq in self.sequences.values() if seq.is_decoding
+            seq.request.prompt_tokens - seq.decode_origin_step + ahead
+            for seq in self.sequences.values()
+            if seq.is_decoding and seq not in stalled
         ]
         if self.num_transferred:
             contexts += [
@@ -209,9 +206,7 @@ class ContinuousBatch:
 
     def remove(self, seq: SequenceState) -> None:
         """Remove `seq`, complete or not: free its blocks, and settle its progress."""
-        if seq in self._stalled:
-            self._stalled.remove(seq)
-            self._blocks.start_decode(self._owned_tokens(seq))
+        is_stalled = seq in self._stalled
         del self.sequences[seq.request.id]
         if not seq.is_decoding:
             self._prefilling.remove(seq)
@@ -223,7 +218,11 @@ class ContinuousBatch:
         seq.num_computed_tokens = held = seq.request.prompt_tokens + emitted - 1
         self.num_decodes -= 1
         self.context_tokens -= held
-        self._blocks.release_decoding(seq, held)
+        if is_stalled:
+            self._stalled.remove(seq)
+            self._blocks.release_prefilling(seq, held)  # in this step it is not among those that open blocks
+        else:
+            self._blocks.release_decoding(seq, held)
 
     def forget(self, seq: SequenceState) -> None:
         """Drop what is known of `seq`, which has left the instance for good."""

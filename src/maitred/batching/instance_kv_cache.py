@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, ReleaseSimulation, ReusedPrefix
 from maitred.batching.llm_request import LlmRequest
-from maitred.core.errors import ConfigError
 from maitred.core.sequence import SequenceState
 from maitred.kv import BlockManager, PrefixBlockManager
 
@@ -34,6 +33,8 @@ class ActiveRequest(LlmRequest):
         self.num_tokens_before = prompt - request.prompt_tokens
         self.num_pauses = seq.num_preemptions
         self.has_token_limit = request.max_output_tokens is not None
+        # With KV from another instance only what was emitted there is computed; if it is paused, it has none.
+        self.context_current_position = self.prepopulated_prompt_len = seq.transferred_kv_tokens
         self.has_blocks = False
         """Whether it has KV blocks: those of its whole prompt, from its first chunk on."""
 
@@ -102,11 +103,6 @@ class InstanceKvCache(KvCacheView):
         return ReusedPrefix(first_new, hit.num_blocks, hit.num_blocks - hit.num_unreferenced)
 
     def start_scheduling(self) -> ReleaseSimulation:
-        if self._prefix_blocks is not None:
-            raise ConfigError(
-                "which blocks a pause would free is not counted with a prefix cache yet",
-                hint="leave out enable_prefix_caching, or use guaranteed-no-evict",
-            )
         return _Releases(self)
 
     def on_decode_start(self, request: ActiveRequest) -> None:
@@ -144,10 +140,17 @@ class _Releases(ReleaseSimulation):
     def __init__(self, kv_cache: InstanceKvCache) -> None:
         self._kv_cache = kv_cache
         self._free = kv_cache.free_blocks[0]
+        self._released: list[tuple[SequenceState, int]] = []
+        """The sequences that are released, with the blocks that they hold, if there is a prefix cache."""
 
     @property
     def free_blocks(self) -> Sequence[int]:
         return (self._free,)
 
     def release(self, request: LlmRequest) -> None:
-        self._free += self._kv_cache._blocks_held(request, NO_MATCH)
+        held, prefixed = self._kv_cache._blocks_held(request, NO_MATCH), self._kv_cache._prefix_blocks
+        if prefixed is None:
+            self._free += held
+            return
+        self._released.append((self._kv_cache._requests[request.request_id].seq, held))
+        self._free = self._kv_cache.free_blocks[0] + prefixed.blocks_freed_by(self._released)

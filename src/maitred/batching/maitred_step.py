@@ -64,7 +64,8 @@ class MaitredStep:
         self._make_room()
         if self._generation or self._held:
             self._tokens = min(self._tokens, state.max_prefill_tokens)
-        self._admit_pending()
+        if not self._paused:  # what a pause frees is for those that generate
+            self._admit_pending()
         state.lacks = self._lacks
         if state.skips:
             waiting = {request.request_id for _, request in self._pending}.difference(

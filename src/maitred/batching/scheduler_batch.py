@@ -22,19 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from maitred.batching.capacity import GuaranteedNoEvict
 from maitred.batching.context_chunking import reusable_tokens, reuse_adjusted_cost
 from maitred.batching.continuous import ContinuousBatch
 from maitred.batching.instance_kv_cache import ActiveRequest, InstanceKvCache
 from maitred.batching.kv_cache_view import KvCacheView
 from maitred.batching.limits import BatchLimits, PrefillChunk
 from maitred.batching.llm_request import LlmRequest, LlmRequestState
-from maitred.batching.schedulers import RequestScheduler, SchedulerOutput
+from maitred.batching.schedulers import RequestScheduler, SchedulerOutput, SimpleScheduler
 from maitred.batching.step_plan import StepPlan
 from maitred.core.contracts import WaitQueue
 from maitred.core.errors import ConfigError, InvariantError, MaitredError
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv import NO_HIT, BlockManager
+from maitred.kv import NO_HIT, BlockManager, PrefixHit
 
 _NO_IDS: frozenset[int] = frozenset()
 
@@ -42,7 +43,17 @@ _NO_IDS: frozenset[int] = frozenset()
 class SchedulerBatch(ContinuousBatch):
     """The running batch of one instance. See `ContinuousBatch` for the methods."""
 
-    __slots__ = ("_active", "_is_pausing", "_kv_cache", "_max_model_len", "_name", "_num_pending", "_requests", "_scheduler")
+    __slots__ = (
+        "_active",
+        "_is_pausing",
+        "_kv_cache",
+        "_max_model_len",
+        "_name",
+        "_num_pending",
+        "_puts_begun_first",
+        "_requests",
+        "_scheduler",
+    )
 
     def __init__(
         self,
@@ -65,9 +76,14 @@ class SchedulerBatch(ContinuousBatch):
         self._is_pausing = False
         """Whether a sequence that is removed now comes back."""
         self._kv_cache = InstanceKvCache(blocks, self._requests, self._decode_tokens)
-        self._scheduler = make_scheduler(self._kv_cache)
+        self._scheduler = scheduler = make_scheduler(self._kv_cache)
+        # A request that waited for another one to compute its prefix stands before others that have begun meanwhile. If it does
+        # not fit, a policy without eviction stops there: those would keep their blocks and never go on.
+        no_evict = isinstance(scheduler, SimpleScheduler) and isinstance(scheduler.capacity_scheduler, GuaranteedNoEvict)
+        self._puts_begun_first = no_evict and self._prefix_blocks is not None
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
+        self.num_transferred = 0
         if waiting is not None and not self.is_full:
             if self._prefix_blocks is not None:
                 self._prefix_blocks.apply_evictions()
@@ -136,8 +152,7 @@ class SchedulerBatch(ContinuousBatch):
                 held += self._blocks.blocks_held(seq, self._kv_tokens(seq))
             elif request.has_blocks:
                 held += self._blocks.blocks_held(seq, seq.num_tokens_to_prefill)
-        if self._prefix_blocks is None or not self.sequences:
-            self._blocks.check(held)
+        self._blocks.check(held)
         decoding = [seq for seq in self.sequences.values() if seq.is_decoding]
         if len(decoding) != self.num_decodes or sum([self._kv_tokens(seq) for seq in decoding]) != self.context_tokens:
             raise InvariantError(f"{self.num_decodes} decodes over {self.context_tokens} tokens are not the sequences")
@@ -157,8 +172,6 @@ class SchedulerBatch(ContinuousBatch):
         """Make waiting sequences active, as many as may be."""
         while not self.is_full and (head := waiting.peek()) is not None and self._has_use_for(head):
             seq = waiting.pop()
-            if seq.transferred_kv_tokens:
-                raise ConfigError(f"batch scheduler {self._name} does not take over KV from other instances yet")
             request = ActiveRequest(seq, self._max_model_len)
             self._requests[seq.request.id] = request
             self.sequences[seq.request.id] = seq
@@ -184,10 +197,8 @@ class SchedulerBatch(ContinuousBatch):
 
     def _in_order(self) -> list[LlmRequest]:
         """Return the active requests in the order in which the scheduler is to see them."""
-        if self._prefix_blocks is None or not self._scheduler.repeats_its_answer:
+        if not self._puts_begun_first:
             return [*self._active]
-        # A request that waited for another one to compute its prefix stands before others that have begun meanwhile. If it does
-        # not fit, a policy without eviction stops there: those would keep their blocks and never go on.
         return [*sorted(self._active, key=lambda request: not request.has_blocks)]
 
     def _decide(self) -> SchedulerOutput:
@@ -222,16 +233,13 @@ class SchedulerBatch(ContinuousBatch):
         return seq
 
     def _left_out(self, output: SchedulerOutput) -> list[SequenceState]:
-        """Return the sequences that decode and are not scheduled. Raises ConfigError if there are any, with a prefix cache."""
+        """Return the sequences that decode and are not scheduled."""
         scheduled = output.generation_requests
         if len(scheduled) == self.num_decodes and all(request.state == _GENERATING for request in scheduled):
             return []
         ids = {request.request_id for request in self._known(scheduled)}
         if any(not self._requests[request_id].seq.is_decoding for request_id in ids):
             raise ConfigError(f"batch scheduler {self._name} lets a request generate that is in its prompt, or paused")
-        if self._prefix_blocks is not None:
-            problem = f"batch scheduler {self._name} leaves out requests that generate"
-            raise ConfigError(problem, hint="that is not simulated with a prefix cache yet: leave out enable_prefix_caching")
         return [request.seq for request in self._active if request.seq.is_decoding and request.request_id not in ids]
 
     def _check_decodes(self) -> None:
@@ -253,7 +261,14 @@ class SchedulerBatch(ContinuousBatch):
             if seq.is_decoding:
                 raise ConfigError(f"batch scheduler {self._name} lets request {request.request_id} compute its prompt again")
             if not request.has_blocks:
-                spare -= self._begin(request, spare, now)
+                hit = self._cached_prefix(seq)
+                needed = self._blocks.blocks_for(seq.num_tokens_to_prefill) - hit.num_blocks + hit.num_unreferenced
+                if needed > spare and plan.preempted:
+                    continue  # a request that is paused in this step held blocks that this one was to share
+                if needed > spare:
+                    raise self._overcommitted(needed, spare)
+                self._begin(request, hit, now)
+                spare -= needed
             tokens = min(request.context_chunk_size, seq.num_tokens_to_prefill - seq.num_computed_tokens)
             if tokens < 1:
                 raise ConfigError(f"batch scheduler {self._name} schedules a chunk without tokens")
@@ -264,18 +279,20 @@ class SchedulerBatch(ContinuousBatch):
         if plan.prefill_tokens + self.num_decodes - len(self._stalled) > self._limits.max_num_batched_tokens:
             raise ConfigError(f"batch scheduler {self._name} schedules more than {self._limits.max_num_batched_tokens} tokens")
 
-    def _begin(self, request: ActiveRequest, spare: int, now: Micros) -> int:
-        """Give `request` the blocks of its prompt. Return how many of the `spare` ones that takes."""
-        seq, prefixed = request.seq, self._prefix_blocks
+    def _cached_prefix(self, seq: SequenceState) -> PrefixHit:
+        return NO_HIT if self._prefix_blocks is None else self._prefix_blocks.find_cached(seq)
+
+    def _begin(self, request: ActiveRequest, hit: PrefixHit, now: Micros) -> None:
+        """Give `request` the blocks of its prompt, of which `hit` is cached."""
+        seq, blocks = request.seq, self._blocks
         charged = max(1, reuse_adjusted_cost(request.context_chunk_size, reusable_tokens(request), request.prompt_len))
-        hit = NO_HIT if prefixed is None else prefixed.find_cached(seq)
-        needed = self._blocks.blocks_for(seq.num_tokens_to_prefill) - hit.num_blocks
-        if needed + hit.num_unreferenced > spare:
-            raise self._overcommitted(needed + hit.num_unreferenced, spare)
-        if prefixed is not None:
-            prefixed.admit(seq, hit)
-        self._blocks.reserve(needed)
-        start = hit.num_blocks * self._blocks.block_size
+        if self._prefix_blocks is not None:
+            self._prefix_blocks.admit(seq, hit)
+        blocks.reserve(blocks.blocks_for(seq.num_tokens_to_prefill) - hit.num_blocks)
+        start = hit.num_blocks * blocks.block_size
+        if seq.transferred_kv_tokens:
+            start = seq.transferred_kv_tokens  # its KV is written into these blocks
+            self.num_transferred += 1
         index = seq.admission_index
         self._add_running(seq, start, 0, now)
         if seq.num_preemptions:
@@ -285,7 +302,6 @@ class SchedulerBatch(ContinuousBatch):
         request.context_current_position = request.prepopulated_prompt_len = start
         request.num_shared_blocks = hit.num_blocks - hit.num_unreferenced
         request.context_chunk_size = min(request.prompt_len - start, charged)
-        return needed + hit.num_unreferenced
 
     def _max_repeats(self, limit: int) -> int:
         if self._prefix_blocks is not None and self._num_pending:

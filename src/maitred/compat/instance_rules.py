@@ -54,15 +54,10 @@ _RULES: Final[Mapping[FlavourName, InstanceRules]] = {
     ),
 }
 
-_NO_TRANSFERS: Final = "batching does not take over KV from other instances yet"
-
 
 def instance_rules(config: InstanceConfig) -> InstanceRules:
     """Return the rules of the flavour of `config`."""
-    rules = _STANDARD if config.flavour is None else _RULES[config.flavour]
-    if config.batching is not None:
-        return msgspec.structs.replace(rules, disaggregation_problem=_NO_TRANSFERS)
-    return rules
+    return _STANDARD if config.flavour is None else _RULES[config.flavour]
 
 
 def new_instance(config: InstanceConfig, rng: Random) -> Instance:

@@ -9,15 +9,12 @@ from maitred.batching import (
     ContextChunkingConfig,
     ContinuousBatch,
     KvCacheView,
-    MaxUtilization,
     PreemptionPolicy,
     RequestScheduler,
     SchedulerBatch,
     SchedulerResources,
-    SimpleScheduler,
     make_scheduler,
 )
-from maitred.core.errors import ConfigError
 from maitred.instance.config import InstanceConfig
 from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
 
@@ -37,9 +34,7 @@ def new_batch(config: InstanceConfig, blocks: BlockManager) -> ContinuousBatch:
         return ContinuousBatch(limits, blocks, PreemptionPolicy(config.preemption_policy))
 
     def make(kv_cache: KvCacheView) -> RequestScheduler:
-        scheduler = make_scheduler(name, _resources(config, kv_cache))
-        _check_combination(scheduler, kv_cache, name)
-        return scheduler
+        return make_scheduler(name, _resources(config, kv_cache))
 
     return SchedulerBatch(limits, blocks, config.model_len, name, make)
 
@@ -56,13 +51,3 @@ def _resources(config: InstanceConfig, kv_cache: KvCacheView) -> SchedulerResour
         ctx_chunk_config=chunking,
         max_context_length=limits.max_num_batched_tokens,
     )
-
-
-def _check_combination(scheduler: RequestScheduler, kv_cache: KvCacheView, name: str) -> None:
-    """Raise ConfigError for a scheduler that asks what this instance does not simulate."""
-    pauses = isinstance(scheduler, SimpleScheduler) and isinstance(scheduler.capacity_scheduler, MaxUtilization)
-    if pauses and kv_cache.enable_block_reuse:
-        raise ConfigError(
-            f"batch scheduler {name} is not simulated with a prefix cache yet",
-            hint="leave out enable_prefix_caching, or use guaranteed-no-evict",
-        )

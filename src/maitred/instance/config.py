@@ -162,8 +162,6 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         """Raise ValueError for what does not combine with `batching`."""
         if self.batching is None:
             return
-        if self.async_scheduling:
-            raise ValueError("async_scheduling is not simulated with batching yet: leave out one of the two")
         if self.long_prefill_token_threshold:
             raise ValueError("long_prefill_token_threshold has no effect with batching: leave out one of the two")
         chunked = self.context_chunking_policy != "none"

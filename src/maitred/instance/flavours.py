@@ -43,7 +43,9 @@ NO_FLAVOUR: Final = Flavour(takes_async_scheduling=True, takes_batching=True)
 FLAVOURS: Final[Mapping[FlavourName, Flavour]] = {
     "vllm": Flavour(keys={"enable_prefix_caching": True, "async_scheduling": True}, takes_async_scheduling=True),
     "trtllm": Flavour(keys={"batching": "guaranteed-no-evict", "enable_prefix_caching": True}, takes_batching=True),
-    "maitred": Flavour(keys={"batching": "maitred", "enable_prefix_caching": True}, takes_batching=True),
+    "maitred": Flavour(
+        keys={"batching": "maitred", "enable_prefix_caching": True}, takes_async_scheduling=True, takes_batching=True
+    ),
     "blis": Flavour(takes_host_memory=True),
 }
 

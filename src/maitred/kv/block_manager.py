@@ -293,6 +293,18 @@ class PrefixBlockManager(BlockManager):
         """Drop what is known of `seq`, which has ended."""
         self._sequence_blocks.pop(seq.request.id, None)
 
+    def blocks_freed_by(self, held: Sequence[tuple[SequenceState, int]]) -> int:
+        """Return how many blocks would be free if some sequences were released, which are given with the blocks that each
+        holds: its own, and those that it shares with none but them."""
+        locks: list[CacheLock] = []
+        own = 0
+        for seq, blocks in held:
+            lock = self._blocks_of(seq).lock
+            assert lock is not None
+            locks.append(lock)
+            own += blocks - lock.num_committed
+        return own + self.cache.num_held_by_alone(locks)
+
     def apply_evictions(self) -> None:
         """Apply the evictions that are pending. Call it before a queue policy looks at the cache."""
         self.cache.apply_evictions()

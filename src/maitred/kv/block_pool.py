@@ -31,7 +31,7 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -117,6 +117,10 @@ class BlockPool(PrefixCache[RunLock]):
                 unreferenced += after - position
             position = after
         return PrefixHit(position, unreferenced)
+
+    def num_held_by_alone(self, locks: Sequence[RunLock]) -> int:
+        counts = Counter([run for lock in locks for run in current_runs(lock)])
+        return sum([len(run.block_hashes) for run, count in counts.items() if count == run.num_locks])
 
     def touch(self, block_hashes: Sequence[int]) -> int:
         runs = self._matched_runs(block_hashes)

@@ -158,6 +158,10 @@ class PrefixCache(ABC, Generic[L]):
         return PrefixHit(cached, self.num_unreferenced(block_hashes[:cached])) if cached else NO_HIT
 
     @abstractmethod
+    def num_held_by_alone(self, locks: Sequence[L]) -> int:
+        """Return how many committed blocks none but `locks` hold: those that would be free if all of these were released."""
+
+    @abstractmethod
     def touch(self, block_hashes: Sequence[int]) -> int:
         """Make the cached prefix of `block_hashes` as recent as if it had just been used. Return its number of blocks."""
 

@@ -175,6 +175,10 @@ class RadixCache(PrefixCache[RadixLock]):
             node = node.parent
         return max(0, count - node.end_position)
 
+    def num_held_by_alone(self, locks: Sequence[RadixLock]) -> int:
+        counts = Counter([node for lock in locks for node in _path_to_root(lock.node)])
+        return sum([len(node.block_hashes) for node, count in counts.items() if count == node.num_locks])
+
     def touch(self, block_hashes: Sequence[int]) -> int:
         count = self.num_cached_blocks(block_hashes)
         self._use_prefix(block_hashes, count, 0, self._root)

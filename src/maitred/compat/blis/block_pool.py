@@ -98,6 +98,10 @@ class BlisPool(PrefixCache[BlisLock]):
         """Return the block hashes of `copies`."""
         return [self._hash_by_copy[copy] for copy in copies]
 
+    def num_held_by_alone(self, locks: Sequence[BlisLock]) -> int:
+        counts = Counter([copy for lock in locks for copy in lock.copies])
+        return sum([count == self._num_locks[copy] for copy, count in counts.items()])
+
     def touch(self, block_hashes: Sequence[int]) -> int:
         copies = self.cached_copies(block_hashes)
         for copy in reversed(copies):
