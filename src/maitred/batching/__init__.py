@@ -12,7 +12,7 @@ next, `kv` what memory is left, and the instance when a step begins and ends.
     batch_schedulers.py  the kind of plug-in
     maitred_scheduler.py our own way: maitred_step.py plans a step, on answer_lengths.py (what is learned), memory_forecast.py
                          (what will be needed), victims.py and prompt_shares.py
-    scheduler_batch.py   SchedulerBatch: an instance whose steps a scheduler decides, over instance_kv_cache.py
+    scheduler_batch.py   SchedulerBatch: an instance with steps that a scheduler decides, over instance_kv_cache.py
 """
 
 from __future__ import annotations

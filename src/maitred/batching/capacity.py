@@ -149,7 +149,7 @@ class GuaranteedNoEvict(BlockCountingScheduler):
         adapters: AdapterPages,
         promises: PromisedBlocks | None,
     ) -> None:
-        """Add requests to `scheduled` until one does not find its blocks. One whose adapter finds no pages is passed over."""
+        """Add requests to `scheduled` until one does not find its blocks. One without pages for its adapter is passed over."""
         for request in requests:
             if promises is not None and _begins(request):
                 if promises.is_promised(request):

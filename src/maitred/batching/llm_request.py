@@ -94,7 +94,7 @@ class LlmRequest:
         self.beam_width = beam_width
         self.encoder_output_len = encoder_output_len
         self.context_current_position = 0
-        """Tokens of the prompt whose KV is there."""
+        """Tokens of the prompt that have their KV."""
         self.prepopulated_prompt_len = 0
         """Of these, the tokens that were not computed for it but found in the cache."""
         self.context_chunk_size = prompt_len

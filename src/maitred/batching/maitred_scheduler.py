@@ -17,9 +17,9 @@ times, and fall back as requests complete. A paused request does not return befo
 more than `max_pauses` times: then it returns only when the blocks for its longest answer are free beside those of the others
 that came back like that. Their needs together never exceed the memory, so there is always another victim.
 
-**A request that does not fit blocks nobody, and is not starved.** `look_past` requests behind it are tried. When it has been
-passed `max_skips` times, no later one is admitted before it. Urgent requests come before others in everything, and are not
-counted as having passed them.
+**A request that does not fit blocks no other one, and is not starved.** `look_past` requests behind it are tried. When it has
+been passed `max_skips` times, no later one is admitted before it. Urgent requests come before others in everything, and are
+not counted as having passed them.
 
 Example: 1,000 blocks, answers of 100 or 900 tokens so far. 40 requests of 300 tokens run, each allowed 4,000 tokens. Under
 guaranteed-no-evict 3 of them would run. Under max-utilization a 50th would begin at once, and be paused when the answers have

@@ -271,15 +271,15 @@ class MaitredStep:
             self._forecast = MemoryForecast(
                 [(state.tokens_left(each), self._tokens_held(each, each.num_shared_blocks)) for each in requests]
             )
-            self._capacity = self._kv_cache.get_max_resource_count() * self._block_size - self._tokens_of_nobody(requests)
+            self._capacity = self._kv_cache.get_max_resource_count() * self._block_size - self._ownerless_tokens(requests)
         return self._forecast
 
     def _tokens_held(self, request: LlmRequest, shared_blocks: int) -> int:
         """Return the tokens of KV for which `request` has blocks that it does not share, with the rest of its last block."""
         return request.num_tokens + (1 - shared_blocks) * self._block_size - 1
 
-    def _tokens_of_nobody(self, requests: RequestList) -> int:
-        """Return the tokens in blocks that requests share whose first owner has ended."""
+    def _ownerless_tokens(self, requests: RequestList) -> int:
+        """Return the tokens in shared blocks of which the first owner has ended."""
         if not self._kv_cache.enable_block_reuse:
             return 0
         used = self._kv_cache.get_max_resource_count() - self._free_blocks

@@ -1,4 +1,4 @@
-"""SchedulerBatch: the running batch of an instance whose steps a `RequestScheduler` decides.
+"""SchedulerBatch: the running batch of an instance with steps that a `RequestScheduler` decides.
 
 Each step:
 

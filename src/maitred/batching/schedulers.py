@@ -33,7 +33,7 @@ class SchedulerOutput(msgspec.Struct):
     paused_requests: RequestList
     """Requests that lose their KV, and compute it again later."""
     fitting_disagg_gen_init_requests: RequestList
-    """Requests whose KV may come from another instance now."""
+    """Requests that may get their KV from another instance now."""
     num_fitting_requests: int
     """How many requests have memory for this step, scheduled or not."""
     encoder_requests: RequestList = msgspec.field(default_factory=list)
@@ -81,8 +81,8 @@ class RequestScheduler(ABC):
     repeats_its_answer: bool = False
     """See `CapacityScheduler`."""
     max_num_pending: int | None = None
-    """Most active requests without memory that it has a use for. The others stay in the wait queue, whose order may change, but
-    for one that is more urgent than all of these. None: as many as there are places in the batch."""
+    """Most active requests without memory that it has a use for. The others stay in the wait queue, where the order may change,
+    except for one that is more urgent than all of these. None: as many as there are places in the batch."""
     shares_each_chunk: bool = False
     """Whether the blocks of a prompt are shared when a chunk has filled them, and not when the whole prompt is computed."""
 

@@ -18,9 +18,9 @@ the reported part of what is left: 3,000 of 12,000 tokens shared become 1,000 wh
 themselves, because a new program may share nothing.
 
 The programs are kept in heaps in the order in which they are to be paused: lower classes first, then those with the fewest
-tokens, then those that came first. Acting programs are in one of two: *settled* ones, and those whose minimum stay is not
-over. A marked program is to be paused when its requests end; it is in neither heap, and the tokens that its end will free
-are known (`marked_tokens`).
+tokens, then those that came first. Acting programs are in one of two: *settled* ones, and those with a minimum stay that
+is not over. A marked program is to be paused when its requests end; it is in neither heap, and the tokens that its end will
+free are known (`marked_tokens`).
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class BackendMemory:
         return self._settled if program.settles_at <= self._settled_until else self._unsettled
 
     def settle(self, now: Micros) -> None:
-        """Note whose minimum stay has ended by `now`."""
+        """Note that minimum stays that end by `now` have ended."""
         self._settled_until = now
         if self._settling and self._settling[-1][0] <= now and not len(self._settled):
             self._settled, self._unsettled = self._unsettled, self._settled  # all have: one step instead of one for each

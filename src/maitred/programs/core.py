@@ -17,9 +17,10 @@ is registered with a backend and PAUSED while it is not; a request of a paused p
                       ├── pause (acting, or a marked one when its requests end) ──┘
                       └── release, expiry, end of a request without program id ──▶ TERMINATED
 
-`model_pool` decides who is paused and resumed, `backend_memory` keeps the sums. This module carries it out: it owns the
-tables, and every change of a state is one of its methods, with its decision. Like every core it takes time as an argument,
-which never runs backwards, and settles what was due before an input first, each thing at its own instant.
+`model_pool` decides which programs are paused and resumed, `backend_memory` keeps the sums. This module carries the
+decisions out: it owns the tables, and every change of a state is one of its methods, with its decision. Like every core it
+takes time as an argument, which never runs backwards, and settles what was due before an input first, each thing at its own
+instant.
 
 Costs: an input takes O(log n) in the number of programs; a tick O(n log n).
 """

@@ -91,7 +91,7 @@ class ProgramReason(StrEnum):
     ADOPTED = "adopted"
     """The program was known to the core of the last run."""
     ENDED = "ended"
-    """A program of one request has ended, or a new one whose only request left before it was placed."""
+    """A program of one request has ended, or the only request of a new one left before the program was placed."""
     EXPIRED = "expired"
     """The program was idle for `program_ttl_secs`, or the idlest when its tenant needed a place."""
 

@@ -1,4 +1,4 @@
-"""The backends that serve one model, and its programs that wait for them: who is paused, who is resumed, and where.
+"""The backends that serve one model, and its programs that wait for them: which are paused, which are resumed, and where.
 
 **Pause**, for a backend whose programs need more than its capacity: acting programs, smallest first, until what remains is
 not negative. If that is not enough, reasoning programs are marked, smallest first, until what their ends will free covers
@@ -12,8 +12,8 @@ Five rules keep this fair and calm; the flavour `thunderagent` has none of them.
 
 - *Headroom*: a program is placed beside others only if `headroom` of the capacity stays free.
 - *Minimum stay*: a program that was placed less than `min_stay_secs` ago is paused only if no other acting one is left.
-- *No pause in vain*: of the programs that free enough together, smallest first, those are spared whose memory the others
-  make up for. 1,400 tokens are missing, and programs of 1,000 and 2,000 act: the first two in order, 1,100 and 2,100 with
+- *No pause in vain*: of the programs that free enough together, smallest first, each is spared without which the others
+  still free enough. 1,400 tokens are missing, and programs of 1,000 and 2,000 act: the first two in order, 1,100 and 2,100 with
   their buffers, free enough, and the second one does so alone. Without this rule the first one would be paused and, as its
   memory is not needed, be resumed at once.
 - *Hold*: when the program that has waited longest has waited for more than `patience_secs` and does not fit, the backend
@@ -170,8 +170,8 @@ class ModelPool:
         return smallest is not None and self.room(backend) >= smallest.tokens + self._buffer
 
     def _serve_oldest(self, now: Micros) -> Generator[Placement, None, BackendMemory | None]:
-        """Yield the place of each program whose patience is at an end, oldest first. Return the backend that is held for the
-        first one that does not fit, or None."""
+        """Yield a place for each program that has waited for `patience_secs`, oldest first. Return the backend that is held for
+        the first one that does not fit, or None."""
         while (oldest := self._waits_too_long(self._patience, now)) is not None:
             best = self._roomiest(self.open_backends)
             if best is None or oldest.tokens + self._buffer > self.room(best):

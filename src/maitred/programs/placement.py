@@ -28,7 +28,7 @@ class Room(NamedTuple):
     backend: int
     tokens: float
     active_tokens: int = 0
-    """Tokens of its programs, by which backends are told apart whose room is not known."""
+    """Tokens of its programs, by which backends of unknown room are told apart."""
 
 
 class ResumeCandidate(NamedTuple):

@@ -1,4 +1,4 @@
-"""Who holds a place: every change of a program's state, with its decision, and the passes that make room and use it.
+"""The places of programs: every change of a program's state, with its decision, and the passes that make room and use it.
 
 `model_pool` plans and `backend_memory` counts; the methods here carry out. A program is at one backend or among the waiting
 programs of its model, never in both and never in neither.
@@ -211,7 +211,7 @@ class ProgramPlaces:
         pools = self.backends.pools_of(backend)
         if not pools:
             return
-        pool = pools[0]  # whose programs a backend holds makes no difference: its memory is one
+        pool = pools[0]  # any pool will do: a backend of several models has one memory
         while backend.remaining < 0 and (victims := pool.plan_pauses(backend, now)):
             for program in victims:
                 self.pause(program, ProgramReason.OVERFLOW, now)

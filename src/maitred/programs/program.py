@@ -152,7 +152,7 @@ class Program:
 
     @property
     def root(self) -> Program:
-        """The oldest ancestor, whose place in every order its whole family shares."""
+        """The oldest ancestor. The whole family has its place in every order."""
         program = self
         while program.parent is not None:
             program = program.parent

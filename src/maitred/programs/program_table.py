@@ -29,7 +29,7 @@ class ProgramTable:
         self.by_request: dict[RequestId, Program] = {}
         """The programs of requests that wait or are under way."""
         self.characters: dict[RequestId, int] = {}
-        """Characters of the bodies of those requests whose tokens are estimated."""
+        """Characters of the body of each request with estimated tokens."""
         self._num_created = 0
         self._by_key: dict[ProgramKey, Program] = {}
         """All programs but those of requests without a program id."""

@@ -21,7 +21,7 @@ MAX_TOKENS: Final = 2**40
 PROGRESS_TOKENS: Final = 20
 """Tokens of a streamed response (events, as a gateway sees them) after which its program is said to have grown by as many."""
 _MAX_LEARNED: Final = 10_000
-"""Pairs of model and tenant whose ratio is kept; beyond, the oldest is forgotten."""
+"""Most pairs of model and tenant with a ratio that is kept; beyond, the oldest is forgotten."""
 
 
 class TokenEstimator:
