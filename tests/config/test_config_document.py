@@ -93,6 +93,8 @@ def test_a_place_is_the_line_of_the_key() -> None:
         ('a: "x\\ud800"', "f.yaml:1: a character that text does not have (U+D800)"),
         ('a: 1\n"x\\udfff": 2', "f.yaml:2: a character that text does not have (U+DFFF)"),
         ("[" * 5000, "f.yaml: nested too deeply"),
+        ("a: 1\nb: " + "1" * 100_000, f"f.yaml:2: '{'1' * 76}... is too long for a number"),
+        ("b: 0x" + "f" * 100_000, f"f.yaml:1: '0x{'f' * 74}... is too long for a number"),
     ],
 )
 def test_an_unusable_document_is_an_error_with_its_place(text: str, message: str) -> None:

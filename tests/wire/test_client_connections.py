@@ -380,6 +380,7 @@ NO_HOSTS = [
     "http://.a",
     "http://a{b}",
     "http://" + "a" * 64 + ".b",
+    "http://h:" + "1" * 100_000,
 ]
 
 
@@ -388,3 +389,4 @@ def test_urls_that_are_no_origin(url: str) -> None:
     with pytest.raises(ConfigError, match="--backend") as refused:
         Origin.parse(url, where="--backend")
     assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND, from_seconds
 from maitred.workload import Job, open_trace
 from maitred.workload.trace_format import TraceRow
@@ -106,6 +107,27 @@ def test_the_table_shares_as_many_blocks_as_it_says(samples: Path) -> None:
     assert keys(second)[:279] == keys(first)
     assert keys(fourth)[:297] == keys(third)[:297]
     assert not set(keys(fourth)[297:]) & set(keys(third))
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ({"new": [[1, -10]]}, "requests[1].new[0][1]: expected a whole number >= 0"),
+        ({"new": [[-1, 10]]}, "requests[1].new[0][0]: expected a whole number >= 0"),
+        ({"new": [[1, 2**32]]}, "requests[1].new[0][1]: expected a whole number <= 4294967295"),
+        ({"new": [[1, 2**63]]}, "requests[1].new[0][1]: expected a whole number <= 4294967295"),
+        ({"keep": -1}, "requests[1].keep: expected a whole number >= 0"),
+        ({"new": [[10, 8]]}, "new has the range [10, 8] (its first block comes before its last, as in [11, 13]"),
+        ({"keep": 2**64, "new": [[2, 3]]}, "a prompt has the block 2 twice (ids are chained: no prompt can repeat one"),
+    ],
+)
+def test_blocks_that_there_cannot_be_are_an_error(tmp_path: Path, call: dict[str, object], what: str) -> None:
+    calls = [{"t": 0, "in": 128, "out": 1, "new": [[1, 2]]}, {"t": 5, "in": 256, "out": 1, **call}]
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps({"id": "s", "block_size": 64, "requests": calls}))
+    with pytest.raises(ConfigError) as raised:
+        jobs(path)
+    assert str(raised.value).startswith(f"{path}:1: {what}")
 
 
 def test_a_request_without_tokens_is_counted_and_left_out(tmp_path: Path) -> None:

@@ -72,6 +72,25 @@ def test_a_bad_burstgpt_row_is_named_by_its_line(write: Write, row: str, what: s
     assert f"trace:3: {what}" in error_of(write(BURST, "1,m,1,1,2,l", row))
 
 
+def test_a_quote_that_is_not_closed_is_an_error_of_its_line(write: Write) -> None:
+    path = write(BURST, "1,m,1,1,2,l", '2,m,1,"' + "1" * 200_000)
+    assert f"{path}:3: no CSV: field larger than field limit (131072) in '2,m,1,\"111" in error_of(path)
+    assert len(error_of(path)) < 500
+    assert "the first line does not tell the format" in error_of(write('"' + "1" * 200_000))
+
+
+@pytest.mark.parametrize("name", ["mooncake", "timed_trace", "agentic", "aiperf", "bailian"])
+def test_json_that_is_nested_too_deeply_is_an_error_of_its_line(write: Write, name: str) -> None:
+    path = write('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert f"{path}:1: it is nested too deeply" in error_of(f"{name}:{path}")
+    assert "the first line does not tell the format" in error_of(path)
+
+
+def test_mooncakes_ids_are_chained_and_so_never_twice_in_a_prompt(write: Write) -> None:
+    path = write('{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [7, 7]}')
+    assert "hash_ids has an id twice" in error_of(path)
+
+
 # Bailian
 
 

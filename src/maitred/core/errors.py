@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 
 class MaitredError(Exception):
     """The root of every error that maitred raises on purpose."""
@@ -40,6 +42,20 @@ class ConfigError(MaitredError):
 
 class InvariantError(MaitredError):
     """The state of a core contradicts itself: always a defect of maitred. Raised by `check()` only."""
+
+
+JSON_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a piece of JSON from outside may raise. The last is for one that is nested a thousand deep."""
+_MAX_QUOTED_CHARS: Final = 80
+
+
+def quote(value: object) -> str:
+    """Return `value` as an error message quotes it: as Python writes it, with dots for what is beyond 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write an integer of more than 4,300 digits.
+        return "a number of thousands of digits"
+    return text if len(text) <= _MAX_QUOTED_CHARS else f"{text[: _MAX_QUOTED_CHARS - 3]}..."
 
 
 def nearest_name_hint(name: str, valid: Iterable[str]) -> str:
@@ -71,6 +87,8 @@ def describe_expected(expected: str) -> str:
 def describe_json_error(message: str) -> str:
     """Return msgspec's message about a piece of JSON in plain words: where, what was expected, what was found."""
     problem, _, at = message.partition(" - at `$.")
+    if "recursion depth" in problem:
+        return "it is nested too deeply"
     if problem == "Input data was truncated":
         return "it ends in the middle of its JSON"
     if problem.startswith("JSON is malformed"):

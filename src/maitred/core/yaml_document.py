@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import yaml
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, quote
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """From the root: keys of mappings and indices of lists."""
@@ -25,6 +25,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 MAX_VALUES: Final = 100_000
 """A limit against aliases of aliases, with which a short file describes exponentially many values."""
 
+_MAX_INT_CHARS: Final = 1_000
 _TAG: Final = "tag:yaml.org,2002:"
 _SYNTAX: Final = {
     "null": r"~|null|Null|NULL|",
@@ -32,10 +33,19 @@ _SYNTAX: Final = {
     "int": r"[-+]?(0|[1-9](_?[0-9])*)|0x[0-9a-fA-F]+|0o[0-7]+",
     "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 }
+
+
+def _parse_int(text: str) -> int:
+    """Return the integer. Raises ValueError for one that is longer than any key takes, and that Python could not print."""
+    if len(text) > _MAX_INT_CHARS:
+        raise ValueError("too many digits")
+    return int(text, 0)
+
+
 _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
     "null": lambda text: None,
     "bool": lambda text: text.lower() == "true",
-    "int": lambda text: int(text, 0),
+    "int": _parse_int,
     "float": lambda text: float(re.sub(r"\.(?=[iInN])", "", text)),
     "str": str,
 }
@@ -141,7 +151,9 @@ class YamlDocument:
         try:
             return scalar(node.value)
         except ValueError:
-            raise self._error(node, f"{node.value!r} is not a {node.tag.removeprefix(_TAG)}") from None
+            is_long = len(node.value) > _MAX_INT_CHARS
+            what = "too long for a number" if is_long else f"not a {node.tag.removeprefix(_TAG)}"
+            raise self._error(node, f"{quote(node.value)} is {what}") from None
 
     def _to_mapping(self, node: yaml.MappingNode, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
         value: dict[str, Any] = {}
@@ -152,7 +164,7 @@ class YamlDocument:
                 raise self._error(key_node, "a key must be text", "put it in quotes")
             self._reject_lone_surrogates(key_node)
             if key in value:
-                raise self._error(key_node, f"{key!r} is given twice", f"first in line {lines[key]}")
+                raise self._error(key_node, f"{quote(key)} is given twice", f"first in line {lines[key]}")
             lines[key] = key_node.start_mark.line + 1
             value[key] = self._to_value(value_node, above)
         return value

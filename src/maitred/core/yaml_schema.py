@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Union, ge
 
 import msgspec
 
-from maitred.core.errors import ConfigError, describe_expected, nearest_name_hint
+from maitred.core.errors import ConfigError, describe_expected, nearest_name_hint, quote
 from maitred.core.yaml_document import KeyPath, ReadableFile, YamlDocument
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -211,7 +211,7 @@ def _explain_section_error(path: KeyPath, section: dict[str, Any], message: str,
         return _problem(path, f"{_display_path(path)}: {message}", locate)
     cause, shown = (*path, *inside), _display_value(value, (*path, *inside))
     what = message if message.startswith(inside[0]) else f"{inside[0]}: {message}"
-    is_shown = message.endswith(f"not {shown}") or (isinstance(value, str) and shown in message)
+    is_shown = message.endswith((f"not {shown}", f"not {value!r}")) or (isinstance(value, str) and shown in message)
     found = "" if is_shown or isinstance(value, (dict, list)) or is_secret(cause) else f", found {shown}"
     return _problem(cause, ".".join(filter(None, (dotted_key(path), f"{what}{found}"))), locate)
 
@@ -258,4 +258,4 @@ def _display_value(value: Any, path: KeyPath) -> str:
             return "a section (keys with values)"
         case list():
             return "a list"
-    return repr(value)
+    return quote(value)

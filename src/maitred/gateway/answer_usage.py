@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.core.errors import JSON_ERRORS
 from maitred.programs import PROGRESS_TOKENS, Usage
 from maitred.programs.token_estimator import MAX_TOKENS
 from maitred.wire.asgi import Headers
@@ -155,7 +156,7 @@ class AnswerReader:
         """Keep the usage of an answer or event. Return whether it is all that the event has."""
         try:
             answer = _decode_answer(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except JSON_ERRORS:
             return False
         fields = _object(answer.usage) or _object(answer.meta_info) or _nested(answer.message) or _nested(answer.response)
         if fields:
@@ -238,7 +239,7 @@ def _object(raw: msgspec.Raw) -> Mapping[str, Any]:
     """Return a member that is an object; nothing if it is absent, or something else."""
     try:
         return _decode_fields(raw) if raw else _NO_FIELDS
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except JSON_ERRORS:
         return _NO_FIELDS
 
 
@@ -246,7 +247,7 @@ def _nested(raw: msgspec.Raw) -> Mapping[str, Any]:
     """Return the usage below a member that is an object."""
     try:
         return _object(_decode_answer(raw).usage) if raw else _NO_FIELDS
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except JSON_ERRORS:
         return _NO_FIELDS
 
 

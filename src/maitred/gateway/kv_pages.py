@@ -29,6 +29,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from maitred.core.errors import JSON_ERRORS
+
 BackendType: TypeAlias = Literal["auto", "vllm", "sglang", "skyrl"]
 """The kind of an engine; `auto` goes by what the page is."""
 SKYRL_TOKENS_PER_ENGINE: Final = 200_000
@@ -270,7 +272,7 @@ class _SkyPage(msgspec.Struct):
 def _read_skyrl(page: bytes | bytearray) -> KvReport | None:
     try:
         engines = [engine for engine in msgspec.json.decode(page, type=_SkyPage).engines if engine.error is None]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except JSON_ERRORS:
         return None
     if not engines:
         return None
@@ -318,7 +320,7 @@ def parse_info_capacities(body: bytes | bytearray) -> Sequence[int]:
     or is no such page. `max_total_num_tokens` is that of one rank."""
     try:
         page = _decode_info(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except JSON_ERRORS:
         return ()
     for fields in (page, page.server_info):
         if fields is None:

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, quote
 from maitred.wire.connection import UpstreamConnection
 from maitred.wire.errors import ConnectError, Disconnected, UpstreamLimits, UpstreamTimeout, connect_error
 from maitred.wire.response import UpstreamResponse
@@ -183,6 +183,7 @@ def _describe_os_error(error: OSError) -> str:
     return error.strerror.lower() if error.strerror else str(error)
 
 
+_MAX_URL_CHARS = 1_000
 _HOST = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 
 
@@ -197,22 +198,24 @@ class Origin(msgspec.Struct, frozen=True):
     def parse(cls, url: str, *, where: str = "") -> Origin:
         """Parse `http://host:port` or `https://host:port`. Raises ConfigError for anything else, such as a path."""
         hint = "write it as http://host:port"
+        if len(url) > _MAX_URL_CHARS:
+            raise ConfigError(f"{quote(url)} is too long for a URL", where=where, hint=hint)
         if not url.isprintable() or " " in url:  # urlsplit would drop some of them silently
-            raise ConfigError(f"{url!r} has a space or control character in it", where=where, hint=hint)
+            raise ConfigError(f"{quote(url)} has a space or control character in it", where=where, hint=hint)
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ConfigError(f"{url!r} is no URL: {error}", where=where, hint=hint) from error
+            raise ConfigError(f"{quote(url)} is no URL: {error}", where=where, hint=hint) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r} is no http or https URL", where=where, hint=hint)
+            raise ConfigError(f"{quote(url)} is no http or https URL", where=where, hint=hint)
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-            raise ConfigError(f"{url!r} has more than a host and a port", where=where, hint=hint)
+            raise ConfigError(f"{quote(url)} has more than a host and a port", where=where, hint=hint)
         if port == 0:
-            raise ConfigError(f"{url!r} has port 0, on which nothing can listen", where=where, hint=hint)
+            raise ConfigError(f"{quote(url)} has port 0, on which nothing can listen", where=where, hint=hint)
         host = _ascii_host(parts.hostname)
         if host is None:
-            raise ConfigError(f"{url!r} has no valid host name", where=where, hint=hint)
+            raise ConfigError(f"{quote(url)} has no valid host name", where=where, hint=hint)
         tls = parts.scheme == "https"
         return cls(host, port or (443 if tls else 80), tls)
 

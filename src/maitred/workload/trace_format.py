@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from maitred.core.errors import ConfigError, MaitredError, describe_json_error
+from maitred.core.errors import JSON_ERRORS, ConfigError, MaitredError, describe_json_error, quote
 from maitred.core.registry import Registry
 from maitred.core.request import PrefixKeys, PriorityClass, Request, RequestId
 from maitred.core.units import Micros, from_seconds
@@ -167,7 +167,7 @@ def parse_tokens(text: str, name: str) -> int:
     """
     count = _parse_whole_number(text, MAX_TOKENS)
     if not count:
-        raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 1 to {MAX_TOKENS}")
+        raise RowError(f"{name} is {quote(text)}", f"it must be a whole number of tokens from 1 to {MAX_TOKENS}")
     return count
 
 
@@ -175,7 +175,7 @@ def parse_tokens_or_zero(text: str, name: str) -> int:
     """Return the number of tokens in the column `name`, or 0 if it is empty. Raises RowError unless it is 0 or more."""
     count = _parse_whole_number(text, MAX_TOKENS) if text else 0
     if count is None:
-        raise RowError(f"{name} is {text!r}", f"it must be a whole number of tokens from 0 to {MAX_TOKENS}")
+        raise RowError(f"{name} is {quote(text)}", f"it must be a whole number of tokens from 0 to {MAX_TOKENS}")
     return count
 
 
@@ -187,7 +187,7 @@ def parse_micros(text: str, name: str) -> Micros:
     """Return the microseconds in the column `name`, or 0 if it is empty. Raises RowError unless it is a whole number."""
     span = _parse_whole_number(text, _MAX_MICROS) if text else 0
     if span is None:
-        raise RowError(f"{name} is {text!r}", f"it must be a whole number of microseconds from 0 to {_MAX_MICROS:.0e}")
+        raise RowError(f"{name} is {quote(text)}", f"it must be a whole number of microseconds from 0 to {_MAX_MICROS:.0e}")
     return span
 
 
@@ -201,7 +201,7 @@ def parse_seconds(text: str, name: str) -> Micros:
     except ValueError:
         span = math.nan
     if not 0 <= span <= _MAX_SECS:
-        raise RowError(f"{name} is {text!r}", "it must be a number of seconds, 0 or more")
+        raise RowError(f"{name} is {quote(text)}", "it must be a number of seconds, 0 or more")
     return from_seconds(span)
 
 
@@ -236,23 +236,25 @@ class CsvColumns:
         fields = _split_csv(line)
         if len(fields) != self._width:
             fields_found = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            raise RowError(f"{fields_found} in {quote_line(line)}", f"the header has {self._width}")
+            raise RowError(f"{fields_found} in {quote(line)}", f"the header has {self._width}")
         fields.append("")
         return [fields[index] for index in self._indices]
 
 
 def split_header(header: str) -> list[str]:
-    """Return the column names in the first line of a comma-separated file."""
-    return [name.strip() for name in _split_csv(header)]
+    """Return the column names in the first line of a comma-separated file, or none if it is no such line."""
+    try:
+        return [name.strip() for name in _split_csv(header)]
+    except RowError:
+        return []
 
 
 def _split_csv(line: str) -> list[str]:
-    return next(csv.reader((line,))) if '"' in line else line.split(",")
-
-
-def quote_line(line: str) -> str:
-    """Return a line as an error message quotes it."""
-    return repr(line if len(line) <= 60 else f"{line[:57]}...")
+    """Return the fields of a line. Raises RowError for a field beyond 128 KiB, such as that of a quote without an end."""
+    try:
+        return next(csv.reader((line,))) if '"' in line else line.split(",")
+    except csv.Error as error:
+        raise RowError(f"no CSV: {error} in {quote(line)}", "is a quote not closed?") from error
 
 
 LineStruct = TypeVar("LineStruct")
@@ -273,7 +275,7 @@ def json_row_parser(
     def parse(line: str) -> TraceRow | Sequence[TraceRow | RowError]:
         try:
             decoded = decode(line)
-        except msgspec.DecodeError as error:
+        except JSON_ERRORS as error:
             raise RowError(describe_json_error(str(error)), f"a row looks like {example}") from error
         return to_row(decoded)
 
@@ -284,7 +286,7 @@ def json_keys(line: str) -> set[str]:
     """Return the keys of the JSON object in the line, or none if it holds no object."""
     try:
         return set(_decode_object(line))
-    except msgspec.DecodeError:
+    except JSON_ERRORS:
         return set()
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import JSON_ERRORS, ConfigError
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.specs import find_hardware, find_model, read_model_config
 from maitred.instance.config import DEFAULT_UTILISATION
@@ -92,7 +92,7 @@ def read_step_table(path: Path) -> StepTable:
         return msgspec.json.decode(path.read_bytes(), type=StepTable)
     except OSError as error:
         raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
-    except msgspec.DecodeError as error:
+    except JSON_ERRORS as error:
         hint = "maitred calibrate MEASURED --latency-model table makes one"
         raise ConfigError(f"no step table: {error}", where=str(path), hint=hint) from error
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.errors import ConfigError, describe_json_error, nearest_name_hint
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, nearest_name_hint, quote
 from maitred.instance.latency import AttentionRanks, HardwareSpec, ModelSpec
 
 Entry = dict[str, Any]
@@ -44,7 +44,7 @@ def read_json(path: Path, what: str, hint: str) -> Any:
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read {what}: {error.strerror}", where=str(path), hint=hint) from error
-    except msgspec.DecodeError as error:
+    except JSON_ERRORS as error:
         raise ConfigError(f"cannot read {what}: {describe_json_error(str(error))}", where=str(path), hint=hint) from error
 
 
@@ -131,7 +131,7 @@ def _integer(config: Mapping[str, Any], *keys: str, default: int | None = None) 
     for key in keys:
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise ValueError(f"{key} must be a whole number, not {value!r}")
+            raise ValueError(f"{key} must be a whole number, not {quote(value)}")
         if value:
             return int(value)
     if default is None:

@@ -88,7 +88,7 @@ def _json_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"no JSON: {error}", where=place) from error
         if not isinstance(row, dict):
             raise ConfigError("a step is a JSON object", where=place)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, Self
 import msgspec
 
 from maitred import __version__
-from maitred.core.errors import ConfigError
+from maitred.core.errors import JSON_ERRORS, ConfigError
 
 _HEADER_FILE: Final = "sweep.json"
 RUNS_FILE: Final = "runs.jsonl"
@@ -89,7 +89,7 @@ class FileJournal(InMemoryJournal):
             return None
         try:
             return msgspec.json.decode(path.read_bytes(), type=_JournalHeader)
-        except msgspec.DecodeError as error:
+        except JSON_ERRORS as error:
             raise ConfigError("this is not the header of a sweep", where=str(path), hint="name another --out") from error
 
     def _check(self, before: _JournalHeader, now: _JournalHeader, resume: bool) -> None:
@@ -113,7 +113,7 @@ class FileJournal(InMemoryJournal):
         for number, row in enumerate(complete.splitlines(), 1):
             try:
                 super().record(msgspec.json.decode(row, type=JournalLine))
-            except msgspec.DecodeError as error:
+            except JSON_ERRORS as error:
                 file.close()
                 raise ConfigError("this is not a run", where=f"{path}:{number}", hint="remove the line") from error
         file.truncate(len(complete))

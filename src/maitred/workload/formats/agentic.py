@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import count
-from typing import Final
+from itertools import count, pairwise
+from operator import attrgetter
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -56,6 +57,9 @@ _IDS_PER_SESSION: Final = 1 << 32
 """Block ids are counted within their session, and made different from those of other sessions."""
 
 
+_BlockId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_IDS_PER_SESSION)]
+
+
 class _RecordedCall(msgspec.Struct, gc=False):
     """A request; with `requests`, a sub-agent."""
 
@@ -67,8 +71,8 @@ class _RecordedCall(msgspec.Struct, gc=False):
     api_time: Seconds | None = None
     think_time: Seconds | None = None
     output_types: tuple[str, ...] = ()
-    keep: int = 0
-    new: tuple[tuple[int, int], ...] = ()
+    keep: Annotated[int, msgspec.Meta(ge=0)] = 0
+    new: tuple[tuple[_BlockId, _BlockId], ...] = ()
     requests: tuple[_RecordedCall, ...] | None = None
 
 
@@ -155,7 +159,17 @@ class _SessionRows:
     def _next_blocks(self, blocks: KeyRanges, call: _RecordedCall) -> KeyRanges:
         """Return the blocks of the prompt of `call`, which follows the prompt with `blocks`."""
         kept, base = blocks.head(call.keep), self._first_id
-        return kept.joined(key_ranges([range(base + first, base + last + 1) for first, last in call.new])) if call.new else kept
+        if not call.new:
+            return kept
+        backwards = next((each for each in call.new if each[0] > each[1]), None)
+        if backwards is not None:
+            raise RowError(f"new has the range {list(backwards)}", "its first block comes before its last, as in [11, 13]")
+        joined = kept.joined(key_ranges([range(base + first, base + last + 1) for first, last in call.new]))
+        in_order = sorted(joined.ranges(), key=attrgetter("start"))
+        repeated = next((after.start for before, after in pairwise(in_order) if after.start < before.stop), None)
+        if repeated is not None:
+            raise RowError(f"a prompt has the block {repeated - base} twice", "ids are chained: no prompt can repeat one")
+        return joined
 
     def _block_ids(self, blocks: KeyRanges, tokens: int) -> ChainedBlockIds:
         return ChainedBlockIds(blocks, tokens, self._block_tokens)

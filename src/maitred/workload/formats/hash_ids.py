@@ -87,6 +87,8 @@ def _mooncake_row(line: _MooncakeLine) -> TraceRow:
     prefix = None
     if line.hash_ids is not None:
         check_block_ids(line.hash_ids, line.input_length, _MOONCAKE_BLOCK_TOKENS)
+        if len(set(line.hash_ids)) < len(line.hash_ids):
+            raise RowError("hash_ids has an id twice", "ids are chained: no prompt can repeat one")
         prefix = ChainedBlockIds(line.hash_ids, line.input_length, _MOONCAKE_BLOCK_TOKENS)
     return TraceRow(from_ms(line.timestamp), line.input_length, line.output_length, prefix=prefix)
 
