@@ -34,6 +34,14 @@ TIERED: Final = f"{FULL} --config blis.yaml --kv-cpu-blocks 100"
 AGENTS: Final = (
     f"--programs 6 --turns 5 --start-tokens uniform:200,400 --input-tokens 40 --output-tokens 30 --tool-time-ms 20000 {TIMED}"
 )
+SGLANG: Final = f"{BUSY} --flavour sglang --total-kv-blocks 60 --max-model-len 400 --max-num-batched-tokens 128"
+URGENT: Final = f"{TIMED} --flavour sglang --scheduler sglang(fcfs,priority=low-first)"
+PREEMPTING: Final = f"--trace-data urgent.csv {URGENT} --max-num-seqs 2"
+RETRACTING: Final = (
+    f"--trace-data long.csv {URGENT} --disable-priority-preemption --total-kv-blocks 24 --max-model-len 200 "
+    "--schedule-conservativeness 0.1"
+)
+DELAYED: Final = f"{SGLANG} --total-kv-blocks 400 --max-num-seqs 64 --rate 300 --enable-prefill-delayer"
 CROWDED: Final = f"{AGENTS} --router tr --total-kv-blocks 70"
 
 EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
@@ -164,6 +172,32 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "kv_transfer_base_latency": (TIERED, "--kv-transfer-base-latency 40"),
     "gpu_memory_utilization": (MODEL, "--gpu-memory-utilization 0.2585"),
     "flavour": (FULL, "--flavour blis"),
+    "max_prefill_tokens": (f"{SGLANG} --disable-chunked-prefill", "--max-prefill-tokens 32"),
+    "disable_chunked_prefill": (SGLANG, "--disable-chunked-prefill"),
+    "prefill_max_requests": (SGLANG, "--prefill-max-requests 1"),
+    "enable_mixed_chunk": (SGLANG, "--enable-mixed-chunk"),
+    "schedule_conservativeness": (SGLANG, "--schedule-conservativeness 0.1"),
+    "init_new_token_ratio": (SGLANG, "--init-new-token-ratio 0.1"),
+    "min_new_token_ratio_factor": (f"{SGLANG} --new-token-ratio-decay-steps 5", "--min-new-token-ratio-factor 0.9"),
+    "new_token_ratio_decay_steps": (SGLANG, "--new-token-ratio-decay-steps 5"),
+    "clip_max_new_tokens": (SGLANG, "--clip-max-new-tokens 4"),
+    "ignore_eos": (SGLANG, "--ignore-eos"),
+    "retraction_policy": (RETRACTING, "--retraction-policy priority"),
+    "disable_priority_preemption": (
+        f"{PREEMPTING} --priority-scheduling-preemption-threshold 0",
+        "--disable-priority-preemption",
+    ),
+    "priority_scheduling_preemption_threshold": (PREEMPTING, "--priority-scheduling-preemption-threshold 0"),
+    "prefill_decode_interval": (SGLANG, "--prefill-decode-interval 3"),
+    "prefill_decode_interval_min_bs": (f"{SGLANG} --prefill-decode-interval 3", "--prefill-decode-interval-min-bs 4"),
+    "enable_prefill_delayer": (f"{SGLANG} --total-kv-blocks 400 --max-num-seqs 8", "--enable-prefill-delayer"),
+    "prefill_delayer_max_delay_passes": (f"{DELAYED} --max-num-seqs 8", "--prefill-delayer-max-delay-passes 2"),
+    "prefill_delayer_max_delay_ms": (f"{DELAYED} --prefill-delayer-queue-min-ratio 1", "--prefill-delayer-max-delay-ms 1"),
+    "prefill_delayer_token_usage_low_watermark": (
+        f"{DELAYED} --max-num-seqs 8",
+        "--prefill-delayer-token-usage-low-watermark 1",
+    ),
+    "prefill_delayer_queue_min_ratio": (DELAYED, "--prefill-delayer-queue-min-ratio 1"),
     "max_model_len": (BUSY, "--max-model-len 120"),
     "async_scheduling": (BUSY, "--async-scheduling"),
     "slo_ttft_ms": (BUSY, "--slo-ttft-ms 5"),
@@ -205,6 +239,8 @@ FILES: Final[Mapping[str, str]] = {
     "input_distribution: {type: constant, params: {value: 90}}, output_distribution: {type: constant, params: {value: 9}}}]\n",
     "urgent.csv": "request_id,vllm_priority,prefix_group,input_tokens,output_tokens,arrival_time_us\n"
     + "".join(f"{n},{n % 3 - 1},,60,9,{n}\n" for n in range(9)),
+    "long.csv": "request_id,vllm_priority,prefix_group,input_tokens,output_tokens,arrival_time_us\n"
+    + "".join(f"{n},{n % 3 - 1},,20,{100 + n},{n * 9_000}\n" for n in range(12)),
     "blis.yaml": "instance: {flavour: blis}\n",
     "cached.yaml": "instance: {enable_prefix_caching: true}\n",
     "c.yaml": "instance: {max_num_seqs: 2}\n",

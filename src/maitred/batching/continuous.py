@@ -363,10 +363,14 @@ class ContinuousBatch:
         if self._prefix_blocks is not None:
             self._prefix_blocks.keep_for_return(seq)
         self.remove(seq)
+        self._note_preemption(seq)
+        return seq
+
+    def _note_preemption(self, seq: SequenceState) -> None:
+        """Let `seq`, which has lost its KV, compute it again when it comes back."""
         seq.num_tokens_to_prefill = seq.request.prompt_tokens + seq.num_output_tokens
         seq.preempted_kv_tokens, seq.num_computed_tokens, seq.transferred_kv_tokens = seq.num_computed_tokens, 0, 0
         seq.num_preemptions += 1
-        return seq
 
     def _chunk_blocks(self, chunk: PrefillChunk) -> int:
         blocks_for, computed = self._blocks.blocks_for, chunk.num_computed_tokens

@@ -120,6 +120,29 @@ INSTANCE: Final = FlagGroup(
     KeyFlag("instance.flavour", "NAME"),
     KeyFlag("instance.async_scheduling"),
 )
+SGLANG: Final = FlagGroup(
+    "SGLang's scheduler (--flavour sglang)",
+    KeyFlag("instance.sglang.max_prefill_tokens", "TOKENS"),
+    KeyFlag("instance.sglang.disable_chunked_prefill"),
+    KeyFlag("instance.sglang.prefill_max_requests", "N"),
+    KeyFlag("instance.sglang.enable_mixed_chunk"),
+    KeyFlag("instance.sglang.schedule_conservativeness", "FACTOR"),
+    KeyFlag("instance.sglang.init_new_token_ratio", "SHARE"),
+    KeyFlag("instance.sglang.min_new_token_ratio_factor", "FACTOR"),
+    KeyFlag("instance.sglang.new_token_ratio_decay_steps", "N"),
+    KeyFlag("instance.sglang.clip_max_new_tokens", "TOKENS"),
+    KeyFlag("instance.sglang.ignore_eos"),
+    KeyFlag("instance.sglang.retraction_policy", "NAME"),
+    KeyFlag("instance.sglang.disable_priority_preemption"),
+    KeyFlag("instance.sglang.priority_scheduling_preemption_threshold", "N"),
+    KeyFlag("instance.sglang.prefill_decode_interval", "N"),
+    KeyFlag("instance.sglang.prefill_decode_interval_min_bs", "N"),
+    KeyFlag("instance.sglang.enable_prefill_delayer"),
+    KeyFlag("instance.sglang.prefill_delayer_max_delay_passes", "N"),
+    KeyFlag("instance.sglang.prefill_delayer_max_delay_ms", "MS"),
+    KeyFlag("instance.sglang.prefill_delayer_token_usage_low_watermark", "SHARE"),
+    KeyFlag("instance.sglang.prefill_delayer_queue_min_ratio", "RATIO"),
+)
 
 WORKLOAD: Final = (
     FlagGroup(
@@ -223,6 +246,7 @@ SIMULATE: Final = (
     PROGRAMS,
     FlagGroup(HARDWARE.panel, KeyFlag("instance.model", "NAME"), *HARDWARE.flags),
     INSTANCE,
+    SGLANG,
     FlagGroup("The run", KeyFlag("instance.step_by_step")),
 )
 """Of `maitred simulate`."""

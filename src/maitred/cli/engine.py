@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.config_flags import ENGINE, HARDWARE, INSTANCE
+from maitred.cli.config_flags import ENGINE, HARDWARE, INSTANCE, SGLANG
 from maitred.cli.flags import command, flag
 from maitred.cli.shared_flags import InstanceFlags, instance_values
 from maitred.cli.terminal import printable
@@ -34,7 +34,7 @@ class EngineFlags(InstanceFlags):
     ] = None
 
 
-@command(EngineFlags, ENGINE, HARDWARE, INSTANCE)
+@command(EngineFlags, ENGINE, HARDWARE, INSTANCE, SGLANG)
 def run(flags: EngineFlags) -> None:
     """Serve OpenAI's API with tokens that come at the times of a real engine, without a model.
 

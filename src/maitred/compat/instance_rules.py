@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from maitred.compat.blis.instance import BlisInstance, blis_parts
+from maitred.compat.sglang.parts import sglang_parts
 from maitred.instance import Instance, InstanceConfig
 from maitred.instance.engine_core import EngineParts, standard_parts
 from maitred.instance.flavours import FlavourName
@@ -39,9 +40,15 @@ class InstanceRules(msgspec.Struct, frozen=True):
     """Why prompts and answers cannot be computed in different instances; empty if they can."""
 
 
+def _sglang_instance(config: InstanceConfig, rng: Random) -> Instance:
+    return Instance(config, rng, sglang_parts(config))
+
+
+_NO_TRANSFERS: Final = "batching does not take over KV from other instances yet"
 _STANDARD: Final = InstanceRules(Instance, standard_parts)
 _RULES: Final[Mapping[FlavourName, InstanceRules]] = {
     "vllm": _STANDARD,
+    "sglang": InstanceRules(_sglang_instance, sglang_parts, disaggregation_problem=_NO_TRANSFERS),
     "trtllm": _STANDARD,
     "maitred": _STANDARD,
     "blis": InstanceRules(

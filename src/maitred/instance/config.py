@@ -14,6 +14,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
 from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, parse_latency
+from maitred.instance.sglang_config import SGLangConfig
 from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
 from maitred.queueing import QueueingConfig
 
@@ -80,9 +81,11 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     `force-chunk`, or `none`: whole prompts only, so that prompt and output together are at most `max_num_batched_tokens`. A
     chunk that does not end its prompt is a multiple of `block_size_in_tokens`."""
     flavour: FlavourName | None = None
-    """The engine whose queueing, batching and KV memory the instance follows: `vllm`, `trtllm`, or `blis` to compare with its
-    results (BLIS always caches prefixes, block by block). It gives other keys their defaults (`maitred check` prints them);
-    what is given for a key holds. Null: the rules of vLLM, and the keys as they are."""
+    """The engine whose queueing, batching and KV memory the instance follows: `vllm`, `sglang`, `trtllm`, `maitred`, which is
+    ours, or `blis` to compare with its results (BLIS always caches prefixes, block by block). It gives other keys their
+    defaults (`maitred check` prints them); what is given for a key holds. Null: the rules of vLLM, and the keys as they are."""
+    sglang: SGLangConfig = SGLangConfig()
+    """Options of `flavour: sglang`."""
     kv_cpu_blocks: int = 0
     """KV blocks in main memory, to which those of running requests are copied and from which prompts load them (`flavour: blis`
     only); 0: none."""
@@ -158,6 +161,19 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             problem = f"flavour {self.flavour} needs batching"
             raise ValueError(f"{problem}: InstanceConfig.of_flavour({self.flavour!r}) has its defaults")
 
+        if self.flavour == "sglang":
+            self._check_sglang()
+
+    def _check_sglang(self) -> None:
+        """Raise ValueError for what SGLang's rules have no place for."""
+        if self.long_prefill_token_threshold:
+            raise ValueError("long_prefill_token_threshold is not for flavour sglang, which cuts at max_num_batched_tokens")
+        if self.preemption_policy != "fcfs":
+            raise ValueError("preemption_policy is not for flavour sglang: sglang.retraction_policy takes its place")
+        if not self.sglang.disable_chunked_prefill and self.max_num_batched_tokens < self.block_size_in_tokens:
+            size = f"block_size_in_tokens {self.block_size_in_tokens}"
+            raise ValueError(f"max_num_batched_tokens {self.max_num_batched_tokens} holds no chunk of {size}")
+
     def _check_batching(self) -> None:
         """Raise ValueError for what does not combine with `batching`."""
         if self.batching is None:
@@ -214,6 +230,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             yield f"preemption_policy {self.preemption_policy} has no effect with batching, which chooses what to pause"
         if self.batching is None and self.context_chunking_policy != "first-come-first-served":
             yield f"context_chunking_policy {self.context_chunking_policy} has no effect without batching"
+        if self.sglang != SGLangConfig() and self.flavour != "sglang":
+            yield "the keys of sglang have no effect without flavour sglang"
 
     def _cache_warnings(self) -> Iterator[str]:
         if self.prefix_cache != "blocks" and not self.enable_prefix_caching:
@@ -282,4 +300,6 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         held = self.kv_blocks * self.block_size_in_tokens
         if self.batching is not None and self.context_chunking_policy == "none":
             held = min(held, self.max_num_batched_tokens)  # a paused request computes prompt and output again in one step
+        if self.flavour == "sglang":
+            held -= self.sglang.unused_tokens(self.block_size_in_tokens)
         return held if self.max_model_len is None else min(held, self.max_model_len)

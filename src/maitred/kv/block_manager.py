@@ -175,6 +175,8 @@ class SequenceBlocks:
 
     will_return: bool = False
     """Whether it is about to be preempted, and will come back for what it has computed."""
+    is_discarded: bool = False
+    """Whether it is about to be preempted, and what it has not committed is lost."""
 
     def __init__(self, block_hashes: Sequence[int]) -> None:
         self.block_hashes = block_hashes
@@ -255,6 +257,18 @@ class PrefixBlockManager(BlockManager):
         lock = self._assigned_lock(content, self.blocks_for(tokens))
         self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])
 
+    def publish(self, seq: SequenceState, tokens: int) -> None:
+        """As `fill`, once its first `tokens` tokens have been computed. Of a sequence that was preempted the output is
+        committed, too: it has been computed like a prompt."""
+        content, full = self._blocks_of(seq), tokens // self.block_size
+        lock = self._assigned_lock(content, self.blocks_for(tokens))
+        known = full if seq.num_preemptions else min(full, content.num_known)
+        self._commit(lock, self._all_block_hashes(seq, known)[:known])
+
+    def discard(self, seq: SequenceState) -> None:
+        """Let `seq`, which is about to be preempted, commit nothing more of what it has computed."""
+        self._blocks_of(seq).is_discarded = True
+
     def keep_for_return(self, seq: SequenceState) -> None:
         """Let `seq`, which is about to be preempted, find again what it has computed, if that is still cached then."""
         self._blocks_of(seq).will_return = True
@@ -280,7 +294,10 @@ class PrefixBlockManager(BlockManager):
         content, full = self._blocks_of(seq), tokens // self.block_size
         lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
         # Only content that a request may ask for needs hashes. For most answers none are ever made.
-        if content.will_return or content.conversation_prefix is not None:
+        if content.is_discarded:
+            content.is_discarded = False
+            self.cache.release(lock)
+        elif content.will_return or content.conversation_prefix is not None:
             self._commit(lock, self._all_block_hashes(seq, full)[:full])
             self.cache.release(lock)
         else:

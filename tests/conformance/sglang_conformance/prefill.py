@@ -12,6 +12,7 @@ import msgspec
 from maitred.compat.sglang.orders import (
     CACHE_AWARE,
     CUT_OFF,
+    CUT_OFF_POLICIES,
     InBatchCaching,
     PrioritySign,
     QueueEntry,
@@ -207,7 +208,7 @@ class _Replay(PrefillHost):
         entries = [self._entry(recorded, request) for recorded, request in self.queue]
         cache = None if case.disable_cache else self.memory.pages
         if cache is not None:
-            looks = case.policy in CACHE_AWARE and not (case.policy in _CUT_OFF and len(entries) > CUT_OFF)
+            looks = case.policy in CACHE_AWARE and not (case.policy in CUT_OFF_POLICIES and len(entries) > CUT_OFF)
             for entry in entries if looks else reversed(entries[:CUT_OFF]):
                 self.memory.touch(entry.pages)
         at = SchedulingPass(
@@ -317,4 +318,3 @@ class _Replay(PrefillHost):
 _DECIMALS = 6
 """Budgets were recorded with so many."""
 _IN_BATCH = InBatchCaching()
-_CUT_OFF = {SGLangPolicy.LPM, SGLangPolicy.HRRN}

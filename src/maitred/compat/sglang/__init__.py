@@ -1,4 +1,4 @@
-"""SGLang 0.5.23, as it is: for comparing with it, and for the cases that were recorded from it.
+"""SGLang 0.5.23, as it is (`flavour: sglang`): for comparing with it, and for the cases that were recorded from it.
 
 wait_queue.py      the scheduler `sglang(POLICY)`: a wait queue in SGLang's own orders
 orders.py          these orders, tie for tie

@@ -50,6 +50,8 @@ class SGLangPolicy(StrEnum):
     SHORTEST_PREFILL_FIRST = "shortest-prefill-first"
 
 
+CUT_OFF_POLICIES = frozenset({SGLangPolicy.LPM, SGLangPolicy.HRRN})
+"""The policies that leave longer lists alone."""
 CACHE_AWARE = frozenset({SGLangPolicy.LPM, SGLangPolicy.DFS_WEIGHT, SGLangPolicy.HRRN, SGLangPolicy.SHORTEST_PREFILL_FIRST})
 
 
@@ -143,7 +145,7 @@ def next_order(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: Scheduli
 
 
 def _cache_aware_order(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: SchedulingPass, cache: PageCache) -> list[int]:
-    if policy in {SGLangPolicy.LPM, SGLangPolicy.HRRN} and len(waiting) > CUT_OFF:
+    if policy in CUT_OFF_POLICIES and len(waiting) > CUT_OFF:
         return list(range(len(waiting)))
     matches = match_all(waiting, cache, at.in_batch)
     match policy:

@@ -124,6 +124,7 @@ class PrefillAdder:
 
     def add_chunked(self, request: PrefillRequest) -> bool:
         """Take as much as may be of the chunked request. Return whether it goes on in the next batch."""
+        self._memory.allows_prefill()  # it goes on in any case, but that there is work is said
         remaining = limit = request.uncached_tokens
         if self.rem_chunk is not None:
             limit = min(self.rem_chunk, int(self.rem_total))

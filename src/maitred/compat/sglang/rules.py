@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from maitred.compat.sglang.orders import PrioritySign
+from maitred.compat.sglang.prefill_delayer import DelayRules
+
 
 class PrefillLimits(msgspec.Struct, frozen=True):
     """The limits of one prefill batch, in tokens."""
@@ -33,3 +36,26 @@ class PassRules(msgspec.Struct, frozen=True):
     """Whether running requests decode in the prefill batch (mixed chunk)."""
     caps_chunks: bool = False
     """Whether shorter requests come before the chunked one goes on (`shortest-prefill-first`)."""
+
+
+class SGLangRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of an instance."""
+
+    passes: PassRules
+    max_model_len: int
+    """Most tokens of prompt and output together: the limit of an answer whose client names none."""
+    sign: PrioritySign = PrioritySign.HIGH_FIRST
+    ignore_eos: bool = False
+    """Whether answers do not end by themselves."""
+    conservativeness: float = 1.0
+    init_ratio: float = 0.7
+    min_ratio_factor: float = 0.14
+    ratio_decay_steps: int = 600
+    retracts_by_urgency: bool = False
+    """Whether the least urgent request is retracted first, and not the one with the fewest tokens of output."""
+    prefill_decode_interval: int = 0
+    """Decode steps between two steps of prefill."""
+    interval_min_running: int = 1
+    """Fewer running requests than this wait for no interval."""
+    delay: DelayRules | None = None
+    """When prefill is delayed; None: never."""

@@ -12,18 +12,21 @@ not when it is launched.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from random import Random
 
 import msgspec
 
 from maitred.compat.sglang.orders import (
     CACHE_AWARE,
+    CUT_OFF,
+    CUT_OFF_POLICIES,
     InBatchCaching,
     PrioritySign,
     QueueEntry,
     SchedulingPass,
     SGLangPolicy,
+    cached_pages,
     next_order,
 )
 from maitred.core.contracts import PrefixCacheListener, PrefixCacheView, QueuePolicy, StepView, WaitQueue
@@ -76,7 +79,7 @@ class SGLang(QueuePolicy):
                 f"SGLang refuses {self.policy} without a prefix cache",
                 hint=f"write {self.policy} for ours, which is fcfs then, or turn the prefix cache on",
             )
-        return _SGLangQueue(self, prefix, rng)
+        return SGLangQueue(self, prefix, rng)
 
 
 class _PageOrder(PrefixCacheListener):
@@ -121,7 +124,9 @@ class _PageOrder(PrefixCacheListener):
         return (request.cache_namespace, keys[tokens - 1]) if tokens <= len(keys) else None
 
 
-class _SGLangQueue(BaseQueue):
+class SGLangQueue(BaseQueue):
+    """The wait queue of one instance: a list that each pass sorts."""
+
     def __init__(self, policy: SGLang, prefix: PrefixCacheView | None, rng: Random) -> None:
         self._policy = policy.policy
         self._page_order = _PageOrder(prefix) if prefix is not None and policy.policy in CACHE_AWARE else None
@@ -140,12 +145,21 @@ class _SGLangQueue(BaseQueue):
         return None
 
     def on_step_start(self, step: StepView, now: Micros) -> None:
-        if not self._entries:
+        if not self._entries or self._keeps_order():
             return
         running = step.running_routing_keys() if self._policy is SGLangPolicy.ROUTING_KEY else {}
         at = msgspec.structs.replace(self._pass_inputs, prefilled_tokens=self._prefilled_tokens, running=running)
         order = next_order(self._policy, [entry for entry, _ in self._entries], at)
         self._entries = [self._entries[i] for i in order]
+
+    def uncached_work(self) -> Iterator[int]:
+        """Yield for each request, in order, the tokens that it has to compute by `shortest-prefill-first`; nothing under other
+        policies."""
+        if self._policy is not SGLangPolicy.SHORTEST_PREFILL_FIRST or self._page_order is None:
+            return
+        for entry, _ in self._entries:
+            prefix = cached_pages(entry, self._page_order) * self._page_order.page_size
+            yield max(1, entry.prompt + entry.output - min(prefix, max(0, entry.prompt + entry.output - 1)))
 
     def peek(self) -> SequenceState | None:
         return self._entries[0][1] if self._entries else None
@@ -163,6 +177,13 @@ class _SGLangQueue(BaseQueue):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _keeps_order(self) -> bool:
+        """Return whether a pass would leave the list as it is, so that it need not be gone through."""
+        if self._policy in CUT_OFF_POLICIES and len(self._entries) > CUT_OFF and self._page_order is not None:
+            return True
+        unordered = self._policy is SGLangPolicy.FCFS or (self._policy in CACHE_AWARE and self._page_order is None)
+        return unordered and self._pass_inputs.sign is None
 
     def _entry(self, seq: SequenceState, now: Micros) -> QueueEntry:
         request, page_order = seq.request, self._page_order

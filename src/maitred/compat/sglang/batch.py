@@ -1,0 +1,288 @@
+"""SGLangBatch: the steps of an instance by SGLang's rules.
+
+    1. Prefill goes first. If the pass (`prefill_pass`) finds a batch, the step computes it, and the running sequences stand
+       still (`StepPlan.holds_decodes`); in a mixed batch they decode in it, if their blocks are free.
+    2. Otherwise the running sequences decode. If their blocks are not free, some are retracted first (`retraction`): they
+       lose their KV, keep their tokens, and go to the end of the queue.
+
+At most one sequence is chunked, and goes on in the next step of prefill. What a step has computed is published in the prefix
+cache when it has ended, so two prompts of one step share only what was cached before. Once a sequence finds no memory or no
+slot, the queue is left alone until a sequence leaves (`is_full`).
+
+So with an empty queue or a full batch nothing but decode steps follow each other, and such a run is one plan, however long
+the answers are. While sequences stand still their counter, `step_index`, stands still too, and nothing about them changes.
+
+Two things differ from SGLang. Where it aborts the last running request, or ends with an error because the chunked one finds
+no block, running sequences are retracted until there is room: whatever was accepted can be served. And its loop looks at a
+finished step one step late (overlap), which is not simulated.
+
+Example: blocks of 16 tokens, 100 of them, a chunk size of 512. One sequence decodes. A prompt of 700 tokens arrives: the next
+two steps compute 512 and 188 tokens of it, and then both sequences decode.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from maitred.batching import BatchLimits, ContinuousBatch, PrefillChunk, StepPlan
+from maitred.compat.sglang.engine_host import EngineHost, EngineRequest
+from maitred.compat.sglang.prefill_pass import PrefillPass
+from maitred.compat.sglang.prefill_request import PrefillRequest
+from maitred.compat.sglang.retraction import DecodeMemory, retract
+from maitred.compat.sglang.rules import SGLangRules
+from maitred.core.contracts import BatchShape, WaitQueue
+from maitred.core.errors import ConfigError, InvariantError
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.kv import BlockManager
+
+
+class SGLangBatch(ContinuousBatch):
+    """The running batch of one instance. See `ContinuousBatch` for the methods."""
+
+    requeues_at_front = False
+
+    __slots__ = (
+        "_chunked",
+        "_counts_decode_steps",
+        "_holds_decodes",
+        "_host",
+        "_is_full",
+        "_num_deferred",
+        "_num_prefill_steps",
+        "_rules",
+    )
+
+    def __init__(self, limits: BatchLimits, blocks: BlockManager, rules: SGLangRules) -> None:
+        super().__init__(limits, blocks)
+        self._rules = rules
+        self._host = EngineHost(rules, blocks, self._release)
+        self._chunked: SequenceState | None = None
+        """The sequence of whose prompt a part is computed."""
+        self._is_full = False
+        self._holds_decodes = False
+        """Whether the step that has been planned is one of prefill alone."""
+        self._counts_decode_steps = False
+        """Whether it is a decode step that found its blocks, which lets the new-token ratio sink."""
+        self._num_deferred = 0
+        """Decode steps that still come before prefill (`prefill_decode_interval`)."""
+        self._num_prefill_steps = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no sequence is admitted before another leaves, whatever arrives."""
+        return self._is_full and not self._rules.passes.preempts and self.num_decodes > 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.step_index + self._num_prefill_steps
+
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
+        plan = StepPlan(1)
+        preempted: list[SequenceState] = []
+        plan.preempted = preempted
+        self._counts_decode_steps = self._holds_decodes = False
+        if not self._defers_prefill():
+            if self._plan_prefill(plan, waiting, preempted, now):
+                return plan
+            # If all that ran have given way to a request that still lacked memory, there is more by now.
+            if not self.num_decodes and preempted and self._plan_prefill(plan, waiting, preempted, now):
+                return plan
+        if not self.num_decodes:
+            raise self._explain(waiting)
+        self._plan_decode(plan, waiting is not None, preempted, now, max_repeats)
+        return plan
+
+    def batch_shape(self, plan: StepPlan) -> BatchShape:
+        if self._holds_decodes:
+            return BatchShape(0, 0, plan.prefill_tokens, tuple(plan.chunks))
+        return super().batch_shape(plan)
+
+    def context_lengths(self, plan: StepPlan) -> list[int]:
+        return [] if self._holds_decodes else super().context_lengths(plan)
+
+    def run_steps(self, steps: int) -> None:
+        if self._holds_decodes:
+            self._num_prefill_steps += steps
+            return
+        super().run_steps(steps)
+        if self._counts_decode_steps:
+            self._host.new_token_ratio.on_decode_steps(steps)
+        self._num_deferred = max(0, self._num_deferred - steps)
+
+    def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
+        complete = super().complete_chunks(plan)
+        prefixed = self._prefix_blocks
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            if prefixed is not None and seq.request.id in self.sequences:
+                prefixed.publish(seq, chunk.num_computed_tokens + chunk.num_tokens)
+        return complete
+
+    def remove(self, seq: SequenceState) -> None:
+        self._is_full = False
+        if seq is self._chunked:
+            self._chunked = None
+        if seq.is_decoding:
+            super().remove(seq)
+            return
+        del self.sequences[seq.request.id]
+        self._prefilling.remove(seq)
+        computed = seq.num_computed_tokens
+        self._blocks.release_reserved(seq, computed, computed + seq.num_scheduled_tokens)
+
+    def forget(self, seq: SequenceState) -> None:
+        self._host.forget(seq)
+
+    def on_idle(self) -> None:
+        self._host.new_token_ratio.reset()
+        self._num_deferred = 0
+
+    def check(self) -> None:
+        super().check()
+        others = [seq for seq in self._prefilling if seq is not self._chunked and not seq.num_scheduled_tokens]
+        if others:
+            raise InvariantError(f"request {others[0].request.id} has begun and is not the chunked one")
+
+    def _defers_prefill(self) -> bool:
+        return self._num_deferred > 0 and self.num_decodes >= self._rules.interval_min_running
+
+    def _plan_prefill(self, plan: StepPlan, waiting: WaitQueue | None, preempted: list[SequenceState], now: Micros) -> bool:
+        """Make `plan` a step of prefill, if there is anything to prefill. Add the sequences that give way to `preempted`.
+        Return whether it is one."""
+        chunked, host = self._chunked, self._host
+        if chunked is not None:
+            self._is_full = False  # the chunked sequence has left the batch, for the count
+        if (waiting is None or self.is_full) and chunked is None and self._rules.delay is None:
+            return False
+        running = self._running_requests()
+        host.begin_pass(waiting, self, len(running), len(self._prefilling), now)
+        this = PrefillPass(self._rules.passes, host, running, self._is_full)
+        admitted = this.run(None if chunked is None else self._chunked_request(chunked))
+        host.end_pass(len(admitted))
+        for victim in this.preempted:
+            preempted.append(self._requeued(victim, now))
+        self._is_full = this.is_full
+        if not admitted:
+            return False
+        self._start_chunks(admitted, plan, preempted, now)
+        goes_on = None if this.adder is None else this.adder.chunked
+        self._chunked = goes_on.seq if isinstance(goes_on, EngineRequest) else None
+        self._hold_or_mix(plan)
+        self._num_deferred = self._rules.prefill_decode_interval
+        return True
+
+    def _start_chunks(
+        self, admitted: list[PrefillRequest], plan: StepPlan, preempted: list[SequenceState], now: Micros
+    ) -> None:
+        """Reserve the blocks of `admitted`, and make their chunks those of `plan`."""
+        blocks_for, chunks, needed = self._blocks.blocks_for, [], 0
+        for request in admitted:
+            assert isinstance(request, EngineRequest)
+            seq, start, tokens = request.seq, request.cached_tokens, request.extend_tokens
+            needed += blocks_for(start + tokens) - blocks_for(start)
+            chunks.append(PrefillChunk(tokens, start, seq.num_tokens_to_prefill, seq))
+            if seq is self._chunked:
+                seq.num_scheduled_tokens = tokens
+            else:
+                self._add_running(seq, start, tokens, now)
+        if needed > self._blocks.free and self.num_decodes:
+            self._retract(_RoomFor(self._host, self._blocks, needed), preempted, now)
+        if needed > self._blocks.free:
+            raise self._explain(None)
+        self._blocks.reserve(needed)
+        plan.chunks, plan.prefill_tokens = chunks, sum([chunk.num_tokens for chunk in chunks])
+
+    def _hold_or_mix(self, plan: StepPlan) -> None:
+        """Let the running sequences stand still, or decode in the prefill batch."""
+        mixes = self._rules.passes.mixes and self._blocks.max_steps(1) == 1
+        self._holds_decodes = plan.holds_decodes = not mixes
+
+    def _plan_decode(
+        self, plan: StepPlan, has_waiting: bool, preempted: list[SequenceState], now: Micros, max_repeats: int
+    ) -> None:
+        """Make `plan` a run of decode steps, after the retractions that it needs."""
+        repeats = self._blocks.max_steps(max_repeats)
+        if not repeats:
+            self._retract(_RoomToDecode(self._host, self._blocks), preempted, now)
+            return
+        self._counts_decode_steps = True
+        if preempted:
+            return
+        if has_waiting and not (self.is_full or self._num_deferred):
+            repeats = 1  # the next step may have a pass that admits
+        elif self._num_deferred and (has_waiting or self._chunked is not None):
+            repeats = min(repeats, self._num_deferred)
+        plan.max_repeats = repeats
+
+    def _retract(self, memory: DecodeMemory, preempted: list[SequenceState], now: Micros) -> None:
+        """Retract running sequences until `memory` has room, and add them to `preempted`."""
+        result = retract(self._running_requests(), memory, by_urgency=self._rules.retracts_by_urgency)
+        for victim in [*result.retracted, *result.aborted]:
+            preempted.append(self._requeued(victim, now))
+        self._host.new_token_ratio.on_retraction([(kept.output_tokens, kept.max_new_tokens) for kept in result.kept])
+
+    def _requeued(self, victim: PrefillRequest, now: Micros) -> SequenceState:
+        """Return the sequence of `victim`, which goes back to the queue."""
+        assert isinstance(victim, EngineRequest)
+        self._host.requeue(victim, now)
+        return victim.seq
+
+    def _release(self, seq: SequenceState) -> None:
+        """Take the KV of `seq`, which runs, and publish nothing of it."""
+        if self._prefix_blocks is not None:
+            self._prefix_blocks.discard(seq)
+        self.remove(seq)
+        self._note_preemption(seq)
+
+    def _running_requests(self) -> list[EngineRequest]:
+        """Return the requests that decode, as of the steps that have ended."""
+        running, step = [], self.step_index
+        for seq in self.sequences.values():
+            if seq.is_decoding:
+                request = self._host.request_of(seq)
+                request.output_tokens = step - seq.decode_origin_step
+                running.append(request)
+        return running
+
+    def _chunked_request(self, seq: SequenceState) -> EngineRequest:
+        request = self._host.request_of(seq)
+        request.cached_tokens = seq.num_computed_tokens
+        return request
+
+    def _explain(self, waiting: WaitQueue | None) -> ConfigError:
+        """Return why nothing is scheduled although sequences wait."""
+        seq = None if waiting is None else waiting.peek()
+        problem = "flavour sglang schedules nothing, and requests wait"
+        if seq is not None:
+            free = self._blocks.free * self._blocks.block_size
+            needs = f"request {seq.request.id} needs {seq.num_tokens_to_prefill} tokens of KV and those of its answer"
+            problem = f"{problem}: {needs}, and {free} are free"
+        return ConfigError(problem, hint="increase total_kv_blocks")
+
+
+class _RoomToDecode(DecodeMemory):
+    """The blocks that the next token of each running sequence needs."""
+
+    def __init__(self, host: EngineHost, blocks: BlockManager) -> None:
+        self._host, self._blocks = host, blocks
+
+    def fits_decode(self) -> bool:
+        return self._blocks.max_steps(1) == 1
+
+    def release(self, request: PrefillRequest) -> None:
+        self._host.release(request)
+
+    def evict_until_free(self, tokens: int) -> None:
+        self._host.evict_until_free(tokens)
+
+
+class _RoomFor(_RoomToDecode):
+    """A number of blocks."""
+
+    def __init__(self, host: EngineHost, blocks: BlockManager, needed: int) -> None:
+        super().__init__(host, blocks)
+        self._needed = needed
+
+    def fits_decode(self) -> bool:
+        return self._needed <= self._blocks.free
