@@ -214,6 +214,41 @@ def test_another_ageing_orders_those_that_wait_already():
     assert t.changes()[0] == "resume small"
 
 
+def reconfigured(t, **keys):
+    """Let a core of `pressed()` go by other keys."""
+    known = {"mode": "tr", "acting_estimator": "fixed", "headroom": 0, "patience_secs": 10**6}
+    t.follow(t.core.reconfigure(ProgramsConfig(**known | keys), t.now))
+
+
+@pytest.mark.parametrize(("secs", "granted_at"), [(100, 110), (1000, 1010), (20, 60)])
+def test_another_longest_wait_counts_for_those_that_wait_already(secs, granted_at):
+    """A waits from 10 s on. What would be over by now is over at once."""
+    t = pressed(max_wait_secs=500, patience_secs=10**6)
+    t.start("X", 9900)
+    t.at(10)
+    t.start("A", 8000)
+    t.at(60)
+    reconfigured(t, max_wait_secs=secs)
+    t.at(max(60, granted_at - 1e-6))
+    assert t.waits("A") == (granted_at != 60)
+    t.at(granted_at)
+    assert [(d.reason, d.at) for d in t.log if d.action == "resume"] == [("max_wait", granted_at * SECOND)]
+
+
+@pytest.mark.parametrize(("secs", "gone_at"), [(100, 105), (5000, 5005), (20, 60)])
+def test_another_time_to_live_counts_for_programs_that_are_idle_already(secs, gone_at):
+    t = Timeline(10_000)
+    t.at(5)
+    t.run("A", 100)
+    t.at(60)
+    reconfigured(t, program_ttl_secs=secs)
+    t.at(max(60, gone_at - 1e-6))
+    assert bool(list(t.core.find("", "A"))) == (gone_at != 60)
+    t.at(gone_at)
+    assert not list(t.core.find("", "A"))
+    assert (t.log[-1].reason, t.log[-1].at) == ("expired", gone_at * SECOND)
+
+
 def test_one_odd_answer_does_not_have_larger_requests_refused():
     core = Programs(ProgramsConfig(mode="tr"))
     core.set_backend(0, 0, models=["m"], capacity=4000)

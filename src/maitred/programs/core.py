@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from maitred.core.request import RequestId
-from maitred.core.units import Micros
+from maitred.core.units import Micros, from_seconds
 from maitred.programs.adoption import ProgramRecord, adopt_programs
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
@@ -40,7 +40,7 @@ from maitred.programs.invariants import check_programs
 from maitred.programs.model_pool import ModelPool
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
-from maitred.programs.program_table import ProgramTable
+from maitred.programs.program_table import ProgramTable, shift_deadlines
 from maitred.programs.token_estimator import FIRST_RATIO, MAX_TOKENS, TokenEstimator
 
 _ACTING = ProgramStatus.ACTING
@@ -172,12 +172,16 @@ class Programs:
         return self._places.take()
 
     def reconfigure(self, config: ProgramsConfig, now: Micros) -> Sequence[ProgramDecision]:
-        """Go by `config` from now on. Raises ValueError for another mode, flavour or estimator: these need a new core."""
+        """Go by `config` from now on; deadlines that are set move by what `max_wait_secs` and `program_ttl_secs` change. Raises
+        ValueError for another mode, flavour or estimator: these need a new core."""
         self._run_due(now)
         fixed = ("mode", "flavour", "acting_estimator", "buffer_tokens")
         for name in fixed:
             if getattr(config, name) != getattr(self.config, name):
                 raise ValueError(f"programs.{name} cannot change while programs are known")
+        wait_change = from_seconds(config.max_wait_secs) - from_seconds(self.config.max_wait_secs)
+        shift_deadlines(self._places.waits, wait_change, now)
+        self._table.shift_expiries(from_seconds(config.program_ttl_secs) - from_seconds(self.config.program_ttl_secs), now)
         self.config = config
         self._places.set_config(config)
         self._departures.set_config(config)

@@ -99,6 +99,10 @@ class ProgramTable:
         """Keep an idle program until `expires_at`."""
         self._by_expiry.push(program.serial, expires_at, program)
 
+    def shift_expiries(self, by: Micros, now: Micros) -> None:
+        """Forget idle programs later by `by`; never before `now`."""
+        shift_deadlines(self._by_expiry, by, now)
+
     def num_of_tenant(self, tenant: str) -> int:
         """Return how many programs a tenant has."""
         return self._num_by_tenant.get(tenant, 0)
@@ -125,3 +129,10 @@ class ProgramTable:
 
 def _may_have_one_more_child(program: Program) -> bool:
     return program.generation < MAX_GENERATIONS and len(program.root.descendants()) < MAX_FAMILY - 1
+
+
+def shift_deadlines(deadlines: IndexedHeap[int, Micros, Program], by: Micros, now: Micros) -> None:
+    """Move all deadlines by `by`, those that would then be over to `now`."""
+    if by:
+        for due, program in list(deadlines):
+            deadlines.push(program.serial, max(now, due + by), program)
