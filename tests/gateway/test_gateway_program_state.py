@@ -23,7 +23,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.gateway import background_writer
 from maitred.gateway.background_writer import BackgroundWriter, BatchSource
-from maitred.gateway.program_store import ProgramStore, StoredProgram
+from maitred.gateway.program_store import ProgramStore, StateChanges, StoredProgram
 from maitred.programs import ProgramKey, ProgramStatus
 
 SRC = Path(__file__).parents[2] / "src"
@@ -225,8 +225,8 @@ def test_rows_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
         {"tool_mean": "x"},
     ]
     changes = {key(f"wrong{number}"): stored(f"wrong{number}", **fields) for number, fields in enumerate(wrong)}
-    store.write({**changes, key("b"): stored("b", created_at=2), key("a"): stored("a", created_at=3)})
-    store.write({key("b"): stored("b", created_at=2, tokens=7)})
+    store.write(StateChanges({**changes, key("b"): stored("b", created_at=2), key("a"): stored("a", created_at=3)}))
+    store.write(StateChanges({key("b"): stored("b", created_at=2, tokens=7)}))
     store.close()
     with closing(ProgramStore(path)) as again:
         assert again.found == [stored("b", created_at=2, tokens=7), stored("a", created_at=3)]
@@ -369,6 +369,72 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def drains(path: Path) -> list[str]:
+    """Return the drained backends in a file."""
+    with closing(sqlite3.connect(path)) as connection:
+        return [url for (url,) in connection.execute("SELECT backend FROM drained")]
+
+
+def test_a_drained_backend_is_drained_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "programs.sqlite"
+
+    async def scenario() -> None:
+        first, second = Backend(small), Backend(small)
+        async with world(first, second, programs=keeping(path)) as w:
+            assert (await w.request(body=body("a", 1000)))[0] == 200
+            assert where(w)["a"][:2] == ("active", 0)
+            await w.request("/admin/drain", {"backend": second.url})
+            await w.wait_until(lambda: drains(path) == [second.url])  # written down at once, since a kill gives no warning
+        async with world(first, second, programs=keeping(path)) as w:
+            assert [backend.draining for backend in w.state.backends] == [False, True]
+            for name in ("a", "b", "c"):
+                assert (await w.request(body=body(name, 1000)))[0] == 200
+            assert {backend for _, backend, *_ in where(w).values()} == {0}
+            await w.request("/admin/undrain", {"backend": second.url})
+            await w.request("/admin/drain", {"backend": first.url})
+        async with world(first, second, programs=keeping(path)) as w:
+            assert [backend.draining for backend in w.state.backends] == [True, False]
+            assert where(w)["a"][:2] == ("paused", None)  # it does not come back where nothing may be sent
+            assert (await w.request(body=body("a", 1000)))[0] == 200
+
+    run(scenario())
+
+
+def test_a_drained_backend_that_is_not_configured_any_more_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "programs.sqlite"
+    with closing(ProgramStore(str(path))) as store:
+        store.write(StateChanges({}, ["http://gone:1"]))
+
+    async def scenario() -> None:
+        async with world(Backend(small), programs=keeping(path)) as w:
+            await w.wait_until(lambda: not drains(path))
+            assert not w.state.backends[0].draining
+
+    run(scenario())
+
+
+def test_a_drain_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    path = tmp_path / "programs.sqlite"
+
+    async def scenario() -> None:
+        async with world(Backend(small), programs=keeping(path)) as w:
+            parts = w.gateway._program_parts
+            assert parts is not None
+            assert parts.keeper is not None
+            keeper, write = parts.keeper, parts.keeper._store.write
+
+            def fail(changes: Any) -> None:
+                raise sqlite3.OperationalError("database or disk is full")
+
+            keeper._store.write = fail  # type: ignore[method-assign]
+            await w.request("/admin/drain", {"backend": w.backends[0].url})
+            await w.wait_until(lambda: keeper.failed)
+            keeper._store.write = write  # type: ignore[method-assign]
+            await w.wait_until(lambda: drains(path) == [w.backends[0].url])
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("kill_after", [0.0, 0.4])

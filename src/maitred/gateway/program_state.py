@@ -1,4 +1,5 @@
-"""Keep the programs of a gateway across restarts: write down what changes, and adopt what the last run has left.
+"""Keep the programs of a gateway across restarts, and which backends are drained: write down what changes, and adopt what the
+last run has left. A backend that was drained is drained again before it is polled, so that no program comes back there.
 
 The programs of the last run are adopted when every backend has been polled once: then it is known which are up. Requests of
 programs wait for that (`RealTimePrograms.restored`), a few milliseconds usually, `health_timeout_secs` at most. A program
@@ -22,7 +23,7 @@ from maitred.gateway.background_writer import BackgroundWriter, BatchSource
 from maitred.gateway.fleet import Backend, BackendFleet, BackendObserver
 from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
-from maitred.gateway.program_store import ProgramChanges, ProgramStore, StoredProgram
+from maitred.gateway.program_store import ProgramChanges, ProgramStore, StateChanges, StoredProgram
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramKey, ProgramRecord, ProgramState, record_of
 
 log = logging.getLogger("maitred.gateway")
@@ -34,7 +35,7 @@ MAX_BATCH: Final = 1_000
 """Changes in one transaction: the event loop makes so many rows in a few milliseconds."""
 
 
-class ProgramStateKeeper(BackendObserver, BatchSource[ProgramChanges]):
+class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
     """Keeps the programs of one gateway in `store`. Stands between the fleet and the memories, which must know first."""
 
     def __init__(self, store: ProgramStore, driver: RealTimePrograms, memories: ProgramMemories, fleet: BackendFleet) -> None:
@@ -49,6 +50,9 @@ class ProgramStateKeeper(BackendObserver, BatchSource[ProgramChanges]):
         """The programs that are in the file, or will be."""
         # Times of the core are monotonic, those of the file are not.
         self._epoch: Micros = time.time_ns() // 1000 - driver.now()
+        self._drained = sorted(store.drained)
+        """The URLs of the backends that are drained."""
+        self._has_drained_changed = False
         driver.restored.clear()
         driver.observers.append(self._on_decisions)
         driver.step_observers.append(self._on_step_ended)
@@ -59,7 +63,10 @@ class ProgramStateKeeper(BackendObserver, BatchSource[ProgramChanges]):
         return self._writer.failed
 
     def start(self) -> None:
-        """Begin to write, inside this event loop."""
+        """Drain what was drained, and begin to write, inside this event loop. Call this before the fleet polls its backends."""
+        for backend in self._fleet.backends:
+            if backend.url in self._store.drained:
+                self._fleet.drain(backend)
         self._writer.start()
 
     async def close(self) -> None:
@@ -70,6 +77,9 @@ class ProgramStateKeeper(BackendObserver, BatchSource[ProgramChanges]):
     def on_backend_polled(self, backend: Backend) -> None:
         """Adopt the programs of the last run when the last backend has been polled for the first time."""
         self._memories.on_backend_polled(backend)
+        drained = sorted(backend.url for backend in self._fleet.backends if backend.is_draining)
+        if drained != self._drained:
+            self._drained, self._has_drained_changed = drained, True
         if not self._driver.restored.is_set() and self._fleet.all_polled:
             self._adopt()
             self._driver.restored.set()
@@ -141,20 +151,23 @@ class ProgramStateKeeper(BackendObserver, BatchSource[ProgramChanges]):
         if len(self._pending) > MAX_PENDING:
             del self._pending[next(iter(self._pending))]
 
-    def take_batch(self) -> ProgramChanges | None:
+    def take_batch(self) -> StateChanges | None:
         keys = list(islice(self._pending, MAX_BATCH))
-        batch: ProgramChanges = {}
+        changes: ProgramChanges = {}
         for key in keys:
             program = self._pending.pop(key)
-            batch[key] = None if program is None else self._stored(program)
-        return batch or None
+            changes[key] = None if program is None else self._stored(program)
+        drained = self._drained if self._has_drained_changed else None
+        self._has_drained_changed = False
+        return StateChanges(changes, drained) if changes or drained is not None else None
 
-    def write_batch(self, batch: ProgramChanges) -> None:
+    def write_batch(self, batch: StateChanges) -> None:
         self._store.write(batch)
 
-    def give_back(self, batch: ProgramChanges) -> None:
+    def give_back(self, batch: StateChanges) -> None:
+        self._has_drained_changed |= batch.drained is not None
         live = {program.key: program for program in self._by_serial.values()}
-        for key in batch:
+        for key in batch.programs:
             if key not in self._pending:
                 self._change(key, live.get(key))
 

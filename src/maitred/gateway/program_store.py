@@ -1,7 +1,8 @@
-"""The programs of a gateway in a SQLite file, so that the next gateway knows where their KV is.
+"""The programs of a gateway in a SQLite file, so that the next gateway knows where their KV is, and which backends are drained.
 
-One row for each program that has an id. Changes are written many in one transaction. The file is in WAL mode: a process that is
-killed loses at most the changes of the last moments, and a transaction is in the file whole or not at all.
+One row for each program that has an id, and one for each backend that is drained. Changes are written many in one transaction.
+The file is in WAL mode: a process that is killed loses at most the changes of the last moments, and a transaction is in the
+file whole or not at all.
 
 Times in the file are those of the wall clock (µs since 1970), because no monotonic clock lasts longer than the machine is up.
 
@@ -66,8 +67,17 @@ _CREATE: Final = f"CREATE TABLE IF NOT EXISTS programs ({_COLUMNS}, PRIMARY KEY 
 _SELECT: Final = f"SELECT {_COLUMNS} FROM programs ORDER BY created_at"  # noqa: S608  (no value in it comes from outside)
 _INSERT: Final = f"INSERT OR REPLACE INTO programs VALUES ({', '.join('?' * len(StoredProgram._fields))})"  # noqa: S608
 _DELETE: Final = "DELETE FROM programs WHERE tenant = ? AND name = ? AND model = ?"
+_CREATE_DRAINED: Final = "CREATE TABLE IF NOT EXISTS drained (backend PRIMARY KEY) WITHOUT ROWID"
 ProgramChanges: TypeAlias = dict[ProgramKey, StoredProgram | None]
 """The programs that have changed; None: the program is forgotten."""
+
+
+class StateChanges(NamedTuple):
+    """What has changed since the last transaction."""
+
+    programs: ProgramChanges
+    drained: Sequence[str] | None = None
+    """The URLs of all drained backends, or None if they are the same."""
 
 
 class ProgramStore:
@@ -81,19 +91,25 @@ class ProgramStore:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._lock = on_error.enter_context(_lock(self.path))
-                self.found = self._read_or_begin_anew()
+                self.found: Sequence[StoredProgram]
                 """The programs of the last run, in the order of creation."""
+                self.drained: Sequence[str]
+                """The URLs of the backends that were drained at its end."""
+                self.found, self.drained = self._read_or_begin_anew()
             except (OSError, sqlite3.Error) as error:
                 raise ConfigError(f"cannot keep programs in {path}: {error}", where="programs.state") from error
             on_error.pop_all()
 
-    def write(self, changes: ProgramChanges) -> None:
+    def write(self, changes: StateChanges) -> None:
         """Write changes in one transaction. Called in the thread of the writer. Raises sqlite3.Error."""
         if self._connection is None:
             self._connection = self._open()
         with self._connection:
-            self._connection.executemany(_DELETE, [key for key, stored in changes.items() if stored is None])
-            self._connection.executemany(_INSERT, [stored for stored in changes.values() if stored is not None])
+            self._connection.executemany(_DELETE, [key for key, stored in changes.programs.items() if stored is None])
+            self._connection.executemany(_INSERT, [stored for stored in changes.programs.values() if stored is not None])
+            if changes.drained is not None:
+                self._connection.execute("DELETE FROM drained")
+                self._connection.executemany("INSERT INTO drained VALUES (?)", [(url,) for url in changes.drained])
 
     def close(self) -> None:
         """Close the file, after the writer has ended."""
@@ -109,7 +125,7 @@ class ProgramStore:
         connection.execute("PRAGMA synchronous = NORMAL")  # A killed process loses nothing; a power cut the last moments.
         return connection
 
-    def _read_or_begin_anew(self) -> Sequence[StoredProgram]:
+    def _read_or_begin_anew(self) -> tuple[Sequence[StoredProgram], Sequence[str]]:
         try:
             return self._read()
         except sqlite3.DatabaseError as error:
@@ -118,17 +134,19 @@ class ProgramStore:
             self._move_aside(error)
             return self._read()
 
-    def _read(self) -> Sequence[StoredProgram]:
-        """Return all rows that make sense, and make the table if there is none."""
+    def _read(self) -> tuple[Sequence[StoredProgram], Sequence[str]]:
+        """Return all rows that make sense, and make the tables if there are none."""
         with closing(self._open()) as connection, connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
             if tables and (version != _VERSION or ("programs",) not in tables):
                 raise sqlite3.DatabaseError("it holds something else")
             connection.execute(_CREATE)
+            connection.execute(_CREATE_DRAINED)
             connection.execute(f"PRAGMA user_version = {_VERSION}")
             rows = connection.execute(_SELECT).fetchall()
-        return [row for row in map(_parse_row, rows) if row is not None]
+            drained = connection.execute("SELECT backend FROM drained").fetchall()
+        return [row for row in map(_parse_row, rows) if row is not None], [str(url) for (url,) in drained]
 
     def _move_aside(self, error: sqlite3.DatabaseError) -> None:
         aside = self.path.with_name(self.path.name + ".unreadable")
