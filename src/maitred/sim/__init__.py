@@ -8,6 +8,7 @@
     shared_tokens.py     the KV tokens that programs at one instance share
     program_statistics.py    makespans, pauses, imbalance
     admission_driver.py  the admission core in front of the router
+    lifecycle.py         what both may do to a request
     fleet.py             the instances, and when each is due next
     replica.py           one of them, as routers see it
     snapshots.py         the same when routers see a stale state

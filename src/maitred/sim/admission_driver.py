@@ -11,7 +11,6 @@ the client set. The true length of the answer stays the secret of the workload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -28,43 +27,16 @@ from maitred.admission import (
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
-from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import EventQueue, SimEventKind
-from maitred.sim.replica import Replica
+from maitred.sim.lifecycle import AdmissionLifecycle
 from maitred.sim.request_state import RequestState
 from maitred.sim.results import NEVER, Outcome
 from maitred.workload import Job
 
 _ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT_SLOT
-
-
-class RequestLifecycle(Protocol):
-    """The effects of admission's decisions on requests. The pipeline implements it."""
-
-    live: dict[RequestId, RequestState]
-    """The requests that have arrived and not ended."""
-
-    def on_admitted(self, state: RequestState, now: Micros) -> None:
-        """Send an admitted request on to routing."""
-        ...
-
-    def withdraw(self, state: RequestState, now: Micros) -> None:
-        """Stop the work on a request. It has not ended by that."""
-        ...
-
-    def finish(
-        self,
-        state: RequestState,
-        outcome: Outcome,
-        at: Micros,
-        seq: SequenceState | None = None,
-        replica: Replica | None = None,
-    ) -> None:
-        """End a request, and write its row."""
-        ...
 
 
 class AdmissionDriver:
@@ -88,9 +60,9 @@ class AdmissionDriver:
         self._capped_tenants = config.tenant_policies if config.uses_classes else {}
         self._timer_at: Micros | None = None
         """The instant of the valid ADMISSION entry in the event queue."""
-        self._lifecycle: RequestLifecycle
+        self._lifecycle: AdmissionLifecycle
 
-    def attach(self, lifecycle: RequestLifecycle) -> None:
+    def attach(self, lifecycle: AdmissionLifecycle) -> None:
         """Set the object that carries out the effects of decisions. Call this once, before any request arrives."""
         self._lifecycle = lifecycle
 

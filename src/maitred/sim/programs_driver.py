@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from maitred.core.contracts import Choice, FleetView
 from maitred.core.decisions import DecisionLog
@@ -44,6 +44,7 @@ from maitred.programs import (
 from maitred.programs.replay import RecordedPrograms
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
+from maitred.sim.lifecycle import GrantLifecycle
 from maitred.sim.program_statistics import ProgramStatistics
 from maitred.sim.replica import Replica
 from maitred.sim.request_state import RequestStage, RequestState
@@ -52,28 +53,6 @@ from maitred.sim.shared_tokens import SharedTokens
 
 _GRANT: Final = ProgramAction.GRANT
 _REJECT: Final = ProgramAction.REJECT
-
-
-class GrantLifecycle(Protocol):
-    """The effects of decisions about programs on requests. The pipeline implements it."""
-
-    live: dict[RequestId, RequestState]
-    """The requests that have arrived and not ended."""
-
-    def on_granted(self, state: RequestState, now: Micros) -> None:
-        """Send a request whose program has a place on to admission."""
-        ...
-
-    def finish(
-        self,
-        state: RequestState,
-        outcome: Outcome,
-        at: Micros,
-        seq: SequenceState | None = None,
-        replica: Replica | None = None,
-    ) -> None:
-        """End a request, and write its row."""
-        ...
 
 
 class ProgramsDriver:
