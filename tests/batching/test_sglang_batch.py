@@ -1,0 +1,262 @@
+"""SGLang's steps on timelines that are worked out by hand: a step takes 100 µs, 1 more per token of prefill, 10 per decode."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from maitred.compat.instance_rules import new_instance
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.instance import Instance, InstanceConfig, LinearLatency
+from maitred.instance.sglang_config import SGLangConfig
+from maitred.instance.step_meter import ItlLog, StepMeter
+from maitred.kv import PromptTokenIds
+
+Job = tuple[Request, int]
+
+
+def job(number: int, arrival: int, prompt: int, output: int, **fields: Any) -> Job:
+    return Request(id=number, arrival=arrival, prompt_tokens=prompt, max_output_tokens=output, **fields), output
+
+
+def sglang(options: dict[str, Any] = {}, **keys: Any) -> Instance:  # noqa: B006
+    plain = {"block_size_in_tokens": 1, "total_kv_blocks": 2000, "latency": LinearLatency((100, 1, 10))}
+    return new_instance(InstanceConfig.of_flavour("sglang", **{**plain, "sglang": SGLangConfig(**options), **keys}), Random(0))
+
+
+class Played:
+    """What came of some requests: events as (at, kind, request), and the chunks of each step with prefill."""
+
+    def __init__(self, instance: Instance, *jobs: Job) -> None:
+        self.events: list[tuple[int, str, int]] = []
+        self.steps: list[tuple[int, list[tuple[int, int]], int]] = []
+        """Start, (request, tokens) of each chunk, and how many decode beside."""
+        self.cached: dict[int, int] = {}
+        now = -1
+        for request, output in jobs:
+            if request.arrival > now:  # before the next event is asked for, all arrivals of an instant are in
+                now = request.arrival
+                while (due := instance.next_event()) is not None and due <= now:
+                    self.note(instance, due)
+            instance.enqueue(request, output, now)
+        while (due := instance.next_event()) is not None:
+            self.note(instance, due)
+
+    def note(self, instance: Instance, now: int) -> None:
+        run = instance._core.run
+        if run is not None and run.plan.chunks and run.ends_at <= now:
+            chunks = [(chunk.seq.request.id, chunk.num_tokens) for chunk in run.plan.chunks]
+            self.steps.append((run.starts_at, chunks, run.shape.num_decodes))
+        for each in instance.advance(now):
+            self.events.append((each.at, each.kind.name, each.seq.request.id))
+            self.cached[each.seq.request.id] = each.seq.num_cached_tokens
+        instance.check()
+
+    def of(self, kind: str) -> list[tuple[int, int]]:
+        return [(at, number) for at, name, number in self.events if name == kind]
+
+
+TWO = [job(0, 0, 50, 10), job(1, 200, 50, 3)]
+
+
+def test_a_step_of_prefill_goes_before_the_decodes() -> None:
+    """Request 0 has tokens at 150 and 260. Request 1 came at 200: its prefill, to 410, holds request 0; then both decode."""
+    instance = sglang()
+    log = ItlLog()
+    instance.observe(StepMeter(instance._core.latency, log), log)
+    played = Played(instance, *TWO)
+    assert played.steps == [(0, [(0, 50)], 0), (260, [(1, 50)], 0)]
+    assert played.of("FIRST_TOKEN") == [(150, 0), (410, 1)]
+    assert played.of("FINISHED") == [(650, 1), (1310, 0)]
+    # The gap before the token at 530 began with the token at 260.
+    assert [*zip(log.paused_request_ids, log.pauses, strict=True)] == [(0, 270)]
+    assert (instance.num_steps, instance._batch.step_index) == (11, 9)
+
+
+def test_a_mixed_batch_decodes_beside() -> None:
+    played = Played(sglang({"enable_mixed_chunk": True}), *TWO)
+    assert played.steps == [(0, [(0, 50)], 0), (260, [(1, 50)], 1)]
+    assert played.of("FIRST_TOKEN") == [(150, 0), (420, 1)]
+
+
+@pytest.mark.parametrize(("blocks", "decodes"), [(4, 0), (5, 2)])
+def test_a_mixed_batch_leaves_out_decodes_without_a_block(blocks: int, decodes: int) -> None:
+    """At 359 two requests hold a full block each and need another one. Request 2 takes a block, which leaves 1 of 4 free."""
+    jobs = [job(0, 0, 14, 9), job(1, 50, 15, 9), job(2, 300, 1, 1)]
+    options = {"enable_mixed_chunk": True, "schedule_conservativeness": 0.0}
+    keys = {"total_kv_blocks": blocks, "block_size_in_tokens": 16, "enable_prefix_caching": False}
+    played = Played(sglang(options, **keys), *jobs)
+    assert played.steps[1:] == [(114, [(1, 15)], 1), (359, [(2, 1)], decodes)]
+
+
+def test_a_prompt_is_cut_at_pages_and_the_next_one_takes_the_rest() -> None:
+    jobs = [job(0, 0, 70, 1), job(1, 0, 40, 1)]
+    played = Played(sglang(block_size_in_tokens=16, max_num_batched_tokens=32), *jobs)
+    # The last piece of request 0 is charged a page, which leaves one for request 1.
+    assert [chunks for _, chunks, _ in played.steps] == [[(0, 32)], [(0, 32)], [(0, 6), (1, 16)], [(1, 24)]]
+
+
+def test_without_chunks_a_prompt_is_computed_whole_and_the_first_may_be_too_long() -> None:
+    jobs = [job(0, 0, 70, 1), job(1, 0, 20, 1), job(2, 0, 20, 1)]
+    options = {"disable_chunked_prefill": True, "max_prefill_tokens": 48}
+    played = Played(sglang(options, max_num_batched_tokens=32), *jobs)
+    assert [chunks for _, chunks, _ in played.steps] == [[(0, 70)], [(1, 20), (2, 20)]]
+
+
+def test_what_a_step_computes_is_cached_when_it_has_ended() -> None:
+    prompt = PromptTokenIds(tuple(range(40)))
+    jobs = [job(0, 0, 40, 1, prefix=prompt), job(1, 0, 40, 1, prefix=prompt), job(2, 500, 40, 1, prefix=prompt)]
+    played = Played(sglang(block_size_in_tokens=10), *jobs)
+    assert played.steps == [(0, [(0, 40), (1, 40)], 0), (500, [(2, 10)], 0)]
+    assert played.cached == {0: 0, 1: 0, 2: 30}
+
+
+RETRACTED = [job(0, 0, 10, 15), job(1, 200, 12, 15), job(2, 1000, 5, 2)]
+"""With 40 tokens, and nothing reserved for answers. Requests 0 and 1 decode from 332 on and hold 11 and 12 tokens. After 8
+steps 1 token is free and 2 are needed: request 1, with 9 tokens against 10, gives way at 1292, to the end of the queue.
+Request 2 has been refused at 1052, with 5 tokens free, and now goes first."""
+
+
+def test_when_decoding_lacks_blocks_the_request_with_the_fewest_tokens_goes_to_the_end_of_the_queue() -> None:
+    played = Played(sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=40), *RETRACTED)
+    assert played.of("KV_PREEMPTED") == [(1292, 1)]
+    assert played.of("FIRST_TOKEN") == [(110, 0), (332, 1), (1507, 2)]
+    # Request 1 comes back when request 0 has ended, and computes its 12 + 9 tokens but for those that are still cached.
+    ends = played.of("FINISHED")
+    assert [number for _, number in ends] == [2, 0, 1]
+    assert played.steps[-1][1][0][0] == 1
+    assert played.steps[-1][0] == ends[1][0]
+
+
+def test_the_ratio_that_is_reserved_sinks_with_each_step_and_rises_with_a_retraction() -> None:
+    instance = sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=40)
+    ratio = instance._batch._host.new_token_ratio  # type: ignore[attr-defined]
+    for request, output in RETRACTED[:2]:
+        instance.enqueue(request, output, request.arrival)
+        instance.advance(request.arrival)
+    while not instance.num_preemptions:
+        assert ratio.value == 0
+        due = instance.next_event()
+        assert due is not None
+        instance.advance(due)
+    assert ratio.value == 1  # the survivor has (O + 20) / (15 + 1) of its limit, at most 1
+    Played(instance)
+    assert ratio.value == 0  # idle
+
+
+def test_a_full_batch_looks_at_no_request_until_one_leaves() -> None:
+    """Request 1 lacks memory at 220, and so the small request 2 waits too, although it would fit."""
+    jobs = [job(0, 0, 10, 20), job(1, 200, 30, 2), job(2, 300, 2, 1)]
+    played = Played(sglang(total_kv_blocks=50), *jobs)
+    end = {number: at for at, number in played.of("FINISHED")}[0]
+    assert [start for start, _, _ in played.steps] == [0, end]
+    assert played.steps[1][1] == [(1, 30), (2, 2)]
+
+
+PRIORITIES = {"scheduler": "sglang(fcfs, priority=high-first)"}
+
+
+@pytest.mark.parametrize(("priority", "preempted"), [(11, [(260, 0)]), (10, [])])
+def test_a_request_that_is_much_more_urgent_takes_the_place_of_a_running_one(
+    priority: int, preempted: list[tuple[int, int]]
+) -> None:
+    jobs = [job(0, 0, 50, 10), job(1, 200, 50, 3, priority=priority)]
+    played = Played(sglang(max_num_seqs=1, **PRIORITIES), *jobs)
+    assert played.of("KV_PREEMPTED") == preempted
+    assert [number for _, number in played.of("FINISHED")] == ([1, 0] if preempted else [0, 1])
+
+
+def test_low_numbers_are_urgent_where_the_client_says_so() -> None:
+    jobs = [job(0, 0, 50, 10, priority=20), job(1, 200, 50, 3, priority=0)]
+    plain = {"max_num_seqs": 1, "scheduler": "sglang(fcfs)", "enable_priority_scheduling": True}
+    assert not Played(sglang(**plain), *jobs).of("KV_PREEMPTED")
+    assert Played(sglang(**plain, schedule_low_priority_values_first=True), *jobs).of("KV_PREEMPTED") == [(260, 0)]
+    off = {"disable_priority_preemption": True}
+    assert not Played(sglang(off, **plain, schedule_low_priority_values_first=True), *jobs).of("KV_PREEMPTED")
+
+
+def test_the_prompt_of_a_fresh_request_is_not_counted_when_others_give_way_for_it() -> None:
+    """SGLang's defect, kept: one request gives way, whose memory is not enough, and the urgent one is not admitted."""
+    jobs = [job(0, 0, 10, 10), job(1, 50, 2, 10), job(2, 300, 25, 2, priority=20)]
+    played = Played(sglang(total_kv_blocks=40, max_num_seqs=2, **PRIORITIES), *jobs)
+    # At 332 the requests hold 11 and 3 tokens. The younger one gives way: 29 are free, of which the other may need 5 yet, and
+    # request 2 asks for 28.
+    assert played.of("KV_PREEMPTED") == [(332, 1)]
+    assert 332 not in [start for start, _, _ in played.steps]
+    assert [number for _, number in played.of("FINISHED")] == [0, 2, 1]
+
+
+def test_decode_steps_come_between_two_steps_of_prefill() -> None:
+    jobs = [job(0, 0, 50, 20), job(1, 200, 50, 10), job(2, 500, 50, 10)]
+    assert [start for start, _, _ in Played(sglang(), *jobs).steps] == [0, 260, 530]
+    # Three decode steps after each: to 150 + 330 = 480, and from 630 to 630 + 360.
+    played = Played(sglang({"prefill_decode_interval": 3}), *jobs)
+    assert [start for start, _, _ in played.steps] == [0, 480, 990]
+    played = Played(sglang({"prefill_decode_interval": 3, "prefill_decode_interval_min_bs": 2}), *jobs)
+    assert [start for start, _, _ in played.steps] == [0, 260, 770]
+
+
+def test_prefill_is_held_back_while_few_slots_are_free() -> None:
+    """Of 3 slots 2 are taken, and the last batch had 2: the first such pass is let through, the next one waits two steps."""
+    jobs = [job(0, 0, 50, 40), job(1, 0, 50, 40), job(2, 300, 50, 2), job(3, 900, 50, 2)]
+    options = {"enable_prefill_delayer": True, "prefill_delayer_max_delay_passes": 3}
+    starts = [start for start, _, _ in Played(sglang(max_num_seqs=3), *jobs).steps]
+    delayed = [start for start, _, _ in Played(sglang(options, max_num_seqs=3), *jobs).steps]
+    assert delayed[:2] == starts[:2]
+    assert delayed[2] == starts[2] + 2 * 120
+
+
+def test_a_request_that_could_never_be_admitted_is_refused_at_once() -> None:
+    """Admission wants a page and a token more than prompt and answer have."""
+    for output, kind in ((19, "FINISHED"), (20, "REFUSED")):
+        played = Played(sglang(total_kv_blocks=61, block_size_in_tokens=1), job(0, 0, 40, output))
+        assert played.events[-1][1] == kind
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"batching": "max-utilization"}, "batching is not for flavour sglang"),
+        ({"async_scheduling": True}, "async_scheduling is not for flavour sglang"),
+        ({"long_prefill_token_threshold": 5}, "long_prefill_token_threshold is not for flavour sglang"),
+        ({"preemption_policy": "priority"}, "preemption_policy is not for flavour sglang: sglang.retraction_policy"),
+        ({"kv_cpu_blocks": 5}, "kv_cpu_blocks must be 0"),
+        ({"max_num_batched_tokens": 9}, "max_num_batched_tokens 9 holds no chunk of block_size_in_tokens 16"),
+    ],
+)
+def test_what_does_not_combine_is_an_error_at_once(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=r"must be|not for|holds no") as caught:
+        InstanceConfig.of_flavour("sglang", **keys)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_prefill_tokens": 0}, "max_prefill_tokens must be from 1"),
+        ({"schedule_conservativeness": -1}, "schedule_conservativeness must be from 0"),
+        ({"init_new_token_ratio": 1.5}, "init_new_token_ratio must be from 0 to 1"),
+        ({"prefill_max_requests": 0}, "prefill_max_requests must be from 1"),
+        (
+            {"enable_mixed_chunk": True, "disable_chunked_prefill": True},
+            "enable_mixed_chunk is not for disable_chunked_prefill",
+        ),
+    ],
+)
+def test_options_out_of_range_are_an_error(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        SGLangConfig(**options)
+
+
+def test_retraction_by_priority_needs_priorities() -> None:
+    with pytest.raises(ConfigError, match="retraction_policy priority needs priorities"):
+        sglang({"retraction_policy": "priority"})
+    sglang({"retraction_policy": "priority"}, **PRIORITIES)
+
+
+def test_options_without_the_flavour_have_no_effect_and_say_so() -> None:
+    warnings = InstanceConfig(sglang=SGLangConfig(ignore_eos=True)).warnings(prefix_cache=False)
+    assert warnings == ["the keys of sglang have no effect without flavour sglang"]
