@@ -4,29 +4,30 @@ It decides from what will happen, where the policies of `capacity.py` decide fro
 answer becomes as long as its client allows) or from the next step alone (max-utilization). Each step:
 
     1. Every request that generates gets its token first, so decodes never wait for prompts. If their blocks are not free, the
-       request is paused that costs least (`victims.py`): of the least urgent, the one with the fewest tokens to compute again
-       that frees enough for the need that is foreseen.
+       request is paused that costs least (`victims.py`).
     2. A request that waits is admitted if the blocks of its whole prompt are free, so that no half-computed prompt is stuck,
-       and if the memory will suffice: the answers are predicted from those that are complete (`answer_lengths.py`), and the
-       largest need until it ends must fit (`memory_forecast.py`). With much memory that admits all, as max-utilization does;
-       the less there is, the nearer it comes to guaranteed-no-evict.
+       and if the memory will suffice: how long answers become is learned (`answer_lengths.py`), and what is held at most until
+       this request ends, or until it has been worth a pause (`maitred_state.py`), must fit (`memory_forecast.py`).
     3. The prompts share the tokens that are left (`prompt_shares.py`).
 
-**When predictions fail.** A pause says that they were too low: predicted lengths are raised by a half, up to `_MOST_CAUTION`
+With much memory that admits all, as max-utilization does. The less there is, and the more a pause costs, the nearer it comes to
+guaranteed-no-evict.
+
+**When predictions fail.** If a request is paused before it was worth it, predicted lengths are raised by a half, up to four
 times, and fall back as requests complete. A paused request does not return before another one has ended, and is never paused
-more than `max_pauses` times: then it returns only when the blocks for its longest answer are free beside those of the others
+more than `max_pauses` times: then it returns only when the blocks of its longest answer are free beside those of the others
 that came back like that. Their needs together never exceed the memory, so there is always another victim.
 
 **A request that does not fit blocks no other one, and is not starved.** `look_past` requests behind it are tried. When it has
-been passed `max_skips` times, no later one is admitted before it. Urgent requests come before others in everything, and are
-not counted as having passed them.
+been passed `max_skips` times, no later one is admitted before it. Urgent requests come before others in everything, which is
+not counted as passing.
 
-Example: 1,000 blocks, answers of 100 or 900 tokens so far. 40 requests of 300 tokens run, each allowed 4,000 tokens. Under
-guaranteed-no-evict 3 of them would run. Under max-utilization a 50th would begin at once, and be paused when the answers have
-grown. Here it begins when the peak fits: when enough of the short answers are about to end.
+Example: 1,000 blocks of 16 tokens, and 12 requests that hold 1,000 tokens each. They are allowed 4,000 tokens, and answers had
+100 or 900 tokens so far, half of them each. Under guaranteed-no-evict 3 requests would run. Under max-utilization three more
+would begin at once, and requests be paused when the answers have grown. Here a 13th begins when the sum of what is held, just
+before each of the predicted ends, stays below 16,000 tokens.
 
-A decision stays the same through steps that only generate until the memory may suffice for a request that waits, which is at
-least as many steps as it lacks tokens.
+A decision stays the same through steps that only generate, for as many of them as a request that waits lacks tokens.
 """
 
 from __future__ import annotations
@@ -66,17 +67,20 @@ class MaitredScheduler(RequestScheduler):
         max_pauses: int = 2,
         first_share: float = 0.5,
         max_prefill_tokens: int | None = None,
+        prefill_speed: int = 256,
     ) -> None:
         """`look_past`: requests tried behind one that does not fit. `max_skips`: how often one may be passed. `max_pauses`: how
         often one may be paused. `first_share`: share of the prompt tokens of a step that the prompt that came first keeps.
-        `max_prefill_tokens`: most prompt tokens in a step that also generates; None for no limit but the step's."""
+        `max_prefill_tokens`: most prompt tokens in a step that also generates; None for no limit but the step's.
+        `prefill_speed`: prompt tokens that are computed in the time of a step that only generates (`maitred_state.py`)."""
         for name, value in (("look_past", look_past), ("max_skips", max_skips), ("max_pauses", max_pauses)):
             if value < 0:
                 raise ValueError(f"{name} must be at least 0, not {value}")
         if not 0 < first_share <= 1:
             raise ValueError(f"first_share must be above 0 and at most 1, not {first_share}")
-        if max_prefill_tokens is not None and max_prefill_tokens < 1:
-            raise ValueError(f"max_prefill_tokens must be at least 1, not {max_prefill_tokens}")
+        for name, least_1 in (("max_prefill_tokens", max_prefill_tokens), ("prefill_speed", prefill_speed)):
+            if least_1 is not None and least_1 < 1:
+                raise ValueError(f"{name} must be at least 1, not {least_1}")
         self.max_num_pending = look_past + 1
         self._state = MaitredState(
             kv_cache_manager,
@@ -93,6 +97,7 @@ class MaitredScheduler(RequestScheduler):
             look_past,
             max_skips,
             max_pauses,
+            prefill_speed,
         )
 
     def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:

@@ -9,6 +9,7 @@ from collections.abc import Sequence, Set
 from typing import Final
 
 from maitred.batching.capacity_budgets import AdapterPages, PromisedBlocks
+from maitred.batching.context_chunking import UNLIMITED
 from maitred.batching.kv_cache_view import NO_MATCH, ReusedPrefix
 from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.maitred_state import Lack, MaitredState
@@ -52,6 +53,8 @@ class MaitredStep:
         self._capacity = 0
         """Tokens for which there are blocks, in `_forecast`."""
         self._forecast: MemoryForecast | None = None
+        self._horizon = UNLIMITED
+        """Steps that `_forecast` looks ahead."""
         self._promises: PromisedBlocks | None = None
         self._adapters = AdapterPages(state.peft_cache)
         self._lacks: dict[int, Lack] = {}
@@ -122,7 +125,7 @@ class MaitredStep:
                 self._pause(victim, needed)
                 releases.release(victim)
                 free = releases.free_blocks
-            self._state.on_pause()
+            self._state.on_pause(self._paused, self._num_running)
             self._forecast, self._free_blocks = None, free[0]
         self._spare = [blocks - taken for blocks, taken in zip(free, needed, strict=True)]
 
@@ -203,7 +206,8 @@ class MaitredStep:
         if self._promises is not None:
             self._promises.promise(request)
         if self._forecast is not None:
-            self._forecast.add(self._state.tokens_left(request), self._tokens_held(request, match.num_referenced_blocks))
+            left = min(self._horizon, self._state.tokens_left(request))
+            self._forecast.add(left, self._tokens_held(request, match.num_referenced_blocks))
         if prompt is None:
             self._disagg.append(request)
             self._held.append(request)
@@ -253,8 +257,10 @@ class MaitredStep:
             if needed + taken > total:
                 text = "it may not be paused again, and of the {needed} KV blocks that it may need {available} are left"
                 return Lack(text, needed, total - taken)
-        held, left = self._tokens_held(request, match.num_referenced_blocks), self._state.tokens_left(request)
-        peak = self._memory_forecast().peak_with(left, held)
+        forecast = self._memory_forecast()
+        held = self._tokens_held(request, match.num_referenced_blocks)
+        left = min(self._horizon, self._state.tokens_left(request))
+        peak = forecast.peak_with(left, held)
         missing = peak - self._capacity
         if missing <= 0:
             return None
@@ -268,8 +274,9 @@ class MaitredStep:
     def _memory_forecast(self) -> MemoryForecast:
         if self._forecast is None:
             state, requests = self._state, self._with_memory()
+            self._horizon = horizon = state.horizon(len(requests))
             self._forecast = MemoryForecast(
-                [(state.tokens_left(each), self._tokens_held(each, each.num_shared_blocks)) for each in requests]
+                [(min(horizon, state.tokens_left(each)), self._tokens_held(each, each.num_shared_blocks)) for each in requests]
             )
             self._capacity = self._kv_cache.get_max_resource_count() * self._block_size - self._ownerless_tokens(requests)
         return self._forecast

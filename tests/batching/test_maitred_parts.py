@@ -1,0 +1,160 @@
+"""What `maitred` decides with: predicted answers, the memory foreseen, the shares of prompts, and victims; by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.batching import LlmRequest, LlmRequestState
+from maitred.batching.answer_lengths import AnswerLengths, stratum_of
+from maitred.batching.memory_forecast import MemoryForecast
+from maitred.batching.prompt_shares import PromptRest, PromptShares
+from maitred.batching.victims import choose_victim
+
+
+def started(number: int, tokens: int, **fields: float) -> LlmRequest:
+    """Return a request that generates and holds `tokens` tokens."""
+    request = LlmRequest(number, tokens - 1, 100, state=LlmRequestState.GENERATION_IN_PROGRESS)
+    request.num_generated_tokens = 1
+    for name, value in fields.items():
+        setattr(request, name, value)
+    return request
+
+
+class TestMemoryForecast:
+    def test_the_peaks_are_just_before_ends(self) -> None:
+        forecast = MemoryForecast([(10, 80), (100, 5)])
+        assert forecast.peak == 105
+        assert forecast.peak_with(50, 5) == 120
+        forecast.add(50, 5)
+        assert forecast.peak == 120
+
+    def test_what_ends_after_a_candidate_is_not_its_doing(self) -> None:
+        forecast = MemoryForecast([(1000, 1)])
+        assert forecast.peak == 1001
+        assert forecast.peak_with(10, 5) == 26  # 11 and 15 tokens when it ends
+        assert MemoryForecast([]).peak_with(7, 3) == 10
+
+    @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=8), st.integers(1, 30), st.integers(1, 30))
+    def test_it_is_what_counting_each_step_finds(self, requests: list[tuple[int, int]], left: int, held: int) -> None:
+        def need(all_requests: list[tuple[int, int]], steps: int) -> int:
+            return max(sum(size + step for rest, size in all_requests if rest >= step) for step in range(1, steps + 1))
+
+        forecast = MemoryForecast(requests)
+        assert forecast.peak == (need(requests, 30) if requests else 0)
+        before = forecast.peak_with(left, held)
+        assert before == need([*requests, (left, held)], left)
+        # A step later no more than one token is missing less.
+        later = [(rest - 1, size + 1) for rest, size in requests if rest > 1]
+        if len(later) == len(requests):
+            assert MemoryForecast(later).peak_with(left, held) >= before - 1
+        forecast.add(left, held)
+        assert forecast.peak == need([*requests, (left, held)], 30)
+
+
+class TestAnswerLengths:
+    def test_answers_that_are_as_long_as_they_may_be_are_foreseen_exactly(self) -> None:
+        lengths = AnswerLengths()
+        for length in range(1, 200):
+            lengths.observe(length, length)
+        assert lengths.follows_limits
+        assert min(lengths.predict(number, 0, 777) for number in range(20)) >= 777
+
+    def test_limits_that_are_never_reached_are_not_followed(self) -> None:
+        lengths = AnswerLengths()
+        for _ in range(50):
+            lengths.observe(100, 4000)
+        assert not lengths.follows_limits
+        assert max(lengths.predict(number, 0, 4000) for number in range(20)) < 200
+
+    def test_together_the_predictions_are_like_the_answers(self) -> None:
+        lengths = AnswerLengths()
+        for length in [50, 400] * 500:
+            lengths.observe(length, None)
+        predicted = [lengths.predict(number, 0, None) for number in range(400)]
+        assert 0.45 < sum(length < 100 for length in predicted) / 400 < 0.55
+        assert all(362 <= lengths.predict(number, 60, None) <= 431 for number in range(400))  # the bucket of 400
+
+    def test_a_longer_answer_than_any_becomes_twice_as_long(self) -> None:
+        lengths = AnswerLengths()
+        for _ in range(3000):
+            lengths.observe(10, None)
+        assert lengths.predict(1, 1300, None) == 2 * 1218  # 1,300 is in the bucket that begins with 1,218
+
+    @given(st.lists(st.tuples(st.integers(1, 500), st.sampled_from([None, 500, 1000])), max_size=60), st.integers(0, 99))
+    def test_a_predicted_length_never_falls_while_the_answer_grows(
+        self, answers: list[tuple[int, int | None]], number: int
+    ) -> None:
+        lengths = AnswerLengths()
+        for length, limit in answers:
+            lengths.observe(length, limit)
+        for limit in (None, 700):
+            predicted = [lengths.predict(number, so_far, limit) for so_far in range(600)]
+            assert predicted == sorted(predicted)
+            assert all(length > so_far for so_far, length in enumerate(predicted))
+
+    def test_each_stratum_is_as_frequent_as_any_other(self) -> None:
+        for stride in (1, 4, 8, 1000):  # a router may hand every fourth request to this instance
+            counts = [sum(stratum_of(number * stride) == stratum for number in range(8000)) for stratum in range(8)]
+            assert min(counts) > 700, (stride, counts)
+
+
+class TestPromptShares:
+    def prompts(self, *rests: int, priorities: tuple[float, ...] = ()) -> list[PromptRest]:
+        made = [PromptRest(LlmRequest(place, rest, 10), place, rest) for place, rest in enumerate(rests)]
+        for prompt, priority in zip(made, priorities, strict=False):
+            prompt.request.priority = priority
+        return made
+
+    @pytest.mark.parametrize(
+        ("rests", "chunks"),
+        [((500_000, 100, 3000), [1024, 100, 924]), ((500_000, 100), [1948, 100]), ((100, 100), [100, 100]), ((5000,), [2048])],
+    )
+    def test_short_prompts_go_first_and_the_first_in_line_keeps_its_share(
+        self, rests: tuple[int, ...], chunks: list[int]
+    ) -> None:
+        prompts = self.prompts(*rests)
+        PromptShares(0.5, 1, 1 << 60, whole_only=False).assign(prompts, 2048)
+        assert [prompt.chunk for prompt in prompts] == chunks
+
+    def test_urgent_prompts_go_before_shorter_ones(self) -> None:
+        prompts = self.prompts(50, 3000, 3000, priorities=(0.0, 1.0, 1.0))
+        PromptShares(0.5, 1, 1 << 60, whole_only=False).assign(prompts, 2048)
+        assert [prompt.chunk for prompt in prompts] == [0, 2048, 0]
+
+    def test_chunks_end_on_block_boundaries_where_they_can(self) -> None:
+        prompts = self.prompts(500, 90)
+        PromptShares(0.5, 16, 1 << 60, whole_only=False).assign(prompts, 125)
+        assert [prompt.chunk for prompt in prompts] == [64, 48]  # of 63, and then of 77
+        PromptShares(0.5, 16, 1 << 60, whole_only=False).assign(prompts[:1], 7)
+        assert prompts[0].chunk == 7
+
+    def test_without_chunks_a_prompt_is_computed_whole(self) -> None:
+        prompts = self.prompts(60, 50)
+        PromptShares(0.1, 1, 1 << 60, whole_only=True).assign(prompts, 100)
+        assert [prompt.chunk for prompt in prompts] == [0, 50]
+
+
+class TestVictims:
+    def test_the_cheapest_goes_that_frees_enough(self) -> None:
+        a, b, c = started(1, 900), started(2, 400), started(3, 120)
+        assert choose_victim([a, b, c], 30, 2, 10) is b
+        assert choose_victim([a, b, c], 1, 2, 10) is c
+        assert choose_victim([a, b, c], 100, 2, 10) is a  # none frees that much
+
+    def test_less_urgent_ones_go_first_and_those_paused_often_last(self) -> None:
+        small, urgent, spared = started(1, 100), started(2, 50, priority=0.9), started(3, 20, num_pauses=2)
+        assert choose_victim([small, urgent, spared], 1, 2, 10) is small
+        assert choose_victim([urgent, spared], 1, 2, 10) is urgent
+        assert choose_victim([], 1, 2, 10) is None
+
+    def test_shared_blocks_bring_nothing(self) -> None:
+        alone, sharing = started(1, 150), started(2, 200, num_shared_blocks=15)
+        assert choose_victim([alone, sharing], 10, 2, 10) is alone
+
+    def test_a_half_computed_prompt_goes_after_what_generates(self) -> None:
+        prompt = LlmRequest(1, 50, 10)
+        prompt.context_current_position = 10
+        generating = started(2, 500)
+        assert choose_victim([prompt, generating], 1, 2, 10) is generating

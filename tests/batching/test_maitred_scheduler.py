@@ -1,0 +1,256 @@
+"""The scheduler `maitred`: in an instance, in one decision, and what holds whatever comes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instance_driver import Event, config, drive, request
+
+from maitred.batching import (
+    ContextChunkingConfig,
+    KvCacheManager,
+    LlmRequest,
+    LlmRequestState,
+    SchedulerResources,
+    make_scheduler,
+)
+from maitred.core.errors import ConfigError
+from maitred.core.request import Request
+from maitred.instance import InstanceConfig
+from maitred.kv import PromptTokenIds
+
+GENERATING = LlmRequestState.GENERATION_IN_PROGRESS
+
+
+def times(events: list[Event], kind: str) -> dict[int, int]:
+    return {number: at for at, what, number, _ in events if what == kind}
+
+
+def scheduler(spec: str = "maitred", *, blocks: int = 100, tokens: int = 1000, places: int = 100) -> tuple[Any, KvCacheManager]:
+    """Return a scheduler over empty memory in blocks of 10 tokens."""
+    kv_cache = KvCacheManager({1 << 20: blocks}, 10)
+    chunking = ContextChunkingConfig(chunk_unit_size=10)
+    return make_scheduler(spec, SchedulerResources(places, kv_cache, places, tokens, chunking)), kv_cache
+
+
+def generating(kv_cache: KvCacheManager, number: int, prompt: int, answer: int, **fields: Any) -> LlmRequest:
+    made = LlmRequest(number, prompt, answer, **fields)
+    kv_cache.add_sequence(made)
+    made.context_current_position, made.state, made.num_generated_tokens = prompt, GENERATING, 1
+    return made
+
+
+def ids(requests: list[LlmRequest]) -> list[int]:
+    return [each.request_id for each in requests]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    jobs = [(request(0, 0, 6000, 1), 1), (request(1, 5, 10, 1), 1)]
+    sizes = {"total_kv_blocks": 1000, "max_num_batched_tokens": 100}
+    first_come = times(drive(config("guaranteed-no-evict", **sizes), jobs), "FINISHED")
+    ours = times(drive(config("maitred", **sizes), jobs), "FINISHED")
+    assert first_come == {0: 600, 1: 610}
+    assert ours == {0: 610, 1: 20}
+
+
+def test_the_long_one_keeps_its_share_of_the_tokens() -> None:
+    jobs = [(request(0, 0, 500, 1), 1), *((request(number, 0, 100, 1), 1) for number in range(1, 30))]
+    finished = times(drive(config("maitred", total_kv_blocks=1000, max_num_seqs=64), jobs), "FINISHED")
+    assert finished[0] == 90  # 50 of 100 tokens in each of 8 steps; the rest is as short as the others then
+
+
+def test_what_always_reaches_its_limit_is_never_paused() -> None:
+    """The example of capacity.py: two requests that would fill 18 of 10 blocks run one after the other."""
+    jobs = [(request(0, 0, 10, 80), 80), (request(1, 0, 10, 80), 80)]
+    events = drive(config("maitred", total_kv_blocks=10), jobs)
+    assert times(events, "FINISHED") == {0: 800, 1: 1600}
+
+
+def test_limits_that_nobody_needs_cost_nothing_once_that_is_known() -> None:
+    """Answers have 10 of 200 tokens that are allowed, 12 requests come every 200 µs, and one of 21 blocks would fill half of
+    the memory. Under guaranteed-no-evict one runs at a time; here as many as fit, after the first answers."""
+    jobs = [(request(number, number // 12 * 200, 10, 200), 10) for number in range(120)]
+    keys = {"total_kv_blocks": 40, "max_num_seqs": 64}
+    worst = max(times(drive(config("guaranteed-no-evict", **keys), jobs), "FINISHED").values())
+    ours = max(times(drive(config("maitred", **keys), jobs), "FINISHED").values())
+    assert worst == 120 * 100
+    assert ours < 3000
+
+
+def test_a_request_that_does_not_fit_is_passed_but_not_forever() -> None:
+    """Request 1 needs 9 of 10 blocks while request 0 holds some. 10 of the later ones, which would all fit, pass it."""
+    jobs = [(request(0, 0, 10, 30), 30), (request(1, 5, 85, 1), 1), *((request(n, 5 + n, 5, 2), 2) for n in range(2, 60))]
+    keys = {"total_kv_blocks": 10, "max_num_seqs": 3}
+    events = drive(config("maitred(max_skips=10)", **keys), jobs)
+    first = times(events, "FIRST_TOKEN")
+    assert sum(first[n] < first[1] for n in range(2, 60)) == 10
+    blocked = times(drive(config("maitred(max_skips=0)", **keys), jobs), "FIRST_TOKEN")
+    assert not [n for n in range(2, 60) if blocked[n] < blocked[1]]
+
+
+def test_half_computed_prompts_are_never_stuck() -> None:
+    """Five prompts of 6 blocks in memory for two: their blocks are all taken when they begin."""
+    jobs = [(request(number, 0, 60, 1), 1) for number in range(5)]
+    events = drive(config("maitred", total_kv_blocks=13, max_num_batched_tokens=20), jobs)
+    assert sorted(times(events, "FINISHED")) == [0, 1, 2, 3, 4]
+    assert not times(events, "KV_PREEMPTED")
+
+
+def test_the_urgent_come_first_and_lose_their_memory_last() -> None:
+    serving = {"enable_priority_scheduling": True, "total_kv_blocks": 12, "max_num_seqs": 8}
+    jobs = [(request(n, 0, 10, None, priority=float(n % 2)), 45) for n in range(6)]
+    events = drive(config("maitred(max_pauses=9)", **serving), jobs)
+    paused = [number for _, kind, number, _ in events if kind == "KV_PREEMPTED"]
+    finished = times(events, "FINISHED")
+    assert paused
+    assert all(number % 2 == 0 for number in paused)
+    assert max(finished[n] for n in (1, 3, 5)) <= min(finished[n] for n in (0, 2, 4))
+
+
+def test_prompts_take_a_bounded_part_of_a_step_that_generates() -> None:
+    jobs = [(request(0, 0, 10, 50), 50), (request(1, 95, 200, 1), 1)]
+    finished = times(drive(config("maitred(max_prefill_tokens=10)", total_kv_blocks=100), jobs), "FINISHED")
+    assert finished == {0: 500, 1: 300}  # 20 steps of 10 tokens, from 100 on
+
+
+def test_a_paused_request_waits_until_another_one_has_ended() -> None:
+    active, kv_cache = scheduler("maitred(max_pauses=5)", blocks=10)
+    first, second = (generating(kv_cache, number, 50, 1000, priority=0.5) for number in (1, 2))
+    output = active.schedule_request([first, second], set())
+    assert (ids(output.paused_requests), ids(output.generation_requests)) == ([2], [1])
+    kv_cache.remove_sequence(second)
+    second.pause(1 << 20)
+    small = LlmRequest(3, 10, 5)
+    small.num_pauses = 1
+    assert active.schedule_request([first, small], set()).context_requests == []
+    assert active.why_waiting(small) == "it was paused, and no request has ended since"
+    active.on_request_end(LlmRequest(4, 10, 10), is_complete=True)
+    assert ids(active.schedule_request([first, small], set()).context_requests) == [3]
+
+
+def test_an_empty_step_is_explained() -> None:
+    active, kv_cache = scheduler(blocks=30, tokens=10, places=2)
+    running = generating(kv_cache, 1, 100, 50)
+    waiting = [LlmRequest(2, 300, 10), LlmRequest(3, 90, 500), LlmRequest(4, 10, 10), LlmRequest(5, 10, 10)]
+    output = active.schedule_request([running, *waiting], set())
+    assert (ids(output.generation_requests), ids(output.context_requests)) == ([1], [4])
+    assert active.why_waiting(waiting[0]) == "its prompt needs 30 KV blocks, and 19 are free"  # the running one opens a block
+    assert active.why_waiting(waiting[1]) == "it is predicted to need 599 KV tokens, 299 more than there will be"
+    assert active.why_waiting(waiting[2]) is None
+    assert active.why_waiting(waiting[3]) == "all places in the batch are taken"
+
+
+def test_a_request_that_can_never_fit_is_rejected_at_once() -> None:
+    events = drive(config("maitred", total_kv_blocks=10), [(request(0, 0, 50, 51), 5), (request(1, 0, 50, 50), 5)])
+    assert [(at, kind, number) for at, kind, number, _ in events] == [
+        (0, "REFUSED", 0),
+        (10, "FIRST_TOKEN", 1),
+        (50, "FINISHED", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("look_past=-1", "look_past must be at least 0, not -1"),
+        ("first_share=0", r"first_share must be above 0 and at most 1, not 0\.0"),
+        ("prefill_speed=0", "prefill_speed must be at least 1, not 0"),
+    ],
+)
+def test_impossible_parameters_are_refused(parameters: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        scheduler(f"maitred({parameters})")
+
+
+def test_the_flavour_runs_it() -> None:
+    assert InstanceConfig.of_flavour("maitred").batching == "maitred"
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]]]:
+    """Draw the parameters of an instance with little memory, and requests with their answers."""
+    size, blocks = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([6, 12, 40]))
+    rules = {
+        "max_skips": draw(st.integers(0, 4)),
+        "max_pauses": draw(st.integers(0, 2)),
+        "look_past": draw(st.integers(0, 4)),
+        "prefill_speed": draw(st.sampled_from([1, 256, 100_000])),
+    }
+    keys = {
+        "batching": f"maitred({','.join(f'{name}={value}' for name, value in rules.items())})",
+        "block_size_in_tokens": size,
+        "total_kv_blocks": blocks,
+        "max_num_seqs": draw(st.sampled_from([3, 64])),
+        "max_num_batched_tokens": draw(st.sampled_from([16, 128])),
+        "enable_prefix_caching": draw(st.booleans()),
+    }
+    jobs, now = [], 0
+    for number in range(draw(st.integers(1, 30))):
+        now += draw(st.sampled_from([0, 0, 10, 400]))
+        prompt, answer = draw(st.integers(1, size * blocks // 2)), draw(st.integers(1, size * blocks // 2))
+        most = draw(st.sampled_from([answer, size * blocks - prompt, None]))
+        prefix = PromptTokenIds(tuple(range(number % 3 * 10_000, number % 3 * 10_000 + prompt)))
+        jobs.append((request(number, now, prompt, most, prefix=prefix), answer))
+    return keys, jobs
+
+
+@given(workloads())
+@settings(max_examples=150, deadline=None)
+def test_no_request_is_paused_or_passed_more_often_than_it_may_be(
+    workload: tuple[dict[str, Any], list[tuple[Request, int]]],
+) -> None:
+    keys, jobs = workload
+    events = drive(config(**keys), jobs)
+    limits = {name: int(value) for name, value in (part.split("=") for part in keys["batching"][8:-1].split(","))}
+    paused = Counter(number for _, kind, number, _ in events if kind == "KV_PREEMPTED")
+    assert max(paused.values(), default=0) <= limits["max_pauses"]
+    first = times(events, "FIRST_TOKEN")
+    assert sorted(first) == sorted(times(events, "FINISHED")) == [*range(len(jobs))]
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, set[int]]:
+    """Draw some requests that have begun, with their blocks, requests that wait, and which are in flight."""
+    kv_cache = KvCacheManager({1 << 20: draw(st.integers(5, 60))}, 10)
+    active = []
+    for number in range(draw(st.integers(1, 12))):
+        made = LlmRequest(
+            number, draw(st.integers(1, 80)), draw(st.integers(1, 200)), priority=draw(st.sampled_from([0.1, 0.5]))
+        )
+        made.num_pauses = draw(st.sampled_from([0, 0, 1, 2, 3]))
+        if kv_cache.free_blocks[0] > made.prompt_len // 10 + 2 and draw(st.booleans()):
+            kv_cache.add_sequence(made)
+            if draw(st.booleans()) or made.prompt_len == 1:
+                made.context_current_position, made.state, made.num_generated_tokens = made.prompt_len, GENERATING, 1
+            else:
+                made.context_current_position = draw(st.integers(1, made.prompt_len - 1))
+        active.append(made)
+    limits = SchedulerResources(
+        12, kv_cache, 12, draw(st.sampled_from([5, 30, 300])), ContextChunkingConfig(chunk_unit_size=10)
+    )
+    return active, limits, set(draw(st.lists(st.integers(0, 11), max_size=2)))
+
+
+@given(situations())
+@settings(max_examples=300, deadline=None)
+def test_a_step_does_nothing_only_if_nothing_can_be_done(
+    situation: tuple[list[LlmRequest], SchedulerResources, set[int]],
+) -> None:
+    active, limits, inflight = situation
+    made = make_scheduler("maitred", limits)
+    free = limits.kv_cache_manager.free_blocks[0]
+    begun = [each for each in active if each.is_started]
+    output = made.schedule_request(active, inflight)
+    runs = [*output.context_requests, *output.generation_requests]
+    if runs or output.paused_requests:
+        return
+    # Whatever could run is in flight, and each request that waits says what it lacks.
+    assert all(each.request_id in inflight for each in begun)
+    waiting = [each for each in active if not each.is_started and each.request_id not in inflight]
+    fits = [each for each in waiting if -(-each.prompt_len // 10) <= free]
+    assert not fits or any(each.request_id in inflight for each in active)
+    assert all(made.why_waiting(each) for each in waiting)
