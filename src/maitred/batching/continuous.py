@@ -143,7 +143,9 @@ class ContinuousBatch:
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the work of `plan`, which has just been made."""
-        decodes, context = self._serving_decodes() if self._stalled else (self.num_decodes, self.context_tokens)
+        decodes, context = self.num_decodes, self.context_tokens
+        if self._stalled:
+            decodes, context = self._serving_decodes()
         if not plan.chunks:
             return BatchShape(decodes, context)
         if not self.num_transferred:
@@ -176,8 +178,12 @@ class ContinuousBatch:
         self._blocks.run_steps(steps)
         self.step_index += steps
         self.context_tokens += self.num_decodes * steps
-        # All that decode have been counted a token. A stalled one got none: its origin step moves by one, its context stays,
-        # and it opens its next block a step later.
+        if self._stalled:
+            self._settle_stalled()
+
+    def _settle_stalled(self) -> None:
+        """Take the token back that a step has counted for the sequences that stood still in it."""
+        # The origin step moves by one, the context stays, and the next block is opened a step later.
         for seq in self._stalled:
             seq.decode_origin_step += 1
             self.context_tokens -= 1
@@ -206,7 +212,6 @@ class ContinuousBatch:
 
     def remove(self, seq: SequenceState) -> None:
         """Remove `seq`, complete or not: free its blocks, and settle its progress."""
-        is_stalled = seq in self._stalled
         del self.sequences[seq.request.id]
         if not seq.is_decoding:
             self._prefilling.remove(seq)
@@ -218,7 +223,7 @@ class ContinuousBatch:
         seq.num_computed_tokens = held = seq.request.prompt_tokens + emitted - 1
         self.num_decodes -= 1
         self.context_tokens -= held
-        if is_stalled:
+        if self._stalled and seq in self._stalled:
             self._stalled.remove(seq)
             self._blocks.release_prefilling(seq, held)  # in this step it is not among those that open blocks
         else:

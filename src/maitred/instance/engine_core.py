@@ -188,7 +188,7 @@ class EngineCore:
         # abort that step may be one at which nothing completes any more: then a run is planned twice, which changes no
         # result.
         # The first step of decodes that were held is one of its own, since the gaps that it ends are longer.
-        limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held else 1
+        limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.since else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         # By default the victims are in reverse order of admission. Each goes to the front of the queue, which restores the
@@ -241,13 +241,16 @@ class EngineCore:
         # in `_completions` stale.
         if plan.stalled:
             self._pause(plan.stalled, now - run.starts_at)
+        held, silent = self._held, batch.num_transferred + run.departed_decodes
         if plan.holds_decodes:
-            self._held.hold(batch.sequences.values(), run.starts_at, self.itl_log)
+            held.hold(batch.sequences.values(), run.starts_at, self.itl_log)
+            silent = 0
+        elif held.since:
+            silent += len(held.since)
         if self.meter is not None:
-            silent = batch.num_transferred + run.departed_decodes + len(self._held)
-            self.meter.add_run(run.shape, run.steps, now - run.starts_at, 0 if plan.holds_decodes else silent)
-        if self._held and not plan.holds_decodes:
-            self._held.end(now, self.meter, self.itl_log)
+            self.meter.add_run(run.shape, run.steps, now - run.starts_at, silent)
+        if held.since and not plan.holds_decodes:
+            held.end(now, self.meter, self.itl_log)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
@@ -367,8 +370,7 @@ class EngineCore:
 
     def _stop_decoding(self, seq: SequenceState, now: Micros) -> Micros:
         """Note that `seq` decodes no more. Return the instant of its last token."""
-        held_since = self._held.pop(seq)
-        if held_since is not None:
+        if self._held.since and (held_since := self._held.pop(seq)) is not None:
             return held_since
         if self.itl_log is not None:
             self.itl_log.on_decode_end(seq.request.id)

@@ -22,31 +22,29 @@ from maitred.instance.step_meter import ItlLog, StepMeter
 class HeldDecodes:
     """The held sequences of one instance, each with the instant of its last token."""
 
-    __slots__ = ("_since",)
+    __slots__ = ("since",)
 
     def __init__(self) -> None:
-        self._since: dict[SequenceState, Micros] = {}
-
-    def __len__(self) -> int:
-        return len(self._since)
+        self.since: dict[SequenceState, Micros] = {}
+        """The instant of the last token of each. Under most rules it is always empty."""
 
     def hold(self, sequences: Iterable[SequenceState], since: Micros, itl_log: ItlLog | None) -> None:
         """Note a step that began at `since`, and in which those of `sequences` that decode were held."""
         for seq in sequences:
-            if seq.is_decoding and seq not in self._since:
-                self._since[seq] = since
+            if seq.is_decoding and seq not in self.since:
+                self.since[seq] = since
                 if itl_log is not None:
                     itl_log.on_decode_end(seq.request.id)
 
     def pop(self, seq: SequenceState) -> Micros | None:
         """Forget `seq`, and return the instant of its last token; None if it is not held."""
-        return self._since.pop(seq, None)
+        return self.since.pop(seq, None)
 
     def end(self, now: Micros, meter: StepMeter | None, itl_log: ItlLog | None) -> None:
         """Note that all of them have emitted a token at `now`."""
-        for seq, since in self._since.items():
+        for seq, since in self.since.items():
             if meter is not None:
                 meter.add_pause(seq.request.id, now - since)
             if itl_log is not None:
                 itl_log.on_decode_start(seq.request.id)
-        self._since.clear()
+        self.since.clear()
