@@ -35,6 +35,7 @@ LIVE_PROGRAMS: Final = FlagGroup(
     KeyFlag("programs.backend_type", "TYPE"),
     KeyFlag("programs.metrics"),
     KeyFlag("programs.metrics_interval_secs", "SECS", name="--metrics-interval"),
+    KeyFlag("programs.wait_keepalive_secs", "SECS", name="--wait-keepalive"),
     KeyFlag("programs.profile"),
     KeyFlag("programs.profile_dir", "FOLDER"),
     KeyFlag("programs.state", "FILE"),

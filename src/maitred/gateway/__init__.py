@@ -17,8 +17,9 @@ decide. What they know of the fleet comes from `polling`, `fleet` and `capacity`
 `metrics` and `endpoints`; `reload` changes the configuration in service, and `recording` writes down what happened.
 
 With agent programs, memory comes before the slot: `program_driver` asks the programs core, which knows the KV memory of the
-backends from `kv_pages` and `program_memories`. `program_views`, `program_endpoints`, `program_metrics` and `program_profiles`
-show the programs, `program_state` keeps them across restarts, and `program_parts` puts all of this together.
+backends from `kv_pages` and `program_memories`; `waiting_stream` sends comments meanwhile. `program_views`,
+`program_endpoints`, `program_metrics` and `program_profiles` show the programs, `program_state` keeps them across restarts, and
+`program_parts` puts all of this together.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.gateway.request_intake import ProxyRequest, RequestIntake
 from maitred.gateway.response_forwarder import ResponseForwarder
 from maitred.gateway.state import GatewayCounters
+from maitred.gateway.waiting_stream import WaitingStream
 from maitred.programs import ProgramRequest
 from maitred.wire import asgi
 from maitred.wire.asgi import ApiError, DisconnectWatcher, Receive, Scope, Send
@@ -118,7 +119,7 @@ class Proxy:
         proxied = await self._intake.take_in(scope, receive, send)
         if proxied is None:
             return
-        recorded = None
+        send, recorded = self._waiting_send(proxied, send), None
         if self._recorder is not None and proxied.route.generates:
             recorded = RecordedResponse(proxied.request, send)
             send = recorded.send
@@ -146,10 +147,20 @@ class Proxy:
             await _send_error_or_cut(proxied, send, error_responses.internal_error())
         finally:
             disconnect.stop()
+            if proxied.waiting_stream is not None:
+                proxied.waiting_stream.stop()
             proxied.body_lease.release()
             if self._recorder is not None and recorded is not None:
                 recorded.usage = None if proxied.step is None else proxied.step.usage
                 self._recorder.write_row(recorded)
+
+    def _waiting_send(self, proxied: ProxyRequest, send: Send) -> Send:
+        """Return the `send` of a request, with comments before it if the request may wait for memory and wants them."""
+        config = None if self._programs is None or proxied.program is None else self._programs.core.config
+        if config is None or not (proxied.request.stream and config.wait_keepalive_secs):
+            return send
+        proxied.waiting_stream = WaitingStream(send, config.wait_keepalive_secs, proxied.request_id)
+        return proxied.waiting_stream.send
 
     async def _hold_memory(
         self,
@@ -167,7 +178,7 @@ class Proxy:
         proxied.step = step = programs.begin(program, asks_for_stream=proxied.request.stream)
         try:
             while True:
-                await step.wait()
+                await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))
                 with contextlib.suppress(MemoryLost):
                     return await self._hold_slot(proxied, send, disconnect)
         except ProgramRejected as rejected:

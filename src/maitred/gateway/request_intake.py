@@ -47,6 +47,7 @@ from maitred.gateway.request_fields import (
     set_body_priority,
 )
 from maitred.gateway.state import GatewayCounters
+from maitred.gateway.waiting_stream import WaitingStream
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
@@ -96,7 +97,7 @@ class ProxyRequest:
 
     __slots__ = (
         *("body", "body_lease", "headers", "hides_usage", "path", "program", "request", "request_id", "response_started"),
-        *("route", "step"),
+        *("route", "step", "waiting_stream"),
     )
 
     def __init__(
@@ -107,6 +108,8 @@ class ProxyRequest:
         """What the core of the programs decides by, or None if the request needs no place in KV memory."""
         self.step: ProgramStep | None = None
         """The place that it has there or waits for; None without one."""
+        self.waiting_stream: WaitingStream | None = None
+        """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
         self.hides_usage = False
         """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
         self.request = request

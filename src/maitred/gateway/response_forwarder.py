@@ -28,7 +28,6 @@ from maitred.wire.response import PieceWriter, UpstreamResponse
 
 MAX_WITHHELD_BYTES: Final = 16_384
 """Size of the comments before the first data of a stream above which the head is sent without waiting for data."""
-KEEPALIVE_COMMENT: Final = b": keepalive\n\n"
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MAX_EVENT_END_BYTES: Final = 4
 _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding"))
@@ -55,7 +54,7 @@ class ResponseForwarder:
         self._response = response
         self._send = send
         self._disconnect = disconnect
-        self._is_stream = proxied.request.stream and _is_event_stream(response.headers)
+        self._is_stream = proxied.request.stream and sse.is_event_stream(response.headers)
         has_comments = keepalive_secs and self._is_stream and allows_comments(response.headers)
         self._keepalive_secs = keepalive_secs if has_comments else 0.0
         self.reader: AnswerReader | None = None
@@ -102,7 +101,7 @@ class ResponseForwarder:
             else:
                 # The silence has lasted `keepalive_secs`. With the head sent, the request can be neither retried nor refused.
                 await send(head)
-                await send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
+                await send({"type": "http.response.body", "body": sse.KEEPALIVE_COMMENT, "more_body": True})
                 await self._read_until_data()
                 on_first_data()
             more = not response.is_complete
@@ -204,14 +203,10 @@ class SseKeepalive:
         is_client_ready = not self._is_sending and (self._comment is None or self._comment.done())
         if is_client_ready and self._tail.endswith(_EVENT_ENDS):
             self._last_sent = self._loop.time()
-            message = {"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True}
+            message = {"type": "http.response.body", "body": sse.KEEPALIVE_COMMENT, "more_body": True}
             self._comment = send_eagerly(self._send, message)
 
 
 def allows_comments(headers: Headers) -> bool:
     """Return whether comments can be added to a body with these headers: its length must be open and its bytes not encoded."""
     return not any(name in _HEADERS_FIXING_BODY for name, _ in headers)
-
-
-def _is_event_stream(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.lower().startswith(sse.EVENT_STREAM_TYPE) for name, value in headers)

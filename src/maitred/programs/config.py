@@ -59,6 +59,9 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Programs of one tenant that are kept at once. One more makes room by forgetting the one that is idle for longest."""
     session_headers: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id")
     """Headers that name the program of a request without a program id; the first of them that the request has counts."""
+    wait_keepalive_secs: float = 0.0
+    """Seconds of silence after which a streamed request that waits for memory gets a comment, and with the first one the status
+    200. An error then comes as an event of the stream. 0: never."""
 
     state: str | None = None
     """File in which a gateway keeps its programs across restarts (SQLite), one for each gateway; `none`: no file. Null:
@@ -79,7 +82,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs"):
             if not 0 < getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be more than 0 seconds, and at most ten years")
-        for name in ("min_stay_secs", "patience_secs", "displace_secs", "ageing_secs_per_1k_tokens"):
+        for name in ("min_stay_secs", "patience_secs", "displace_secs", "ageing_secs_per_1k_tokens", "wait_keepalive_secs"):
             if not 0 <= getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
         if self.metrics_interval_secs is not None and not 0 < self.metrics_interval_secs <= MAX_SECS:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from maitred.wire.asgi import Headers
+
 EVENT_STREAM_TYPE = b"text/event-stream"
 DONE = b"data: [DONE]\n\n"
 """The end of an OpenAI stream."""
+KEEPALIVE_COMMENT = b": keepalive\n\n"
+"""A comment, which clients skip."""
+
+
+def is_event_stream(headers: Headers) -> bool:
+    """Return whether a body with these headers consists of server-sent events."""
+    return any(name == b"content-type" and value.lower().startswith(EVENT_STREAM_TYPE) for name, value in headers)
 
 
 def encode_event(data: bytes) -> bytes:
