@@ -16,6 +16,7 @@ from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdm
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.gateway import error_responses
+from maitred.gateway.append_file import AppendFile
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.driver import RealTimeAdmission
@@ -26,7 +27,7 @@ from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_parts import ProgramParts
 from maitred.gateway.proxy import Proxy
-from maitred.gateway.recording import AppendFile, TrafficRecorder
+from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import ROUTES
 from maitred.gateway.request_intake import RequestIntake
@@ -148,12 +149,19 @@ class Gateway:
         await self._client.close()
         for file in (self._decision_log, self._recorder):
             if file is not None:
-                file.close()
+                await file.close()
 
     def state(self) -> GatewayState:
         """Return the state of requests, backends and capacity at this instant."""
-        failed = self._decision_log is not None and self._decision_log.failed
-        return self._snapshots.take_snapshot(parked_body_bytes=self._intake.parked_bytes, decision_log_failed=failed)
+        decisions, requests = self._decision_log, self._recorder
+        return self._snapshots.take_snapshot(
+            parked_body_bytes=self._intake.parked_bytes,
+            decision_log_failed=decisions is not None and decisions.failed,
+            dropped_lines={
+                "decision_log": 0 if decisions is None else decisions.num_dropped,
+                "record": 0 if requests is None else requests.num_dropped,
+            },
+        )
 
     def settings(self) -> GatewaySettings:
         """Return the settings in force."""
@@ -198,7 +206,7 @@ def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
 
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
     path = config.decision_log
-    return None if path is None else AppendFile(path, where="gateway.decision_log", what="decisions")
+    return None if path is None else AppendFile(path, where="gateway.decision_log", what="decisions", ends_with_gap=True)
 
 
 def _make_core(config: AdmissionConfig, decision_log: AppendFile | None, load_probe: LoadProbe) -> Admission:

@@ -54,6 +54,11 @@ class BackgroundWriter(Generic[Batch]):
         self._timer: asyncio.TimerHandle | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch is being written."""
+        return self._thread is None or self._idle.is_set()
+
     def start(self) -> None:
         """Write a batch every `FLUSH_SECS` from now on, inside this event loop."""
         self._idle.set()

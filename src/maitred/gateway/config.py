@@ -100,11 +100,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_secs: float = 30.0
     """Seconds that requests in flight may go on after the first SIGINT or SIGTERM."""
     decision_log: str | None = None
-    """File to which every input and decision of admission and programs is appended, as JSON lines. If a write fails, recording
-    ends and serving goes on."""
+    """File to which every input and decision of admission and programs is appended, as JSON lines. If a write fails
+    or hangs, recording ends and serving goes on."""
     record: str | None = None
     """File to which every generating request is appended when it has ended, as a trace for `maitred simulate`. See
-    docs/workloads.md#maitred-our-own. If a write fails, recording ends and serving goes on."""
+    docs/workloads.md#maitred-our-own. If a write fails, recording ends; if it hangs, rows are dropped; serving goes on."""
     upstream: UpstreamLimits = UpstreamLimits()
 
     def __post_init__(self) -> None:

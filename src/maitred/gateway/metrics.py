@@ -76,6 +76,8 @@ class GatewayCollector(Collector):
         yield gauge("maitred_config_fallback", fallback, [], [([], state.config_fallback is not None)])
         failed = "1 if the decision log could not be written: nothing is recorded any more."
         yield gauge("maitred_decision_log_failed", failed, [], [([], state.decision_log_failed)])
+        dropped = (([file], n) for file, n in state.dropped_lines.items())
+        yield counter("maitred_dropped_lines", "Lines that were not written, because a disk failed or hung.", ["file"], dropped)
 
     def _header_families(self) -> Iterator[Metric]:
         labels = ["tenant", "requested_class", "effective_class"]

@@ -1,9 +1,5 @@
-"""The files that a gateway appends to: its decision log, and a recording of its traffic.
-
-**AppendFile.** Serving comes first: when a file can no longer be written, recording ends and serving goes on. After the first
-failure nothing more is written, even if the disk has space again, because a decision log with a gap cannot be replayed.
-
-**TrafficRecorder.** The traffic as a trace that `maitred simulate` replays, one row for each request when it has ended:
+"""TrafficRecorder: the traffic of a gateway as a trace that `maitred simulate` replays, one row for each request when it has
+ended:
 
     arrival, class, tenant, model, session, stream, output limit     from the request
     prompt and output tokens                                         from the `usage` at the end of the response
@@ -20,87 +16,23 @@ The recorder only observes what is sent. Times are those of the wall clock at th
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import re
 import time
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.core.units import Micros
+from maitred.gateway.append_file import AppendFile
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
 from maitred.wire.asgi import Message, Send
 from maitred.workload.formats.maitred import ALL_COLUMNS, COMPLETED, format_row
 from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.trace_writer import csv_line
-
-FLUSH_SECS = 1.0
-"""Longest time for which a line stays in the buffer."""
-log = logging.getLogger("maitred.gateway")
-
-
-class AppendFile:
-    """A file that lines are appended to. The first failure ends the recording, and is logged."""
-
-    def __init__(self, path: str, *, where: str, what: str) -> None:
-        """`where` is the config key that names the file, `what` says for the log what is recorded. Raises ConfigError."""
-        self.failed = False
-        """Whether a failure has ended the recording."""
-        self._path, self._what = Path(path), what
-        self._timer: asyncio.TimerHandle | None = None
-        self._file: BinaryIO | None = _open_for_append(self._path, where)
-
-    def start(self) -> None:
-        """Flush every second from now on, inside this event loop."""
-        self._flush()
-        if self._file is not None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECS, self.start)
-
-    def write(self, line: bytes) -> None:
-        """Append `line`. Never raises."""
-        if self._file is not None:
-            try:
-                self._file.write(line)
-            except OSError as error:
-                self._give_up(error)
-
-    def close(self) -> None:
-        """Flush and close the file. Later lines are dropped."""
-        self._flush()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _flush(self) -> None:
-        if self._file is not None:
-            try:
-                self._file.flush()
-            except OSError as error:
-                self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        log.error("%s are recorded no more: cannot write %s: %s", self._what, self._path, error.strerror)
-        file, self._file = self._file, None
-        self.failed = True
-        assert file is not None
-        with contextlib.suppress(OSError):
-            file.close()  # This tries once more to write the buffer.
-
-
-def _open_for_append(path: Path, where: str) -> BinaryIO:
-    try:
-        return path.open("ab")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", where=where) from error
-
 
 _TAIL_BYTES: Final = 4_096
 """Size of the end of a response in which `usage` is looked for."""
@@ -129,7 +61,7 @@ class TrafficRecorder:
         """Raises ConfigError if `path` cannot be written, or holds something other than a recording."""
         header = csv_line(ALL_COLUMNS).encode()
         has_rows = _has_recording(path, header)
-        self._file = AppendFile(path, where="gateway.record", what="requests")
+        self._file = AppendFile(path, where="gateway.record", what="requests", ends_with_gap=False)
         if not has_rows:
             self._file.write(header)
         self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
@@ -139,8 +71,13 @@ class TrafficRecorder:
     def start(self) -> None:
         self._file.start()
 
-    def close(self) -> None:
-        self._file.close()
+    async def close(self) -> None:
+        await self._file.close()
+
+    @property
+    def num_dropped(self) -> int:
+        """Rows that were not written."""
+        return self._file.num_dropped
 
     def write_row(self, recorded: RecordedResponse) -> None:
         """Record a request that has ended, in whatever way."""

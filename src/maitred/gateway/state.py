@@ -163,7 +163,9 @@ class GatewayState(msgspec.Struct):
     parked_body_bytes: int
     """Size of all request bodies that are being read or kept."""
     decision_log_failed: bool
-    """Whether a failure has ended the decision log."""
+    """Whether a failure, or a line that had to be dropped, has ended the decision log."""
+    dropped_lines: dict[str, int]
+    """Lines that were not written to the files `decision_log` and `record`."""
 
 
 class StateSnapshots:
@@ -177,7 +179,9 @@ class StateSnapshots:
         self._capacity = capacity
         self._counters = counters
 
-    def take_snapshot(self, *, parked_body_bytes: int, decision_log_failed: bool) -> GatewayState:
+    def take_snapshot(
+        self, *, parked_body_bytes: int, decision_log_failed: bool, dropped_lines: dict[str, int]
+    ) -> GatewayState:
         """Return the state at this instant. O(requests that are here)."""
         core, fleet = self._driver.core, self._fleet
         pools = {name: _pool_state(core.view(name)) for name in core.pool_names}
@@ -196,6 +200,7 @@ class StateSnapshots:
             backends=[self._backend(backend) for backend in fleet.backends],
             parked_body_bytes=parked_body_bytes,
             decision_log_failed=decision_log_failed,
+            dropped_lines=dropped_lines,
         )
 
     def _tenants(self) -> dict[str, TenantState]:
