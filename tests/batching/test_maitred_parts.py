@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.batching import LlmRequest, LlmRequestState
-from maitred.batching.answer_lengths import AnswerLengths, stratum_of
+from maitred.batching.answer_lengths import AnswerLengths
 from maitred.batching.memory_forecast import MemoryForecast
 from maitred.batching.prompt_shares import PromptRest, PromptShares
 from maitred.batching.victims import choose_victim
@@ -45,11 +45,14 @@ class TestMemoryForecast:
         assert forecast.peak == (need(requests, 30) if requests else 0)
         before = forecast.peak_with(left, held)
         assert before == need([*requests, (left, held)], left)
+        assert forecast.missing(left, held, before) == 0
         # A step later no more than one token is missing less.
         later = [(rest - 1, size + 1) for rest, size in requests if rest > 1]
         if len(later) == len(requests):
             assert MemoryForecast(later).peak_with(left, held) >= before - 1
         forecast.add(left, held)
+        with_two = need([*requests, (left, held), (left, held)], left)
+        assert (forecast.missing(left, held, with_two) <= 0, forecast.missing(left, held, with_two - 1)) == (True, 1)
         assert forecast.peak == need([*requests, (left, held)], 30)
 
 
@@ -94,10 +97,16 @@ class TestAnswerLengths:
             assert predicted == sorted(predicted)
             assert all(length > so_far for so_far, length in enumerate(predicted))
 
-    def test_each_stratum_is_as_frequent_as_any_other(self) -> None:
-        for stride in (1, 4, 8, 1000):  # a router may hand every fourth request to this instance
-            counts = [sum(stratum_of(number * stride) == stratum for number in range(8000)) for stratum in range(8)]
-            assert min(counts) > 700, (stride, counts)
+    @pytest.mark.parametrize("stride", [1, 4, 8, 1000])
+    def test_every_part_of_the_distribution_is_predicted_as_often(self, stride: int) -> None:
+        """A router may hand every fourth request to this instance."""
+        lengths = AnswerLengths()
+        for length in [50, 400, 3000, 20_000] * 500:
+            lengths.observe(length, None)
+        predicted = [lengths.predict(number * stride, 0, None) for number in range(4000)]
+        bounds = [(0, 100), (100, 1000), (1000, 10_000), (10_000, 100_000)]
+        counts = [sum(low <= length < high for length in predicted) for low, high in bounds]
+        assert min(counts) > 800, counts
 
 
 class TestPromptShares:

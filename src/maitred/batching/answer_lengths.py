@@ -20,6 +20,8 @@ running requests then look like a sample of the distribution, and the sum over t
 
 While a request grows, its predicted length never falls. `MaitredScheduler` relies on that to know for how many steps its answer
 stays the same.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ _OCTAVES: Final = 30
 _EDGES: Final[Sequence[int]] = sorted({round(2 ** (index / _PER_OCTAVE)) for index in range(_OCTAVES * _PER_OCTAVE)})
 """The least lengths of the buckets, in tokens."""
 _STRATA: Final = 8
+_LAST_STRATUM: Final = _STRATA - 1
 _FADING: Final = 1000
 """Answers after which one counts 1/e."""
 _OFTEN_AT_FIRST: Final = 32
@@ -122,11 +125,14 @@ class AnswerLengths:
 
     def predict(self, request_id: int, so_far: int, limit: int | None) -> int:
         """Return how long the answer of a request becomes that has `so_far` tokens: more than that."""
-        stratum = stratum_of(request_id)
-        if limit is not None and self.follows_limits:
-            share = self._by_limit.lengths[stratum][bucket_of(so_far * _WHOLE_LIMIT // limit)]
-            return max(so_far + 1, -(-share * limit // _WHOLE_LIMIT))
-        return max(so_far + 1, self._by_length.lengths[stratum][bucket_of(so_far)])
+        stratum = (request_id * 0x9E3779B1 >> 16) & _LAST_STRATUM  # neighbours have different ones, each as often as any other
+        if limit is None or self._errors[1] > self._errors[0]:
+            bucket = _BUCKETS[so_far] if so_far < _NUM_SHORT else bucket_of(so_far)
+            length = self._by_length.lengths[stratum][bucket]
+        else:
+            share = self._by_limit.lengths[stratum][_BUCKETS[so_far * _WHOLE_LIMIT // limit]]
+            length = -(-share * limit // _WHOLE_LIMIT)
+        return length if length > so_far else so_far + 1
 
 
 def bucket_of(length: int) -> int:
@@ -134,6 +140,6 @@ def bucket_of(length: int) -> int:
     return max(0, bisect_right(_EDGES, length) - 1)
 
 
-def stratum_of(request_id: int) -> int:
-    """Return the stratum of a request. Neighbours have different ones, and each is as frequent as any other."""
-    return (request_id * 0x9E3779B1 >> 16) % _STRATA
+_NUM_SHORT: Final = 2 * _WHOLE_LIMIT
+_BUCKETS: Final[Sequence[int]] = [bucket_of(length) for length in range(_NUM_SHORT)]
+"""The buckets of short lengths, which are asked for most often."""

@@ -116,9 +116,12 @@ class MaitredState:
 
     def tokens_left(self, request: LlmRequest) -> int:
         """Return how many tokens `request` will still emit, as far as can be foreseen; at least 1."""
-        so_far = request.num_tokens_before + request.num_generated_tokens
-        length = int(self.caution * self.lengths.predict(request.request_id, so_far, _limit(request)))
-        return max(1, min(length - so_far, request.max_new_tokens - request.num_generated_tokens))
+        generated, before, most = request.num_generated_tokens, request.num_tokens_before, request.max_new_tokens
+        limit = before + most if request.has_token_limit else None
+        length = self.lengths.predict(request.request_id, before + generated, limit)
+        if self.caution > 1.0:
+            length = int(self.caution * length)
+        return max(1, min(length - before, most) - generated)
 
 
 def _limit(request: LlmRequest) -> int | None:

@@ -260,8 +260,7 @@ class MaitredStep:
         forecast = self._memory_forecast()
         held = self._tokens_held(request, match.num_referenced_blocks)
         left = min(self._horizon, self._state.tokens_left(request))
-        peak = forecast.peak_with(left, held)
-        missing = peak - self._capacity
+        missing = forecast.missing(left, held, self._capacity)
         if missing <= 0:
             return None
         text = "it is predicted to need {needed} KV tokens, {available} more than there will be"
@@ -275,9 +274,8 @@ class MaitredStep:
         if self._forecast is None:
             state, requests = self._state, self._with_memory()
             self._horizon = horizon = state.horizon(len(requests))
-            self._forecast = MemoryForecast(
-                [(min(horizon, state.tokens_left(each)), self._tokens_held(each, each.num_shared_blocks)) for each in requests]
-            )
+            futures = [(state.tokens_left(each), self._tokens_held(each, each.num_shared_blocks)) for each in requests]
+            self._forecast = MemoryForecast([(min(horizon, left), held) for left, held in futures])
             self._capacity = self._kv_cache.get_max_resource_count() * self._block_size - self._ownerless_tokens(requests)
         return self._forecast
 

@@ -33,6 +33,9 @@ class MemoryForecast:
     def __init__(self, requests: Iterable[tuple[int, int]]) -> None:
         """`requests` are pairs: the tokens that a request will still emit, and those that it holds."""
         self._requests = sorted(requests, reverse=True)
+        self._added: list[tuple[int, int]] = []
+        """Requests that began since the sums were made, of which few follow each other."""
+        self._need_of_added = 0
         self._make_sums()
 
     def _make_sums(self) -> None:
@@ -46,15 +49,35 @@ class MemoryForecast:
     @property
     def peak(self) -> int:
         """The largest need at any time."""
+        self._merge()
         return max([self._held[number] + number * left for number, (left, _) in enumerate(self._requests, 1)], default=0)
 
     def peak_with(self, left: int, held: int) -> int:
         """Return the largest need until a candidate ends that holds `held` tokens and emits `left`."""
+        self._merge()
+        return self._peak_with(left, held)
+
+    def missing(self, left: int, held: int, capacity: int) -> int:
+        """Return how many of `capacity` tokens will be missing until such a candidate ends, or 0 or less if they suffice."""
+        # Those that were added need at most all that they will hold at last, at the same time.
+        missing = self._peak_with(left, held) + self._need_of_added - capacity
+        if missing <= 0 or not self._added:
+            return missing
+        self._merge()
+        return self._peak_with(left, held) - capacity
+
+    def add(self, left: int, held: int) -> None:
+        """Count a request that begins."""
+        self._added.append((left, held))
+        self._need_of_added += left + held
+
+    def _peak_with(self, left: int, held: int) -> int:
         place = bisect_right(self._ends, -left)
         own = self._held[place] + held + (place + 1) * left
         return max(own, self._peaks_with_another[place] + held)
 
-    def add(self, left: int, held: int) -> None:
-        """Count a request that begins."""
-        self._requests.insert(bisect_right(self._ends, -left), (left, held))
-        self._make_sums()
+    def _merge(self) -> None:
+        if self._added:
+            self._requests = sorted([*self._requests, *self._added], reverse=True)
+            self._added, self._need_of_added = [], 0
+            self._make_sums()
