@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 VOCABULARY = 1024
 MAX_POSITIONS = 8192
@@ -33,6 +34,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     if (folder / "config.json").exists():
         return
+    disable_progress_bar()
     tokenizer = make_tokenizer()
     model = make_model()
     silence_tokens(model, tokenizer)

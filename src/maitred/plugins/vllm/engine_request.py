@@ -132,7 +132,8 @@ class _Hints:
 
 def _hints(request: EngineRequest) -> _Hints:
     body = getattr(request.sampling_params, "extra_args", None)
-    return _Hints({**_trace_hints(request.trace_headers or {}), **(body if isinstance(body, Mapping) else {})})
+    trace = _trace_hints(request.trace_headers) if request.trace_headers else {}
+    return _Hints({**trace, **(body if isinstance(body, Mapping) else {})})
 
 
 def _trace_hints(headers: Mapping[str, str]) -> dict[str, str]:
