@@ -26,10 +26,8 @@ RECORDED = Path(__file__).parents[1] / "vectors" / "vllm_plugin_steps"
 INSTANCE = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "total_kv_blocks": 100, "enable_prefix_caching": True}
 
 
-def unpacked(name: str, folder: Path) -> Path:
-    path = folder / f"{name}.jsonl"
-    path.write_bytes(gzip.decompress((RECORDED / f"{name}.jsonl.gz").read_bytes()))
-    return path
+def recorded(name: str) -> Path:
+    return RECORDED / f"{name}.jsonl.gz"
 
 
 def written(lines: list[object], path: Path) -> Path:
@@ -70,19 +68,18 @@ def test_the_log_of_an_engine() -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "bounded", "vtc"])
-def test_the_simulator_makes_the_steps_that_vllm_made(name: str, tmp_path: Path) -> None:
-    path = unpacked(name, tmp_path)
-    pairs = compare_steps(path)
+def test_the_simulator_makes_the_steps_that_vllm_made(name: str) -> None:
+    pairs = compare_steps(recorded(name))
 
     assert len(pairs) > 90
     assert [pair for pair in pairs if pair.vllm != pair.simulator] == []
     assert sum(pair.vllm.count("!") for pair in pairs) > 0, "a log without preemptions shows less"
-    assert path.read_text().count('"is_complete":false') == 3
+    assert gzip.decompress(recorded(name).read_bytes()).count(b'"is_complete":false') == 3
 
 
-def test_another_policy_makes_other_steps(tmp_path: Path) -> None:
+def test_another_policy_makes_other_steps() -> None:
     """So the equality above is not one of what any policy would do."""
-    header, lines = read_step_log(unpacked("fcfs", tmp_path))
+    header, lines = read_step_log(recorded("fcfs"))
     other = msgspec.structs.replace(header, instance={**header.instance, "scheduler": "sjf"})
     assert [*StepReplay(other, lines).steps()] != [line for line in lines if isinstance(line, StepLine)]
 
@@ -138,6 +135,13 @@ def test_a_file_that_is_no_step_log(content: str | None, message: str, tmp_path:
     with pytest.raises(ConfigError, match=message) as raised:
         read_step_log(path)
     assert str(raised.value).startswith(str(path))
+
+
+def test_a_file_that_is_not_compressed_as_its_name_says(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl.gz"
+    path.write_bytes(b"hello")
+    with pytest.raises(ConfigError, match="cannot be read: Not a gzipped file"):
+        read_step_log(path)
 
 
 @pytest.mark.parametrize("instance", [{"max_num_seqs": 0}, {"unknown": 1}, {"scheduler": "no_such"}])

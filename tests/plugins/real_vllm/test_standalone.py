@@ -150,6 +150,25 @@ def test_an_aborted_request_leaves_the_queue() -> None:
     assert engine.finished == ["c"]
 
 
+@pytest.mark.parametrize("policy", SCHEDULERS.built_in())
+def test_a_request_that_waits_for_its_grammar_holds_up_nothing_and_is_served(policy: str) -> None:
+    """vLLM pops it in every step, and puts it back."""
+    engine = StandaloneScheduler({"scheduler": policy}, max_num_seqs=3)
+    for name in ("first", "grammar", "last"):
+        engine.add(name, prompt(40), 30, tenant=name)
+    request = engine.scheduler.requests["grammar"]
+    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    for _ in range(20):
+        engine.step()
+    assert sorted(engine.steps[-1]) == ["first", "last"]
+    assert [waiting.request_id for waiting in engine.scheduler.waiting] == ["grammar"]
+    assert engine.scheduler.make_stats().num_skipped_waiting_reqs == 1
+    request.status = RequestStatus.WAITING
+    engine.run()
+
+    assert engine.finished[-1] == "grammar"
+
+
 def test_a_reset_of_the_prefix_cache_is_followed() -> None:
     """Two families wait. The cache holds one of them, and then nothing."""
     order = {}

@@ -11,6 +11,7 @@ numbered by arrival, hashes shortened to 63 bits. The lines of a step are writte
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO, TypeAlias
@@ -127,16 +128,17 @@ class StepLog(StepListener):
 
 
 def read_step_log(path: Path) -> tuple[StepLogHeader, list[StepLogLine]]:
-    """Return the header and the other lines. Raises ConfigError for a file that is no step log."""
+    """Return the header and the other lines of a file, which may be compressed (`.gz`). Raises ConfigError for one that is no
+    step log."""
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             first = file.readline()
             decoder = msgspec.json.Decoder(StepLogLine)
             header = decoder.decode(first)
             if not isinstance(header, StepLogHeader) or header.format != FORMAT:
                 raise ConfigError("this is no step log of this release", where=str(path), hint="record_steps writes one")
             return header, [decoder.decode(line) for line in file]
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"this is no step log: {error}", where=str(path), hint="record_steps writes one") from error
