@@ -18,6 +18,7 @@ from .smg_conformance.runner import FileProblem, Result, chosen, load
 from .smg_conformance.runner import run as run_smg
 from .thunderagent_conformance.runner import run as run_thunderagent
 from .trtllm_conformance import runner as trtllm
+from .vllm_conformance import runner as vllm
 
 
 class System(StrEnum):
@@ -26,6 +27,7 @@ class System(StrEnum):
     BLIS = "blis"
     THUNDERAGENT = "thunderagent"
     TRTLLM = "trtllm"
+    VLLM = "vllm"
 
 
 def main(
@@ -49,9 +51,11 @@ def main(
             raise typer.Exit(blis.report(paths, typer.echo))
         if system is System.TRTLLM:
             raise typer.Exit(trtllm.report(paths, typer.echo))
+        if system is System.VLLM:
+            raise typer.Exit(vllm.report(paths, typer.echo))
         names = [name for name in only.split(",") if name]
         files = [load(path, names) for path in paths]
-    except (FileProblem, sglang.CasesError, blis.CasesError, trtllm.CasesError) as problem:
+    except (FileProblem, sglang.CasesError, blis.CasesError, trtllm.CasesError, vllm.CasesError) as problem:
         typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(2) from problem
 

@@ -4,7 +4,8 @@ A batch former fills each step of an engine with work: a token for each sequence
 the token budget, the sequence limit and the KV blocks go. It owns the running batch; the wait queue decides which sequence is
 next, `kv` what memory is left, and the instance when a step begins and ends.
 
-    continuous.py        ContinuousBatch: as vLLM plans its steps
+    running_batch.py     RunningBatch: the books of a batch, whoever plans its steps
+    continuous.py        ContinuousBatch: as vLLM plans its steps; plan_ahead.py: the same one step ahead
     schedulers.py        the interfaces of TensorRT-LLM: capacity first, then the micro-batch
     capacity.py          its capacity policies, on block_needs.py (arithmetic) and capacity_budgets.py (what a pass counts)
     micro_batch.py       the requests of a step, with the chunks of context_chunking.py
@@ -40,6 +41,7 @@ from maitred.batching.kv_cache_view import KvCacheView, ReleaseSimulation, Reuse
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
 from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.micro_batch import TokenBudgetScheduler
+from maitred.batching.plan_ahead import AheadBatch
 from maitred.batching.scheduler_batch import SchedulerBatch
 from maitred.batching.schedulers import (
     CapacityScheduler,
@@ -52,6 +54,7 @@ from maitred.batching.schedulers import (
 from maitred.batching.step_plan import StepPlan
 
 __all__ = [
+    "AheadBatch",
     "BATCH_SCHEDULERS",
     "BatchLimits",
     "BlockGeometry",

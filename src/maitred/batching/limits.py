@@ -25,7 +25,17 @@ class BatchLimits(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int
     """Tokens of all sequences: one for each that decodes, and those of the chunks."""
     long_prefill_token_threshold: int
-    """Tokens of one chunk, or 0 if only `max_num_batched_tokens` limits them."""
+    """Tokens of one chunk while other requests are here, or 0 if only `max_num_batched_tokens` limits them."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """Whether a chunk may always have an equal share of `max_num_batched_tokens`, whatever the threshold is."""
+    enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed in more than one step for want of tokens."""
+    scheduler_reserve_full_isl: bool = True
+    """Whether a sequence is admitted only when its whole prompt fits into the free blocks, and not only its first chunk."""
+    watermark_blocks: int = 0
+    """Blocks that stay free when a sequence is admitted beside others."""
+    max_chunk_tokens: int = 0
+    """Tokens of one chunk, whether or not other requests are here; 0: as many as `max_num_batched_tokens`."""
 
 
 class PreemptionPolicy(Enum):
@@ -35,11 +45,16 @@ class PreemptionPolicy(Enum):
     """The sequence that was admitted last. The value is vLLM's word: under first come, first served the last one gives way."""
     LOWEST_PRIORITY = "priority"
     """The sequence with the lowest priority; of equals the one that arrived last, and then that was admitted last (BLIS)."""
+    HIGHEST_NUMBER = "number"
+    """The sequence with the highest number as its client's priority; of equals the one that arrived last, and then that was
+    admitted first (vLLM with `scheduling_policy: priority`, where low numbers are urgent)."""
 
     def choose_victim(self, running: Sequence[SequenceState]) -> int:
         """Return the index of the victim in `running`, which is in the order of admission and not empty."""
         if self is PreemptionPolicy.LAST_ADMITTED:
             return len(running) - 1
+        if self is PreemptionPolicy.HIGHEST_NUMBER:
+            return max(range(len(running)), key=lambda index: (running[index].request.priority, running[index].request.arrival))
         return max((-seq.priority, seq.request.arrival, index) for index, seq in enumerate(running))[2]
 
 

@@ -42,7 +42,7 @@ class UnseenArrivals:
         seq.queued_at = seen_at
         self._sequences[seq.request.id] = seq
         if is_idle and not self._batch.running:
-            self._reveal_all()  # arrivals while the batch was full are before it
+            self.reveal_all()  # arrivals while the batch was full are before it
 
     def before_planning(self, now: Micros) -> None:
         """Reveal the arrivals that a scheduler one step ahead knew when it planned the step that begins at `now`. Call it just
@@ -50,14 +50,7 @@ class UnseenArrivals:
         if self._batch.running:
             self.reveal_before(now)
         else:
-            self._reveal_all()  # nothing ran, so nothing was planned ahead
-
-    def after_planning(self) -> bool:
-        """Reveal the arrivals, and free the slots, that the plan just made could not know of. Return whether there were any."""
-        if not (self._sequences or self._batch.pending_free_slots):
-            return False
-        self._reveal_all()
-        return True
+            self.reveal_all()  # nothing ran, so nothing was planned ahead
 
     def reveal_before(self, now: Micros) -> None:
         """Put the arrivals that were seen before `now` into the wait queue. They may be many if the batch was full."""
@@ -71,8 +64,8 @@ class UnseenArrivals:
         """Drop the arrival of a request that has ended, if it is here."""
         self._sequences.pop(request_id, None)
 
-    def _reveal_all(self) -> None:
-        self._batch.pending_free_slots = 0
+    def reveal_all(self) -> None:
+        """Put all arrivals into the wait queue."""
         for seq in self._sequences.values():
             assert seq.queued_at is not None
             self._waiting.add(seq, seq.queued_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maitred.batching import (
+    AheadBatch,
     ChunkingPolicy,
     ContextChunkingConfig,
     ContinuousBatch,
@@ -31,7 +32,12 @@ def new_batch(config: InstanceConfig, blocks: BlockManager) -> ContinuousBatch:
     """Return an empty batch over `blocks`. Raises ConfigError for a batch scheduler that cannot be made or used here."""
     limits, name = config.batch_limits, config.batching
     if name is None:
-        return ContinuousBatch(limits, blocks, PreemptionPolicy(config.preemption_policy))
+        victims = PreemptionPolicy(config.preemption_policy)
+        if config.scheduling_policy == "priority":
+            victims = PreemptionPolicy.HIGHEST_NUMBER
+        if config.async_scheduling:
+            return AheadBatch(limits, blocks, victims, config.model_len)
+        return ContinuousBatch(limits, blocks, victims)
 
     def make(kv_cache: KvCacheView) -> RequestScheduler:
         return make_scheduler(name, _resources(config, kv_cache))

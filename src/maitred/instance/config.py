@@ -15,8 +15,8 @@ from maitred.core.units import Micros
 from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
 from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, parse_latency
 from maitred.instance.sglang_config import SGLangConfig
+from maitred.instance.vllm_keys import VllmKeys
 from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
-from maitred.queueing import QueueingConfig
 
 DEFAULT_UTILISATION = 0.9
 """The share of the GPUs' memory that vLLM uses by default."""
@@ -24,17 +24,20 @@ _DEFAULT_KV_BLOCKS = 27_000
 _UPPER_LIMITS = {
     "max_num_seqs": 1_000_000,
     "max_num_batched_tokens": 1_000_000_000,
+    "max_chunk_tokens": 1_000_000_000,
     "total_kv_blocks": 1_000_000_000,
     "block_size_in_tokens": 65_536,
 }
 """Far more than any engine has. A larger value is a slip of the keyboard, and would only exhaust memory."""
 _MAX_GPUS = 4096
 _MIN_BANDWIDTH = 1e-6
+_EVERYWHERE = "long_prefill_token_threshold"
+"""A key of vLLM that BLIS has, too."""
 _HOUR: Micros = 3_600_000_000
 _MAX_LATENCY_SCALE = 1_000_000
 
 
-class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One instance. Names and meanings are those of vLLM's and BLIS's flags, and so are the defaults, with the KV memory of an
     80 GB GPU beside an 8B model."""
 
@@ -51,12 +54,9 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     """GPUs that share every layer."""
     data_parallel_size: int = 1
     """Ranks that share the experts. Each has its own part of the requests; together they are one instance."""
-    max_num_seqs: int = 256
-    """Most sequences in the running batch."""
-    max_num_batched_tokens: int = 2048
-    """Token budget of one step."""
-    long_prefill_token_threshold: int = 0
-    """Largest chunk of one prompt in one step, in tokens; 0: no limit but `max_num_batched_tokens`."""
+    max_chunk_tokens: int | None = None
+    """Largest chunk of one prompt in one step, in tokens, whether or not other requests are here: the budget of one rank where
+    several ranks are one instance. Null: no limit but those above."""
     total_kv_blocks: int | None = None
     """KV blocks. Null: what fits on `hardware` beside `model`, and without a model 27,000."""
     block_size_in_tokens: int = 16
@@ -124,10 +124,9 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{name} must be from 1 to {most:,}, not {value}")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(f"long_prefill_token_threshold must be at least 0, not {self.long_prefill_token_threshold}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
+        self._check_vllm_keys(self.max_model_len)
         self._check_host_memory()
         self._check_batching()
         self._check_flavour()
@@ -157,6 +156,9 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"{problem}: leave out one of async_scheduling and flavour {self.flavour}")
         if self.batching is not None and not flavour.takes_batching:
             raise ValueError(f"batching is not for flavour {self.flavour}, which has its own: leave out one of the two")
+        changed = [] if flavour.takes_vllm_keys else [name for name in self._changed_switches() if name != _EVERYWHERE]
+        if changed:
+            raise ValueError(f"{changed[0]} is not for flavour {self.flavour}: leave out one of {changed[0]} and flavour {self.flavour}")
         if self.batching is None and "batching" in flavour.keys:
             problem = f"flavour {self.flavour} needs batching"
             raise ValueError(f"{problem}: InstanceConfig.of_flavour({self.flavour!r}) has its defaults")
@@ -178,8 +180,8 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         """Raise ValueError for what does not combine with `batching`."""
         if self.batching is None:
             return
-        if self.long_prefill_token_threshold:
-            raise ValueError("long_prefill_token_threshold has no effect with batching: leave out one of the two")
+        if changed := self._changed_switches():
+            raise ValueError(f"{changed[0]} has no effect with batching: leave out one of the two")
         chunked = self.context_chunking_policy != "none"
         if chunked and self.max_num_batched_tokens < self.block_size_in_tokens:
             size = f"block_size_in_tokens {self.block_size_in_tokens}"
@@ -201,6 +203,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
         """Return what has no effect or little sense, in sentences. `prefix_cache`: whether there is one."""
         return [
             *super().warnings(prefix_cache=prefix_cache),
+            *self._vllm_warnings(),
             *self._cache_warnings(),
             *self._model_warnings(),
             *self._preemption_warnings(),
@@ -284,7 +287,16 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def batch_limits(self) -> BatchLimits:
         """What one step of an instance may hold."""
-        return BatchLimits(self.max_num_seqs, self.max_num_batched_tokens, self.long_prefill_token_threshold)
+        return BatchLimits(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.long_prefill_token_threshold,
+            self.long_prefill_token_threshold_adaptive,
+            self.enable_chunked_prefill,
+            self.scheduler_reserve_full_isl,
+            int(self.watermark * (self.kv_blocks + 1)),  # vLLM counts its null block, too
+            self.max_chunk_tokens or self.max_num_batched_tokens,
+        )
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:
         """Return an empty one, or None without prefix caching. Raises ConfigError for an unknown eviction policy."""
@@ -298,7 +310,7 @@ class InstanceConfig(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_f
     def model_len(self) -> int:
         """Longest prompt and output together that fits, in tokens."""
         held = self.kv_blocks * self.block_size_in_tokens
-        if self.batching is not None and self.context_chunking_policy == "none":
+        if not self.enable_chunked_prefill or (self.batching is not None and self.context_chunking_policy == "none"):
             held = min(held, self.max_num_batched_tokens)  # a paused request computes prompt and output again in one step
         if self.flavour == "sglang":
             held -= self.sglang.unused_tokens(self.block_size_in_tokens)

@@ -124,7 +124,8 @@ class EngineCore:
     def check(self) -> None:
         """Raise InvariantError if the sums do not follow from the sequences."""
         self.batch.check()
-        running, waiting = len(self.batch.sequences), len(self.waiting) + (len(self._unseen) if self._unseen is not None else 0)
+        running = len(self.batch.sequences) - len(self.batch.leaving)
+        waiting = len(self.waiting) + (len(self._unseen) if self._unseen is not None else 0)
         if waiting + running != len(self.sequences) or self.sequences.keys() != self._output_lengths.keys():
             raise InvariantError(f"{waiting} wait + {running} run, but {len(self.sequences)} sequences are here")
 
@@ -189,8 +190,13 @@ class EngineCore:
         # result.
         # The first step of decodes that were held is one of its own, since the gaps that it ends are longer.
         limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.since else 1
-        waiting = self.waiting if len(self.sequences) > len(batch.sequences) else None
+        waiting = self.waiting if len(self.sequences) > len(batch.sequences) - len(batch.leaving) else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
+        if unseen is not None and not (batch.num_decodes or plan.chunks or plan.preempted):
+            # A plan with nothing in it takes no time: the next one knows what this one could not.
+            batch.drop_leaving()
+            unseen.reveal_all()
+            plan = batch.schedule(waiting, now, 1)
         # By default the victims are in reverse order of admission. Each goes to the front of the queue, which restores the
         # order.
         for seq in plan.preempted:
@@ -198,14 +204,19 @@ class EngineCore:
         if not (batch.num_decodes or plan.chunks or plan.preempted):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
         shape = self._spread_shape(plan) if self._is_spread_aware else batch.batch_shape(plan)
+        had_news = unseen is not None and bool(batch.leaving or len(unseen))
         run = self.run = StepRun(now, plan.max_repeats, plan, shape)
         run.outcome_at = run.ends_at = now + self.latency.run_time(shape, run.steps)
         if run.steps > 1 and waiting is not None and not batch.is_full:  # a full batch admits nothing, whatever the order
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
                 self.truncate(run, changes_at)
-        if unseen is not None and unseen.after_planning() and run.steps > 1 and len(self.waiting) and not batch.is_full:
-            self._shorten(run, 1)  # the plan of the next step may admit what was seen only now
+        if unseen is not None:
+            run.departed_decodes = batch.num_ghosts
+            batch.drop_leaving()
+            unseen.reveal_all()
+            if had_news and run.steps > 1 and len(self.waiting) and not batch.is_full:
+                self._shorten(run, 1)  # the plan of the next step may admit what was seen only now
         return run
 
     def truncate(self, run: StepRun, now: Micros) -> None:
@@ -259,6 +270,8 @@ class EngineCore:
         while (step := self._completions.first_step()) == batch.step_index:
             self._remove_running(self._completions.pop_entry()[3], now, _FINISHED)
         self._next_completion_step = step
+        if batch.leaving and not (self.sequences or batch.num_ghosts):
+            batch.drop_leaving()  # the next step has nothing in it, so it takes no time
         if plan.stalled and self.itl_log is not None:
             for seq in plan.stalled:
                 self.itl_log.on_decode_start(seq.request.id)
@@ -267,7 +280,9 @@ class EngineCore:
         """Remove `seq`, wherever it is, before its answer is complete."""
         if self._unseen is not None:
             self._unseen.reveal_before(now)
-        if seq.request.id in self.batch.sequences:
+        if self.batch.sequences.get(seq.request.id) is seq:
+            if self._unseen is not None and self.run is not None and self._prefix_blocks is not None:
+                self._prefix_blocks.reserve_next_step()  # the step in progress has taken its blocks
             self._remove_running(seq, now, kind)
         else:
             self.waiting.remove(seq.request.id)
@@ -302,6 +317,8 @@ class EngineCore:
 
     def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
         self.num_preemptions += 1
+        if self.sequences.get(seq.request.id) is not seq:
+            return  # it has ended, which the scheduler did not know when it planned the step
         # A sequence that prefills emits nothing, so one with new tokens was decoding. (`is_decoding` is False by now.)
         if seq.num_output_tokens > seq.num_accounted_output_tokens:
             self._completions.mark_stale()
@@ -338,8 +355,6 @@ class EngineCore:
         """Remove `seq` from the running batch for good."""
         if self._unseen is not None:
             self._unseen.reveal_before(now)  # the queue must hold them before it learns from the sequence that leaves
-            if kind is _FINISHED:
-                self.batch.pending_free_slots += 1
         if seq.is_decoding:
             self._stop_decoding(seq, now)
         if kind is _FINISHED:
@@ -360,7 +375,7 @@ class EngineCore:
         if self._unseen is not None:
             self._unseen.forget(seq.request.id)
         del self.sequences[seq.request.id], self._output_lengths[seq.request.id]
-        if self._prefix_blocks is not None:
+        if self._prefix_blocks is not None and seq not in self.batch.leaving:
             self._prefix_blocks.forget(seq)
         self.waiting.on_sequence_end(seq, now)
         self.batch.forget(seq)

@@ -32,6 +32,8 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     keys: Mapping[str, Any] = MappingProxyType({})
     """Defaults of its own, by key."""
     takes_async_scheduling: bool = False
+    takes_vllm_keys: bool = True
+    """Whether it takes the keys of `vllm_keys.py` beside the limits of a step."""
     takes_batching: bool = False
     """Whether a batch scheduler decides its steps, which is then the key `batching`."""
     takes_host_memory: bool = False
@@ -47,7 +49,7 @@ FLAVOURS: Final[Mapping[FlavourName, Flavour]] = {
     "maitred": Flavour(
         keys={"batching": "maitred", "enable_prefix_caching": True}, takes_async_scheduling=True, takes_batching=True
     ),
-    "blis": Flavour(takes_host_memory=True),
+    "blis": Flavour(takes_host_memory=True, takes_vllm_keys=False),
 }
 
 

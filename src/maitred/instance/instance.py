@@ -50,12 +50,12 @@ class Instance:
     @property
     def waiting(self) -> int:
         """Sequences that wait."""
-        return len(self._core.sequences) - len(self._batch.sequences)
+        return len(self._core.sequences) - len(self._batch.sequences) + len(self._batch.leaving)
 
     @property
     def running(self) -> int:
         """Sequences in the running batch."""
-        return len(self._batch.sequences)
+        return len(self._batch.sequences) - len(self._batch.leaving)
 
     @property
     def total_blocks(self) -> int:
@@ -171,7 +171,7 @@ class Instance:
         """
         core = self._core
         run = core.run
-        if run is None and core.sequences and not core.events:
+        if run is None and (core.sequences or core.batch.num_ghosts) and not core.events:
             run = core.start_run()
         if core.events:
             return core.events[0].at
@@ -233,7 +233,7 @@ class Instance:
             due = core.next_deadline() if core.deadlines else None
             if run is not None and run.outcome_at <= last and (due is None or run.outcome_at <= due):
                 core.commit_run(run)
-            elif run is None and core.sequences and core.next_start < (now if due is None or due > last else due):
+            elif run is None and (core.sequences or core.batch.num_ghosts) and core.next_start < (now if due is None or due > last else due):
                 core.start_run()
             elif due is not None and due <= last:
                 self._withdraw(heappop(core.deadlines)[2], due, EventKind.TIMED_OUT)

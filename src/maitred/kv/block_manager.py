@@ -45,7 +45,7 @@ from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
 class BlockManager:
     """The KV blocks of one instance. All counts are blocks unless they say tokens."""
 
-    __slots__ = ("_num_decodes", "_openings_by_phase", "_phase", "block_size", "free", "total")
+    __slots__ = ("_num_decodes", "_num_opened", "_opened_for", "_openings_by_phase", "_phase", "block_size", "free", "total")
 
     def __init__(self, total: int, block_size: int) -> None:
         """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
@@ -57,11 +57,15 @@ class BlockManager:
         self._phase = 0
         self._num_decodes = 0
         self._openings_by_phase = [0] * block_size
+        self._num_opened = 0
+        """Blocks that decoding sequences have opened for the step about to be planned."""
+        self._opened_for: set[RequestId] = set()
+        """The sequences that have opened them, if not all that need one have."""
 
     @property
     def free_committed(self) -> int:
         """Free blocks as of the steps that have ended."""
-        return self.free
+        return self.free + self._num_opened
 
     @property
     def num_fetched_blocks(self) -> int:
@@ -86,9 +90,29 @@ class BlockManager:
         # Phase and tokens grow together, so the sequence is found at the same index when it leaves.
         self._openings_by_phase[(self._phase - tokens) % self.block_size] += 1
 
+    def open_block(self, seq: SequenceState) -> None:
+        """Take the block that `seq`, which decodes, opens in the step about to be planned. Call it for all sequences that open
+        one in that step, or for none: then `run_steps` takes them all."""
+        self.reserve(1)
+        self._num_opened += 1
+        self._opened_for.add(seq.request.id)
+
+    def _close_block(self, seq: SequenceState, tokens: int) -> int:
+        """Return how many blocks are open for the next token of `seq`, which holds `tokens` tokens and leaves: 0 or 1."""
+        if self._opened_for:
+            opened = int(seq.request.id in self._opened_for)
+            self._opened_for.discard(seq.request.id)
+        else:
+            opened = int(tokens % self.block_size == 0)
+        self._num_opened -= opened
+        return opened
+
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
-        """Free the blocks of `seq`, which decodes and holds `tokens` tokens by now."""
+        """Free the blocks of `seq`, which decodes and holds `tokens` tokens by now. It may leave between the planning of a step
+        and its end: a block that was opened for its next token goes with it."""
         self.free += -(-tokens // self.block_size)
+        if self._num_opened:
+            self.free += self._close_block(seq, tokens)
         self._num_decodes -= 1
         self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1
 
@@ -129,11 +153,15 @@ class BlockManager:
     def run_steps(self, steps: int) -> None:
         """Make `steps` steps: the decoding sequences take the blocks that they open."""
         self.free -= self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
+        if self._num_opened:  # these are taken already
+            self.free += self._num_opened
+            self._num_opened = 0
+            self._opened_for.clear()
         self._phase = (self._phase + steps) % self.block_size
 
     def max_steps(self, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, for which the blocks are free now."""
-        return self.max_steps_with(self.free, limit)
+        return self.max_steps_with(self.free + self._num_opened, limit)
 
     def max_steps_with(self, free: int, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, that open no more than `free` blocks."""
@@ -154,8 +182,8 @@ class BlockManager:
 
     def check(self, held: int) -> None:
         """Raise InvariantError unless `held`, the blocks that the sequences hold, and the free ones are all there are."""
-        if held + self.free != self.total or self.free < 0:
-            raise InvariantError(f"KV blocks: {held} held + {self.free} free != {self.total}")
+        if held + self._num_opened + self.free != self.total or self.free < 0:
+            raise InvariantError(f"KV blocks: {held} held + {self._num_opened} open + {self.free} free != {self.total}")
         openings = self._openings_by_phase
         if sum(openings) != self._num_decodes or min(openings) < 0:
             raise InvariantError(f"KV blocks: {openings} open, {self._num_decodes} sequences decode")
@@ -177,6 +205,8 @@ class SequenceBlocks:
     """Whether it is about to be preempted, and will come back for what it has computed."""
     is_discarded: bool = False
     """Whether it is about to be preempted, and what it has not committed is lost."""
+    num_unknown: int = 0
+    """Tokens at its end whose content is not known when it is preempted."""
 
     def __init__(self, block_hashes: Sequence[int]) -> None:
         self.block_hashes = block_hashes
@@ -193,7 +223,7 @@ class SequenceBlocks:
 class PrefixBlockManager(BlockManager):
     """The KV blocks of one instance, in `cache`, which only this object may change."""
 
-    __slots__ = ("_num_opened", "_num_unassigned", "_sequence_blocks", "cache")
+    __slots__ = ("_num_unassigned", "_sequence_blocks", "cache")
 
     def __init__(self, cache: PrefixCache[Any]) -> None:
         super().__init__(cache.total, cache.block_size)
@@ -201,12 +231,6 @@ class PrefixBlockManager(BlockManager):
         self._sequence_blocks: dict[RequestId, SequenceBlocks] = {}
         self._num_unassigned = 0
         """Blocks that decoding sequences have opened and that are not assigned to their locks yet."""
-        self._num_opened = 0
-        """Of these, the blocks that are opened for the step about to be planned."""
-
-    @property
-    def free_committed(self) -> int:
-        return self.free + self._num_opened
 
     def reserve(self, blocks: int) -> None:
         self.cache.reserve(blocks)
@@ -221,15 +245,9 @@ class PrefixBlockManager(BlockManager):
 
     def run_steps(self, steps: int) -> None:
         opened = self.decode_blocks(steps) - self._num_opened
-        # `super` takes the openings of all steps, those of the first step included, which may be reserved already.
-        self.free += self._num_opened
         super().run_steps(steps)
         self.cache.reserve(opened)
         self._num_unassigned += opened
-        self._num_opened = 0
-
-    def max_steps(self, limit: int) -> int:
-        return self.max_steps_with(self.free + self._num_opened, limit)
 
     def expect_continuation(self, seq: SequenceState, conversation_prefix: PrefixKeys) -> None:
         """Keep what `seq` computes, prompt and answer, for later requests that continue it."""
@@ -245,7 +263,7 @@ class PrefixBlockManager(BlockManager):
         """Lock what `find_cached` has found for `seq`."""
         content = self._blocks_of(seq)
         content.lock = self.cache.lock(content.block_hashes[: hit.num_blocks], priority=seq.request.priority)
-        content.will_return = False
+        content.will_return, content.num_unknown = False, 0
         self.free -= hit.num_unreferenced
         if not seq.num_preemptions:
             seq.num_cached_tokens = hit.num_blocks * self.block_size
@@ -269,16 +287,15 @@ class PrefixBlockManager(BlockManager):
         """Let `seq`, which is about to be preempted, commit nothing more of what it has computed."""
         self._blocks_of(seq).is_discarded = True
 
-    def keep_for_return(self, seq: SequenceState) -> None:
-        """Let `seq`, which is about to be preempted, find again what it has computed, if that is still cached then."""
-        self._blocks_of(seq).will_return = True
+    def keep_for_return(self, seq: SequenceState, num_unknown: int) -> None:
+        """Let `seq`, which is about to be preempted, find again what it has computed, if that is still cached then. The content
+        of its last `num_unknown` tokens is not known yet, so a block with one of them is not cached."""
+        content = self._blocks_of(seq)
+        content.will_return, content.num_unknown = True, num_unknown
 
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
-        # The sequence may leave between the planning of a step and its end. A block that was opened for its next token goes
-        # with it.
-        opened = 1 if self._num_opened and tokens % self.block_size == 0 else 0
-        self._num_opened -= opened
-        super().release_decoding(seq, tokens)
+        opened = self._close_block(seq, tokens) if self._num_opened else 0
+        self.pause_decode(tokens)
         self._release(seq, tokens, opened)
 
     def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
@@ -291,7 +308,8 @@ class PrefixBlockManager(BlockManager):
 
     def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
         """Release the lock of `seq`: `tokens` tokens' worth, and `opened` blocks without content yet."""
-        content, full = self._blocks_of(seq), tokens // self.block_size
+        content = self._blocks_of(seq)
+        full = (tokens - content.num_unknown) // self.block_size
         lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
         # Only content that a request may ask for needs hashes. For most answers none are ever made.
         if content.is_discarded:

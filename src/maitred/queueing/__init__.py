@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyPolicy, PolicyInfo
 from maitred.queueing.config import QueueingConfig
+from maitred.queueing.orders import PriorityNumberOrder
 from maitred.queueing.priority import PRIORITIES, TimeInvariantPriority
 from maitred.queueing.srpt import LENGTH_PREDICTORS, LengthEstimator, LengthPredictor
 
@@ -22,6 +23,7 @@ __all__ = [
     "LengthEstimator",
     "LengthPredictor",
     "PolicyInfo",
+    "PriorityNumberOrder",
     "QueueingConfig",
     "TimeInvariantPriority",
 ]

@@ -18,7 +18,7 @@ from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv.block_manager import BlockManager, PrefixBlockManager, SequenceBlocks, private_block_hashes
+from maitred.kv.block_manager import PrefixBlockManager, SequenceBlocks, private_block_hashes
 from maitred.kv.key_ranges import join_keys
 from maitred.kv.prefix_cache import PrefixHit
 
@@ -26,13 +26,11 @@ from maitred.kv.prefix_cache import PrefixHit
 class BlisBlockManager(PrefixBlockManager):
     """The KV blocks of one instance, as BLIS counts them."""
 
-    __slots__ = ("_opened_for", "_pool", "_unowned")
+    __slots__ = ("_pool", "_unowned")
 
     def __init__(self, cache: BlisPool) -> None:
         super().__init__(cache)
         self._pool = cache
-        self._opened_for: set[RequestId] = set()
-        """Sequences that have opened a block for the step about to be planned."""
         self._unowned: dict[RequestId, int] = {}
 
     def unowned_tokens(self, seq: SequenceState) -> int:
@@ -90,9 +88,7 @@ class BlisBlockManager(PrefixBlockManager):
             return True
         if not self.free:
             return False
-        self.reserve(1)
-        self._num_opened += 1
-        self._opened_for.add(seq.request.id)
+        self.open_block(seq)
         return True
 
     def release_waiting(self) -> bool:
@@ -110,22 +106,13 @@ class BlisBlockManager(PrefixBlockManager):
         """Return the µs that the step about to be planned takes longer for what was fetched for it."""
         return 0
 
-    def run_steps(self, steps: int) -> None:
-        super().run_steps(steps)
-        self._opened_for.clear()
-
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
-        opened = int(seq.request.id in self._opened_for)
-        self._opened_for.discard(seq.request.id)
-        self._num_opened -= opened
-        tokens -= self.unowned_tokens(seq)
-        BlockManager.release_decoding(self, seq, tokens)
-        self._release(seq, tokens, opened)
+        super().release_decoding(seq, tokens - self.unowned_tokens(seq))
 
     def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
         super().release_prefilling(seq, tokens - self.unowned_tokens(seq))
 
-    def keep_for_return(self, seq: SequenceState) -> None:
+    def keep_for_return(self, seq: SequenceState, num_unknown: int) -> None:
         """Do nothing: the answer of a preempted sequence is lost."""
 
     def _has_known_content(self, seq: SequenceState) -> bool:

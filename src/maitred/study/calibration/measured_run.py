@@ -163,7 +163,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
             return InstanceConfig(
                 max_num_seqs=ranks * engine.max_num_seqs,
                 max_num_batched_tokens=ranks * budget,
-                long_prefill_token_threshold=budget if ranks > 1 else 0,
+                max_chunk_tokens=budget if ranks > 1 else None,
                 total_kv_blocks=ranks * self._blocks(),
                 block_size_in_tokens=_BLOCK,
                 enable_prefix_caching=True,

@@ -1,0 +1,91 @@
+"""AheadBatch: continuous batching by a scheduler that plans one step ahead, as vLLM does with async scheduling (depth 2).
+
+While step n runs, step n + 1 has been planned already, without what comes of step n. Here it is planned when step n has ended,
+so what the scheduler could not know then is kept from it:
+
+    a sequence that completes with step n       keeps its slot and its blocks until step n + 1 is planned
+    one that reached max_output_tokens          computes nothing in step n + 1, because that could be foreseen
+    one that stopped by itself                  computes one token more in step n + 1, which is thrown away: a *ghost*. It takes
+                                                a block if it needs one, and another sequence may be preempted for it
+    a sequence that is preempted in step n + 1  has emitted a token in step n whose content was not known. A block that it
+                                                filled is not cached
+
+(Arrivals are kept back by `instance.async_scheduling`.)
+
+Example: blocks of 16, all taken. Sequence A reaches its limit with step 7. In step 8 B needs a block: A's are not free yet, so a
+victim is preempted for it. If the victim is A itself, it loses nothing by that, for it has ended.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from maitred.batching.continuous import ContinuousBatch
+from maitred.batching.limits import BatchLimits, PreemptionPolicy
+from maitred.batching.step_plan import StepPlan
+from maitred.core.contracts import WaitQueue
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.kv import BlockManager
+
+
+class AheadBatch(ContinuousBatch):
+    """The running batch of one instance, planned one step ahead. See `ContinuousBatch` for the methods."""
+
+    __slots__ = ("_max_model_len",)
+
+    def __init__(self, limits: BatchLimits, blocks: BlockManager, preemption_policy: PreemptionPolicy, max_model_len: int) -> None:
+        """`max_model_len`, in tokens, limits prompt and answer together."""
+        super().__init__(limits, blocks, preemption_policy)
+        self._max_model_len = max_model_len
+
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
+        return super().schedule(waiting, now, 1 if self.num_ghosts else max_repeats)
+
+    def finish(self, seq: SequenceState) -> None:
+        """Note that `seq` is complete. It leaves with `drop_leaving`."""
+        self.leaving.append(seq)
+        seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
+        longest = self._max_model_len - seq.request.prompt_tokens
+        if seq.request.max_output_tokens is not None:
+            longest = min(longest, seq.request.max_output_tokens)
+        if emitted < longest:
+            self.num_ghosts += 1
+        else:
+            self._blocks.pause_decode(self._stop_decode(seq))
+
+    def drop_leaving(self) -> None:
+        """Let the sequences go that completed before the step that has just been planned."""
+        prefixed = self._prefix_blocks
+        if prefixed is not None and self.leaving:
+            prefixed.reserve_next_step()  # the step takes its blocks before theirs are free, and evicts other content
+        while self.leaving:
+            seq = self.leaving[0]
+            self.remove(seq)
+            if prefixed is not None:
+                prefixed.forget(seq)
+
+    def remove(self, seq: SequenceState) -> None:
+        if self.leaving and seq in self.leaving:
+            self.leaving.remove(seq)
+            if not seq.is_decoding:
+                del self.sequences[seq.request.id]
+                self._blocks.release_reserved(seq, seq.num_computed_tokens, seq.num_computed_tokens)
+                return
+            self.num_ghosts -= 1
+        super().remove(seq)
+
+    def _next_tokens(self, seq: SequenceState, budget: int) -> int:
+        return 0 if seq in self.leaving and not seq.is_decoding else super()._next_tokens(seq, budget)
+
+    def _preempt(self, seq: SequenceState) -> SequenceState:
+        has_ended = seq in self.leaving
+        super()._preempt(seq)
+        if has_ended and self._prefix_blocks is not None:
+            self._prefix_blocks.forget(seq)
+        return seq
+
+    def _num_unknown(self, seq: SequenceState) -> int:
+        # The last token of KV is that of the step in progress. After a prompt it is the last one of the prompt, which is known.
+        held = self._kv_tokens(seq)
+        return int((seq.is_decoding or seq in self.leaving) and held != seq.num_tokens_to_prefill)

@@ -1,0 +1,273 @@
+"""RunningBatch: the books of a running batch, whoever plans its steps.
+
+Sequences that decode are never touched on the way: their number and their context are kept as sums, and the progress of each
+follows from the step counter (`SequenceState.decode_origin_step`). So a run of k steps is committed in one addition, however
+many sequences decode. Two kinds of sequence need care:
+
+    stalled    decodes, and gets no token in the step that is planned: its origin step moves by one, its context stays
+    leaving    has completed, which a scheduler that plans one step ahead does not know yet: it keeps its slot and its blocks
+               until the next step is planned (`plan_ahead`)
+
+Example: 3 sequences decode, which hold 40, 50 and 60 tokens: `num_decodes` is 3 and `context_tokens` is 150. After a run of 10
+steps it is 180. Was one of them stalled in a step of its own after that, it is 182.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from maitred.batching.limits import BatchLimits
+from maitred.batching.step_plan import StepPlan
+from maitred.core.contracts import BatchShape
+from maitred.core.errors import InvariantError
+from maitred.core.request import RequestId
+from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
+from maitred.kv import BlockManager, PrefixBlockManager
+
+
+class RunningBatch:
+    """The running batch of one instance. It is the `StepView` of the step about to be planned."""
+
+    requeues_at_front: bool = True
+    """Whether a preempted sequence goes back to the front of the wait queue, and not to its end."""
+
+    __slots__ = (
+        "_blocks",
+        "_limits",
+        "_num_admissions",
+        "_prefilling",
+        "_prefix_blocks",
+        "_stalled",
+        "context_tokens",
+        "leaving",
+        "num_decodes",
+        "num_ghosts",
+        "num_transferred",
+        "sequences",
+        "step_index",
+    )
+
+    def __init__(self, limits: BatchLimits, blocks: BlockManager) -> None:
+        self._limits = limits
+        self._num_admissions = 0
+        self._blocks = blocks
+        self._prefix_blocks = blocks if isinstance(blocks, PrefixBlockManager) else None
+        self.sequences: dict[RequestId, SequenceState] = {}
+        """Running sequences, in the order of admission; those that leave included."""
+        self.leaving: list[SequenceState] = []
+        """Sequences that have completed and still hold their slots and blocks."""
+        self.num_ghosts = 0
+        """Of these, the sequences that decode in the step about to be planned all the same."""
+        self._prefilling: list[SequenceState] = []
+        self._stalled: list[SequenceState] = []
+        """Sequences that decode and are left out of the step. Their number of steps and their blocks stand still."""
+        self.num_transferred = 0
+        """Sequences admitted in this step with KV from another instance: each computes one token, as if it decoded."""
+        self.step_index = 0
+        """Steps of the sequences that decode, made so far."""
+        self.num_decodes = 0
+        self.context_tokens = 0
+        """Tokens of KV that the decoding sequences hold, summed."""
+
+    @property
+    def running(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps made so far."""
+        return self.step_index
+
+    @property
+    def free_blocks(self) -> int:
+        return self._blocks.free
+
+    def running_routing_keys(self) -> Mapping[str, int]:
+        return Counter(seq.request.routing_key for seq in self.sequences.values() if seq.request.routing_key)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no sequence can be admitted, for want of a slot."""
+        return len(self.sequences) >= self._limits.max_num_seqs
+
+    def num_output_tokens(self, seq: SequenceState) -> int:
+        """Return the tokens that `seq` has emitted by now."""
+        return self.step_index - seq.decode_origin_step if seq.is_decoding else seq.num_output_tokens
+
+    def batch_shape(self, plan: StepPlan) -> BatchShape:
+        """Return the work of `plan`, which has just been made."""
+        decodes, context = self.num_decodes, self.context_tokens
+        if self._stalled:
+            decodes, context = self._serving_decodes()
+        if not plan.chunks:
+            return BatchShape(decodes, context)
+        if not self.num_transferred:
+            return BatchShape(decodes, context, plan.prefill_tokens, tuple(plan.chunks))
+        # A sequence that comes with its KV computes one token over its whole context. That costs what a decode costs, so
+        # latency models see it as one.
+        transferred = [chunk for chunk in plan.chunks if chunk.num_computed_tokens == chunk.seq.transferred_kv_tokens > 0]
+        chunks = tuple(chunk for chunk in plan.chunks if chunk not in transferred)
+        context += sum(chunk.num_computed_tokens for chunk in transferred)
+        return BatchShape(decodes + len(transferred), context, plan.prefill_tokens - len(transferred), chunks)
+
+    def context_lengths(self, plan: StepPlan) -> list[int]:
+        """Return the tokens of KV of each sequence that decodes in `plan`, in no particular order."""
+        ahead = self.step_index - 1
+        contexts = [
+            seq.request.prompt_tokens - seq.decode_origin_step + ahead
+            for seq in self.sequences.values()
+            if seq.is_decoding and seq not in self._stalled
+        ]
+        if self.num_transferred:
+            contexts += [
+                chunk.num_computed_tokens
+                for chunk in plan.chunks
+                if chunk.num_computed_tokens == chunk.seq.transferred_kv_tokens > 0
+            ]
+        return contexts
+
+    def run_steps(self, steps: int) -> None:
+        """Advance the decoding sequences by `steps` steps, which have ended."""
+        self._blocks.run_steps(steps)
+        self.step_index += steps
+        self.context_tokens += self.num_decodes * steps
+        if self._stalled:
+            self._settle_stalled()
+
+    def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
+        """Count the chunks of `plan`, which are computed. Return the sequences that have completed their prompt: each has
+        emitted one token more, and decodes from now on."""
+        complete: list[SequenceState] = []
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            if seq.request.id not in self.sequences:
+                continue  # the sequence was withdrawn during the step
+            seq.num_computed_tokens += chunk.num_tokens
+            seq.num_scheduled_tokens = 0
+            if seq.num_computed_tokens == seq.num_tokens_to_prefill:
+                self._prefilling.remove(seq)
+                self._start_decode(seq)
+                complete.append(seq)
+        return complete
+
+    def finish(self, seq: SequenceState) -> None:
+        """Remove `seq`, which is complete."""
+        self.remove(seq)
+
+    def drop_leaving(self) -> None:
+        """Let the sequences go that are complete and still hold something."""
+
+    def remove(self, seq: SequenceState) -> None:
+        """Remove `seq`, complete or not: free its blocks, and settle its progress."""
+        del self.sequences[seq.request.id]
+        if not seq.is_decoding:
+            self._prefilling.remove(seq)
+            self._blocks.release_prefilling(seq, seq.num_computed_tokens + seq.num_scheduled_tokens)
+            return
+        held = self._stop_decode(seq)
+        if self._stalled and seq in self._stalled:
+            self._stalled.remove(seq)
+            self._blocks.release_prefilling(seq, held)  # in this step it is not among those that open blocks
+        else:
+            self._blocks.release_decoding(seq, held)
+
+    def forget(self, seq: SequenceState) -> None:
+        """Drop what is known of `seq`, which has left the instance for good."""
+
+    def on_idle(self) -> None:
+        """Note that no sequence is here any more, running or waiting."""
+
+    def check(self) -> None:
+        """Raise InvariantError if the sums do not follow from the sequences."""
+        held = {seq: self._kv_tokens(seq) for seq in self.sequences.values()}
+        self._blocks.check(sum(self._blocks.blocks_held(seq, kv + seq.num_scheduled_tokens) for seq, kv in held.items()))
+        decoding = [seq for seq in held if seq.is_decoding]
+        if len(decoding) != self.num_decodes or sum(held[seq] for seq in decoding) != self.context_tokens:
+            raise InvariantError(
+                f"{self.num_decodes} decodes over {self.context_tokens} tokens, but {len(decoding)} sequences decode"
+            )
+        prefilling = [seq for seq in held if not seq.is_decoding and seq not in self.leaving]
+        if prefilling != self._prefilling or len(held) > self._limits.max_num_seqs:
+            raise InvariantError("the prefilling sequences are not the running ones that do not decode")
+
+    def _add_running(self, seq: SequenceState, computed: int, pending: int, now: Micros) -> None:
+        seq.num_computed_tokens, seq.num_scheduled_tokens = computed, pending
+        if seq.preempted_kv_tokens:
+            # What the prefix cache has kept of the lost KV need not be computed again.
+            seq.recomputed_tokens += max(0, seq.preempted_kv_tokens - computed)
+            seq.preempted_kv_tokens = 0
+        seq.scheduled_at = now
+        seq.admission_index = self._num_admissions
+        self._num_admissions += 1
+        self.sequences[seq.request.id] = seq
+        self._prefilling.append(seq)
+
+    def _stall(self, seqs: list[SequenceState]) -> None:
+        """Let `seqs`, which decode, stand still in this step."""
+        self._stalled = seqs
+        for seq in seqs:
+            self._blocks.pause_decode(self._owned_tokens(seq))
+
+    def _serving_decodes(self) -> tuple[int, int]:
+        """Return how many sequences decode in this step, and the tokens of KV that they hold."""
+        stalled = self._stalled
+        return self.num_decodes - len(stalled), self.context_tokens - sum([self._kv_tokens(seq) for seq in stalled])
+
+    def _settle_stalled(self) -> None:
+        """Take the token back that a step has counted for the sequences that stood still in it."""
+        # The origin step moves by one, the context stays, and the next block is opened a step later.
+        for seq in self._stalled:
+            seq.decode_origin_step += 1
+            self.context_tokens -= 1
+            self._blocks.start_decode(self._owned_tokens(seq))
+        self._stalled = []
+
+    def _preempt(self, seq: SequenceState) -> SequenceState:
+        """Take the KV of `seq`, which will compute it again together with the tokens that it has emitted."""
+        if self._prefix_blocks is not None:
+            self._prefix_blocks.keep_for_return(seq, self._num_unknown(seq))
+        self.remove(seq)
+        self._note_preemption(seq)
+        return seq
+
+    def _note_preemption(self, seq: SequenceState) -> None:
+        """Let `seq`, which has lost its KV, compute it again when it comes back."""
+        seq.num_tokens_to_prefill = seq.request.prompt_tokens + seq.num_output_tokens
+        seq.preempted_kv_tokens, seq.num_computed_tokens, seq.transferred_kv_tokens = seq.num_computed_tokens, 0, 0
+        seq.num_scheduled_tokens = 0
+        seq.num_preemptions += 1
+
+    def _num_unknown(self, seq: SequenceState) -> int:
+        """Return how many of the last tokens of KV of `seq` have a content that the scheduler does not know."""
+        return 0
+
+    def _kv_tokens(self, seq: SequenceState) -> int:
+        """Return the tokens of KV that `seq` holds."""
+        if seq.is_decoding:
+            return seq.request.prompt_tokens + self.step_index - seq.decode_origin_step - 1
+        return seq.num_computed_tokens
+
+    def _owned_tokens(self, seq: SequenceState) -> int:
+        """Return the tokens of KV for which `seq` has blocks of its own."""
+        return self._kv_tokens(seq)
+
+    def _start_decode(self, seq: SequenceState) -> None:
+        seq.is_decoding = True
+        seq.decode_origin_step = self.step_index - seq.num_output_tokens - 1
+        self.num_decodes += 1
+        self.context_tokens += seq.num_computed_tokens
+        self._blocks.start_decode(seq.num_computed_tokens)
+
+    def _stop_decode(self, seq: SequenceState) -> int:
+        """Take `seq`, which decodes, out of the sums, and settle its progress. Return the tokens of KV that it holds."""
+        seq.is_decoding = False
+        seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
+        # The token that was emitted last has no KV yet: the next step would have computed it.
+        seq.num_computed_tokens = held = seq.request.prompt_tokens + emitted - 1
+        self.num_decodes -= 1
+        self.context_tokens -= held
+        return held

@@ -1,0 +1,82 @@
+"""VllmKeys: the part of a configuration that has the names and meanings of vLLM's `SchedulerConfig` (0.32).
+
+They are the rules of `batching/continuous.py`, and hold where an instance plans its steps by those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from maitred.core.contracts import QueuePolicy
+from maitred.queueing import PriorityNumberOrder, QueueingConfig
+
+_SWITCHES = (
+    "scheduling_policy",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "enable_chunked_prefill",
+    "scheduler_reserve_full_isl",
+    "watermark",
+)
+
+
+class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rules by which vLLM's scheduler fills a step."""
+
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """`priority`: as vLLM with `--scheduling-policy priority`, the lowest number of a client's priority is served first, then
+    the first to arrive, and the reverse is preempted when KV blocks run out. `fcfs`: by `scheduler` and `preemption_policy`."""
+    max_num_seqs: int = 256
+    """Most sequences in the running batch."""
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step."""
+    long_prefill_token_threshold: int = 0
+    """Largest chunk of one prompt in one step while other requests are here, in tokens; 0: no limit but
+    `max_num_batched_tokens`."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """Let a chunk have an equal share of `max_num_batched_tokens` among all requests that run or wait, where that is more than
+    `long_prefill_token_threshold`."""
+    enable_chunked_prefill: bool = True
+    """Compute a prompt in several steps if the token budget does not hold it. Otherwise it waits until the budget does, and
+    prompt and output together are at most `max_num_batched_tokens`."""
+    scheduler_reserve_full_isl: bool = True
+    """Admit a request only when its whole prompt fits into the free KV blocks, and not as soon as its first chunk does."""
+    watermark: float = 0.0
+    """Share of all KV blocks that stays free when a request is admitted beside others, so that those that run need not be
+    preempted soon; from 0 to below 1."""
+    max_num_queued_reqs: int | None = None
+    """Most requests that wait and run in one instance. One more is rejected. Null: no limit."""
+    max_num_queued_tokens: int | None = None
+    """Prompt tokens of requests without their first token from which further requests are rejected. Null: no limit."""
+
+    def policy(self) -> QueuePolicy:
+        policy = super().policy()
+        return PriorityNumberOrder() if self.scheduling_policy == "priority" else policy
+
+    def _check_vllm_keys(self, max_model_len: int | None) -> None:
+        """Raise ValueError for a value out of range, and for keys that contradict each other."""
+        for name in ("long_prefill_token_threshold", "max_num_queued_reqs", "max_num_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be at least 0, not {value}")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be from 0 to below 1, not {self.watermark}")
+        if not self.enable_chunked_prefill and max_model_len is not None and self.max_num_batched_tokens < max_model_len:
+            budget = f"max_num_batched_tokens {self.max_num_batched_tokens}"
+            raise ValueError(f"{budget} must be at least max_model_len {max_model_len} without enable_chunked_prefill")
+        if self.scheduling_policy == "priority" and (self.scheduler != "fcfs" or self.enable_priority_scheduling):
+            other = "enable_priority_scheduling" if self.enable_priority_scheduling else f"scheduler {self.scheduler}"
+            raise ValueError(f"scheduling_policy priority is an order of its own: leave out one of it and {other}")
+
+    def _changed_switches(self) -> list[str]:
+        """Return the keys of vLLM's rules that are not at their defaults."""
+        fields = dict(zip(VllmKeys.__struct_fields__, VllmKeys.__struct_defaults__, strict=True))
+        return [name for name in _SWITCHES if getattr(self, name) != fields[name]]
+
+    def _vllm_warnings(self) -> Iterator[str]:
+        if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
+            yield "long_prefill_token_threshold_adaptive has no effect without long_prefill_token_threshold"
+        if self.scheduling_policy == "priority" and not self.scheduler_reserve_full_isl:
+            risk = "long prompts may preempt each other for ever, as in vLLM"
+            yield f"scheduling_policy priority without scheduler_reserve_full_isl: {risk}"

@@ -1,0 +1,1 @@
+"""Schedules recorded from vLLM's own scheduler, step by step, against an instance."""
