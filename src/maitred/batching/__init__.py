@@ -54,8 +54,8 @@ from maitred.batching.schedulers import (
 from maitred.batching.step_plan import StepPlan
 
 __all__ = [
-    "AheadBatch",
     "BATCH_SCHEDULERS",
+    "AheadBatch",
     "BatchLimits",
     "BlockGeometry",
     "CapacityScheduler",

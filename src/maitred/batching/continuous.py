@@ -5,8 +5,8 @@
        here.
     2. If their KV blocks do not all fit, they take them in turn, and a victim is preempted for the one that finds none: the
        last admitted, or by priority. It loses its KV, keeps the tokens that it has emitted, and goes back to the front of the
-       wait queue. No sequence is admitted in a step with a victim. With `scheduling_policy: priority` the victim may be the very
-       sequence that needs a block, and those after it stand still in this step.
+       wait queue. No sequence is admitted in a step with a victim. With `scheduling_policy: priority` the victim may be the
+       very sequence that needs a block, and those after it stand still in this step.
     3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. With
        `scheduler_reserve_full_isl` a sequence is admitted only when its whole prompt fits. `watermark` blocks stay free,
        unless nothing runs. Without `enable_chunked_prefill` a prompt must fit into what is left of the budget. A sequence that
@@ -182,7 +182,7 @@ class ContinuousBatch(RunningBatch):
                 budget += tokens_of.pop(victim, 0)
                 preempted.append(self._preempt(victim))
             if seq in preempted:
-                if self._preemption_policy is PreemptionPolicy.HIGHEST_NUMBER:
+                if self._preemption_policy is PreemptionPolicy.LEAST_URGENT_CLIENT:
                     break  # vLLM ends its loop here
                 continue
             if tokens:
@@ -202,7 +202,9 @@ class ContinuousBatch(RunningBatch):
 
     def _next_tokens(self, seq: SequenceState, budget: int) -> int:
         """Return how many tokens `seq`, which runs, computes in the next step if all before it leave it `budget`."""
-        return 1 if seq.is_decoding else min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget)
+        return (
+            1 if seq.is_decoding else min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget)
+        )
 
     def _next_blocks(self, seq: SequenceState, tokens: int) -> int:
         """Return the number of blocks that `seq` opens for its next `tokens` tokens."""

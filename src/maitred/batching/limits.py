@@ -45,16 +45,18 @@ class PreemptionPolicy(Enum):
     """The sequence that was admitted last. The value is vLLM's word: under first come, first served the last one gives way."""
     LOWEST_PRIORITY = "priority"
     """The sequence with the lowest priority; of equals the one that arrived last, and then that was admitted last (BLIS)."""
-    HIGHEST_NUMBER = "number"
-    """The sequence with the highest number as its client's priority; of equals the one that arrived last, and then that was
-    admitted first (vLLM with `scheduling_policy: priority`, where low numbers are urgent)."""
+    LEAST_URGENT_CLIENT = "client"
+    """The sequence with the client's lowest priority, whatever it was scored; of equals the one that arrived last, and then
+    that was admitted first (vLLM with `scheduling_policy: priority`)."""
 
     def choose_victim(self, running: Sequence[SequenceState]) -> int:
         """Return the index of the victim in `running`, which is in the order of admission and not empty."""
         if self is PreemptionPolicy.LAST_ADMITTED:
             return len(running) - 1
-        if self is PreemptionPolicy.HIGHEST_NUMBER:
-            return max(range(len(running)), key=lambda index: (running[index].request.priority, running[index].request.arrival))
+        if self is PreemptionPolicy.LEAST_URGENT_CLIENT:
+            return max(
+                range(len(running)), key=lambda index: (-running[index].request.priority, running[index].request.arrival)
+            )
         return max((-seq.priority, seq.request.arrival, index) for index, seq in enumerate(running))[2]
 
 

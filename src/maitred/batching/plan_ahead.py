@@ -12,8 +12,8 @@ so what the scheduler could not know then is kept from it:
 
 (Arrivals are kept back by `instance.async_scheduling`.)
 
-Example: blocks of 16, all taken. Sequence A reaches its limit with step 7. In step 8 B needs a block: A's are not free yet, so a
-victim is preempted for it. If the victim is A itself, it loses nothing by that, for it has ended.
+Example: blocks of 16, all taken. Sequence A reaches its limit with step 7. In step 8 B needs a block: A's are not free yet, so
+a victim is preempted for it. If the victim is A itself, it loses nothing by that, for it has ended.
 
 Compiled (`tools/compile.py`).
 """
@@ -34,7 +34,9 @@ class AheadBatch(ContinuousBatch):
 
     __slots__ = ("_max_model_len",)
 
-    def __init__(self, limits: BatchLimits, blocks: BlockManager, preemption_policy: PreemptionPolicy, max_model_len: int) -> None:
+    def __init__(
+        self, limits: BatchLimits, blocks: BlockManager, preemption_policy: PreemptionPolicy, max_model_len: int
+    ) -> None:
         """`max_model_len`, in tokens, limits prompt and answer together."""
         super().__init__(limits, blocks, preemption_policy)
         self._max_model_len = max_model_len

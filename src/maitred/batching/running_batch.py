@@ -17,7 +17,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from maitred.batching.limits import BatchLimits
 from maitred.batching.step_plan import StepPlan

@@ -50,11 +50,13 @@ class KeyFlag(NamedTuple):
     """Whether the flag is in µs, as in BLIS, for a key in ms."""
     default: str = ""
     """What holds without the flag, where it is not the default of the key."""
+    turns_off: bool = False
+    """Whether giving the flag, which begins with `--no-`, makes the key false."""
 
     @property
     def option(self) -> str:
         """The flag's name, with its dashes."""
-        return self.name or f"--{self.key.rpartition('.')[2].replace('_', '-')}"
+        return self.name or f"--{'no-' * self.turns_off}{self.key.rpartition('.')[2].replace('_', '-')}"
 
     @property
     def is_workload(self) -> bool:
@@ -141,7 +143,7 @@ class Command(Generic[F]):
         for key, row in self.key_flags.items():
             value = given[row.parameter]
             if value not in (None, []):
-                values[key] = to_ms(value) if row.in_micros else value
+                values[key] = not row.turns_off if value is True else to_ms(value) if row.in_micros else value
         return self._kind(**own, values=values, command_line=shlex.join(self._words(given)))
 
     def _words(self, given: Mapping[str, Any]) -> Iterator[str]:
@@ -198,6 +200,8 @@ def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known:
     kind = int if row.in_micros else _flag_type(key.type)
     if row.in_micros:
         text = text.replace(" in ms", " in µs")
+    if row.turns_off:
+        text = f"Turn off: {text}"
     if kind == list[str]:
         text += " Repeatable."
     return _parameter(row.parameter, Annotated[kind | None, flag(panel, row.option, text, row.metavar, alias=row.alias)], None)

@@ -17,7 +17,7 @@ import msgspec
 from maitred.compat.blis.instance import BlisInstance, blis_parts
 from maitred.compat.sglang.parts import sglang_parts
 from maitred.instance import Instance, InstanceConfig
-from maitred.instance.engine_core import EngineParts, standard_parts
+from maitred.instance.batch_former import EngineParts, standard_parts
 from maitred.instance.flavours import FlavourName
 
 

@@ -289,7 +289,7 @@ class EmulatedEngine:
         )
 
     def _make_request(self, body: GenerationBody, prompt: EmulatedPrompt, routing_key: str) -> Request:
-        """Return the request for one prompt. Raises ApiError 400 if the instance could never run it."""
+        """Return the request for one prompt. Raises ApiError: 400 if the instance could never run it, 503 if it is full."""
         request = Request(
             id=next(self._ids),
             arrival=self._pacer.now(),
@@ -304,6 +304,9 @@ class EmulatedEngine:
         rejection = self._instance.rejection_reason(request)
         if rejection is not None:
             raise bad_request(rejection, code="context_length_exceeded")
+        overload = self._instance.overload_reason()
+        if overload is not None:
+            raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
         return request
 
     def _plan_finish(self, body: GenerationBody, request: Request) -> PlannedFinish:

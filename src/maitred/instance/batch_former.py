@@ -20,6 +20,22 @@ from maitred.instance.config import InstanceConfig
 from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
 
 
+class EngineParts:
+    """The parts of an engine in which another system may have rules of its own."""
+
+    def __init__(self, prefix_cache: PrefixCache[Any] | None, blocks: BlockManager, batch: ContinuousBatch) -> None:
+        """`prefix_cache` is None without prefix caching. Otherwise `blocks` are those of the cache."""
+        self.prefix_cache = prefix_cache
+        self.blocks = blocks
+        self.batch = batch
+
+
+def standard_parts(config: InstanceConfig) -> EngineParts:
+    """Return the parts that work by vLLM's rules, or by those of `batching`. Raises ConfigError for an unknown policy."""
+    cache, blocks = new_memory(config)
+    return EngineParts(cache, blocks, new_batch(config, blocks))
+
+
 def new_memory(config: InstanceConfig) -> tuple[PrefixCache[Any] | None, BlockManager]:
     """Return the prefix cache, or None without one, and the empty blocks. Raises ConfigError for an unknown eviction policy."""
     cache = config.new_prefix_cache()
@@ -34,7 +50,7 @@ def new_batch(config: InstanceConfig, blocks: BlockManager) -> ContinuousBatch:
     if name is None:
         victims = PreemptionPolicy(config.preemption_policy)
         if config.scheduling_policy == "priority":
-            victims = PreemptionPolicy.HIGHEST_NUMBER
+            victims = PreemptionPolicy.LEAST_URGENT_CLIENT
         if config.async_scheduling:
             return AheadBatch(limits, blocks, victims, config.model_len)
         return ContinuousBatch(limits, blocks, victims)

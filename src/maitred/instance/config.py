@@ -127,6 +127,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}")
         self._check_vllm_keys(self.max_model_len)
+        if self.scheduling_policy == "priority" and self.preemption_policy != "fcfs":
+            raise ValueError("scheduling_policy priority has victims of its own: leave out one of it and preemption_policy")
         self._check_host_memory()
         self._check_batching()
         self._check_flavour()
@@ -158,7 +160,9 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"batching is not for flavour {self.flavour}, which has its own: leave out one of the two")
         changed = [] if flavour.takes_vllm_keys else [name for name in self._changed_switches() if name != _EVERYWHERE]
         if changed:
-            raise ValueError(f"{changed[0]} is not for flavour {self.flavour}: leave out one of {changed[0]} and flavour {self.flavour}")
+            raise ValueError(
+                f"{changed[0]} is not for flavour {self.flavour}: leave out one of {changed[0]} and flavour {self.flavour}"
+            )
         if self.batching is None and "batching" in flavour.keys:
             problem = f"flavour {self.flavour} needs batching"
             raise ValueError(f"{problem}: InstanceConfig.of_flavour({self.flavour!r}) has its defaults")

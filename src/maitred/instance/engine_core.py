@@ -23,44 +23,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
-from maitred.batching import ContinuousBatch, StepPlan, context_spread
+from maitred.batching import StepPlan, context_spread
 from maitred.core.contracts import BatchShape
 from maitred.core.errors import InvariantError
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.async_scheduling import UnseenArrivals
-from maitred.instance.batch_former import new_batch, new_memory
+from maitred.instance.batch_former import EngineParts
 from maitred.instance.completion_heap import CompletionHeap
 from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
+from maitred.instance.queue_caps import QueueCaps
 from maitred.instance.step_meter import ItlLog, StepMeter
-from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
+from maitred.kv import PrefixBlockManager
 
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up
 _FINISHED: Final = EventKind.FINISHED
-
-
-class EngineParts:
-    """The parts of an engine in which another system may have rules of its own."""
-
-    def __init__(self, prefix_cache: PrefixCache[Any] | None, blocks: BlockManager, batch: ContinuousBatch) -> None:
-        """`prefix_cache` is None without prefix caching. Otherwise `blocks` are those of the cache."""
-        self.prefix_cache = prefix_cache
-        self.blocks = blocks
-        self.batch = batch
-
-
-def standard_parts(config: InstanceConfig) -> EngineParts:
-    """Return the parts that work by vLLM's rules, or by those of `batching`. Raises ConfigError for an unknown policy."""
-    cache, blocks = new_memory(config)
-    return EngineParts(cache, blocks, new_batch(config, blocks))
 
 
 class StepRun:
@@ -114,6 +99,7 @@ class EngineCore:
         """The run in progress, or None between runs and when idle."""
         self.next_start: Micros = 0
         """The instant (µs) at which the next step begins, if no run is in progress and there is work."""
+        self.queue_caps = QueueCaps(config.max_num_queued_reqs, config.max_num_queued_tokens)
         self._num_arrivals = 0
         self.num_preemptions = 0
         self.meter: StepMeter | None = None
@@ -154,11 +140,14 @@ class EngineCore:
         conversation_prefix: PrefixKeys | None,
         transferred: SequenceState | None,
     ) -> bool:
-        """Let `request` wait; see `Instance.enqueue`. Return False if it can never run or its deadline has come."""
+        """Let `request` wait; see `Instance.enqueue`. Return False, with an event that says why, if it may not."""
         seq = SequenceState(request, self._num_arrivals, request.prompt_tokens, request.priority)
         self._num_arrivals += 1
         if self.rejection_reason(request) is not None:
             self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
+            return False
+        if self.queue_caps.is_capped and self.queue_caps.overload_reason(len(self.sequences), self.sequences.values()):
+            self.events.append(InstanceEvent(now, EventKind.REJECTED, seq))
             return False
         if request.deadline is not None:
             if request.deadline <= now:

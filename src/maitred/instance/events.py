@@ -21,6 +21,8 @@ class EventKind(IntEnum):
     ABORTED = 4
     REFUSED = 5
     """The request can never run here: see `Instance.rejection_reason`."""
+    REJECTED = 6
+    """The queue is full: see `Instance.overload_reason`."""
 
 
 class InstanceEvent(msgspec.Struct, frozen=True, gc=False):

@@ -26,8 +26,9 @@ from random import Random
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
+from maitred.instance.batch_former import EngineParts, standard_parts
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine_core import EngineCore, EngineParts, StepRun, standard_parts
+from maitred.instance.engine_core import EngineCore, StepRun
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.step_meter import ItlLog, StepMeter
 
@@ -94,6 +95,13 @@ class Instance:
     def rejection_reason(self, request: Request) -> str | None:
         """Return why `request` could never run here, or None if it could."""
         return self._core.rejection_reason(request)
+
+    def overload_reason(self) -> str | None:
+        """Return why a request that came now would be rejected, or None if it would not."""
+        core = self._core
+        if not core.queue_caps.is_capped:
+            return None
+        return core.queue_caps.overload_reason(len(core.sequences), core.sequences.values())
 
     def output_length(self, request: Request, output_tokens: int) -> int:
         """Return the length of an answer that would end by itself after `output_tokens`."""
@@ -233,7 +241,11 @@ class Instance:
             due = core.next_deadline() if core.deadlines else None
             if run is not None and run.outcome_at <= last and (due is None or run.outcome_at <= due):
                 core.commit_run(run)
-            elif run is None and (core.sequences or core.batch.num_ghosts) and core.next_start < (now if due is None or due > last else due):
+            elif (
+                run is None
+                and (core.sequences or core.batch.num_ghosts)
+                and core.next_start < (now if due is None or due > last else due)
+            ):
                 core.start_run()
             elif due is not None and due <= last:
                 self._withdraw(heappop(core.deadlines)[2], due, EventKind.TIMED_OUT)

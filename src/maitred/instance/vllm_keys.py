@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from maitred.core.contracts import QueuePolicy
-from maitred.queueing import PriorityNumberOrder, QueueingConfig
+from maitred.queueing import ClientPriorityOrder, QueueingConfig
 
 _SWITCHES = (
     "scheduling_policy",
@@ -25,8 +25,9 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     """The rules by which vLLM's scheduler fills a step."""
 
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """`priority`: as vLLM with `--scheduling-policy priority`, the lowest number of a client's priority is served first, then
-    the first to arrive, and the reverse is preempted when KV blocks run out. `fcfs`: by `scheduler` and `preemption_policy`."""
+    """`priority`: as vLLM with `--scheduling-policy priority`, the most urgent by the client's priority goes first, then the
+    first to arrive, and the last of that order is preempted when KV blocks run out. `fcfs`: by `scheduler` and
+    `preemption_policy`."""
     max_num_seqs: int = 256
     """Most sequences in the running batch."""
     max_num_batched_tokens: int = 2048
@@ -52,7 +53,7 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def policy(self) -> QueuePolicy:
         policy = super().policy()
-        return PriorityNumberOrder() if self.scheduling_policy == "priority" else policy
+        return ClientPriorityOrder() if self.scheduling_policy == "priority" else policy
 
     def _check_vllm_keys(self, max_model_len: int | None) -> None:
         """Raise ValueError for a value out of range, and for keys that contradict each other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyPolicy, PolicyInfo
 from maitred.queueing.config import QueueingConfig
-from maitred.queueing.orders import PriorityNumberOrder
+from maitred.queueing.orders import ClientPriorityOrder
 from maitred.queueing.priority import PRIORITIES, TimeInvariantPriority
 from maitred.queueing.srpt import LENGTH_PREDICTORS, LengthEstimator, LengthPredictor
 
@@ -19,11 +19,11 @@ __all__ = [
     "SCHEDULERS",
     "BaseQueue",
     "CacheAware",
+    "ClientPriorityOrder",
     "KeyPolicy",
     "LengthEstimator",
     "LengthPredictor",
     "PolicyInfo",
-    "PriorityNumberOrder",
     "QueueingConfig",
     "TimeInvariantPriority",
 ]

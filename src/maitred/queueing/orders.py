@@ -74,12 +74,12 @@ class ShortestJobFirst(KeyPolicy):
         return (seq.request.prompt_tokens, seq.request.arrival, seq.request.id)
 
 
-class PriorityNumberOrder(KeyPolicy):
-    """By the number of the client's priority, the lowest first, then arrival, then id: vLLM's wait queue with
-    `scheduling_policy: priority`. A preempted sequence has no advantage."""
+class ClientPriorityOrder(KeyPolicy):
+    """By the client's priority, the most urgent first, then arrival, then id: vLLM's wait queue with `scheduling_policy:
+    priority`. A preempted sequence has no advantage."""
 
     def key(self, seq: SequenceState) -> SortKey:
-        return (seq.request.priority, seq.request.arrival, seq.request.id)
+        return (-seq.request.priority, seq.request.arrival, seq.request.id)
 
 
 @SCHEDULERS.register("edf")

@@ -44,6 +44,7 @@ _OUTCOMES: Final = {
     EventKind.TIMED_OUT: Outcome.TIMED_OUT,
     EventKind.ABORTED: Outcome.ABORTED,
     EventKind.REFUSED: Outcome.REFUSED,
+    EventKind.REJECTED: Outcome.REJECTED,
 }
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN
 _KV_PREEMPTED: Final = EventKind.KV_PREEMPTED

@@ -27,7 +27,7 @@ class Outcome(IntEnum):
 
     COMPLETED = 0
     REJECTED = 1
-    """Admission rejected it, at once or after it had waited."""
+    """Admission rejected it, at once or after it had waited, or the queue of its instance was full."""
     PREEMPTED = 6
     """Admission took its slot back for a request of a higher class; its output is lost."""
     REFUSED = 2

@@ -1,4 +1,4 @@
-"""Random small workloads for the recorder, whose memory and budgets are tight enough that every rule of the scheduler matters."""
+"""Random small workloads for the recorder, with so little memory and so small budgets that every rule matters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def random_workload(rng: Random, seed: int) -> tuple[str, dict[str, Any], bool]:
     budget = rng.choice([32, 64, 128, 256, 512]) if chunked else rng.choice([max_model_len, 2 * max_model_len])
     config: dict[str, Any] = {
         "block_size": block_size,
-        "num_blocks": least_blocks + rng.choice([0, 3, 10, 30, 200]),
+        # With few blocks some prompts never fit, so that nothing behind them is served.
+        "num_blocks": least_blocks // 2 + 1 if rng.random() < 0.08 else least_blocks + rng.choice([0, 3, 10, 30, 200]),
         "max_num_seqs": rng.choice([3, 6, 12, 24]),
         "max_num_batched_tokens": budget,
         "max_model_len": max_model_len,
@@ -33,7 +34,6 @@ def random_workload(rng: Random, seed: int) -> tuple[str, dict[str, Any], bool]:
         "step_time_base": rng.choice([1.0, 1.0, 2.0, 0.5]),
         "step_time_per_token": rng.choice([0.0, 0.0, 0.25, 0.0625]),
     }
-    config = {key: value for key, value in config.items()}
     shortest_first = config["policy"] == "fcfs" and rng.random() < 0.2
     requests, now, gap = [], 0, rng.choice([1, 3, 8])
     for number in range(rng.randint(8, 40)):

@@ -34,19 +34,20 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-import torch  # noqa: E402
-import vllm  # noqa: E402
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig  # noqa: E402
-from vllm.sampling_params import SamplingParams  # noqa: E402
-from vllm.utils.hashing import sha256  # noqa: E402
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: E402
-from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request, RequestStatus  # noqa: E402
-from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+import vllm
 
 EOS = 2
 MAX_STEPS = 2000
@@ -88,7 +89,12 @@ def make_scheduler(config: dict[str, Any], *, shortest_first: bool) -> Scheduler
         gpu_memory_utilization=0.9,
         enable_prefix_caching=config["enable_prefix_caching"],
     )
-    whole = VllmConfig(model_config=make_model(config["max_model_len"]), scheduler_config=scheduling, cache_config=cache, device_config=DeviceConfig("cpu"))
+    whole = VllmConfig(
+        model_config=make_model(config["max_model_len"]),
+        scheduler_config=scheduling,
+        cache_config=cache,
+        device_config=DeviceConfig("cpu"),
+    )
     # The CPU platform changes these on the way.
     whole.scheduler_config.async_scheduling = config["async_scheduling"]
     whole.scheduler_config.enable_chunked_prefill = config["enable_chunked_prefill"]
@@ -133,7 +139,9 @@ class Recorder:
         self.arrivals = sorted(workload["requests"], key=lambda request: request["arrival"])
         aborted = [request for request in workload["requests"] if request.get("abort_at") is not None]
         self.aborts = sorted(aborted, key=lambda request: request["abort_at"])
-        self.hasher = get_request_block_hasher(self.config["block_size"], sha256) if self.config["enable_prefix_caching"] else None
+        self.hasher = (
+            get_request_block_hasher(self.config["block_size"], sha256) if self.config["enable_prefix_caching"] else None
+        )
         self.emitted = dict.fromkeys(self.asked, 0)
         self.records: dict[str, dict[str, Any]] = {}
         self.steps: list[dict[str, Any]] = []
@@ -187,7 +195,11 @@ class Recorder:
         return True
 
     def go_to_next_input(self) -> bool:
-        due_at = [request[key] for key, requests in (("arrival", self.arrivals), ("abort_at", self.aborts)) for request in requests[:1]]
+        due_at = [
+            request[key]
+            for key, requests in (("arrival", self.arrivals), ("abort_at", self.aborts))
+            for request in requests[:1]
+        ]
         if not due_at:
             self.stuck = bool(self.scheduler.requests)
             return False
@@ -243,7 +255,8 @@ class Recorder:
                 "total": output.total_num_scheduled_tokens,
                 "new": new,
                 "resumed": sorted(
-                    output.scheduled_cached_reqs.resumed_req_ids, key=[request.request_id for request in scheduler.running].index
+                    output.scheduled_cached_reqs.resumed_req_ids,
+                    key=[request.request_id for request in scheduler.running].index,
                 ),
                 "preempted": preempted,
                 "finished_before": sorted(output.finished_req_ids),
@@ -252,7 +265,9 @@ class Recorder:
                 "waiting_before": before,
                 "free_blocks": manager.block_pool.get_num_free_blocks(),
                 "kv_usage": round(manager.usage, 6),
-                "blocks": {request.request_id: len(manager.get_blocks(request.request_id).blocks[0]) for request in scheduler.running},
+                "blocks": {
+                    request.request_id: len(manager.get_blocks(request.request_id).blocks[0]) for request in scheduler.running
+                },
             }
         )
 
@@ -296,16 +311,19 @@ def main() -> None:
     options = parser.parse_args()
     init_none_hash(sha256)
     if options.again:
-        asked = [(case["name"], case["workload"], SHORTEST_FIRST in case["recorded"]["scheduler"]) for case in load_cases(options.again)]
+        asked = [
+            (case["name"], case["workload"], SHORTEST_FIRST in case["recorded"]["scheduler"])
+            for case in load_cases(options.again)
+        ]
     else:
         asked = [random_workload(random.Random(seed), seed) for seed in range(options.seed, options.seed + options.count)]
     cases = []
     for name, workload, shortest_first in asked:
         recorded = Recorder(workload, shortest_first=shortest_first).run()
         if recorded is None:
-            print(f"{name}: left out after {MAX_STEPS} steps", file=sys.stderr)
+            sys.stderr.write(f"{name}: left out after {MAX_STEPS} steps\n")
             continue
-        print(f"{name}: {recorded['num_steps']} steps", file=sys.stderr)
+        sys.stderr.write(f"{name}: {recorded['num_steps']} steps\n")
         cases.append({"name": name, "workload": workload, "recorded": recorded})
     with gzip.open(options.out, "wt", encoding="utf-8") as file:
         json.dump({"cases": cases}, file)

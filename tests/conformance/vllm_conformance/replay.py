@@ -22,12 +22,12 @@ from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceConfig, InstanceEvent, LinearLatency
-from maitred.instance.engine_core import EngineCore, EngineParts, standard_parts
+from maitred.instance.batch_former import EngineParts, standard_parts
+from maitred.instance.engine_core import EngineCore
 from maitred.kv import PromptTokenIds
 from maitred.queueing import KeyPolicy
 
 from .workload import due, is_shortest_first, prompt_tokens, resolved_config
-
 
 _SWITCHES = (
     "long_prefill_token_threshold",
@@ -99,6 +99,8 @@ class Replay:
         """Play the workload to its end."""
         while self.step():
             pass
+        for seq in self.core.sequences.values():  # where nothing could be scheduled any more
+            self.requests[self.names[seq.request.id]]["output_tokens"] = self.core.batch.num_output_tokens(seq)
         self.requests = {name: self.requests[name] for name in self.asked if name in self.requests}
 
     def step(self) -> bool:
@@ -193,7 +195,7 @@ class Replay:
             **{name: asked[name] for name in same},
         )
         parts = standard_parts(config)
-        policy = PreemptionPolicy.HIGHEST_NUMBER if asked["policy"] == "priority" else PreemptionPolicy.LAST_ADMITTED
+        policy = PreemptionPolicy.LEAST_URGENT_CLIENT if asked["policy"] == "priority" else PreemptionPolicy.LAST_ADMITTED
         batch: NotingBatch | NotingAheadBatch
         # vLLM's scheduler takes requests that could never fit, too, so its own limit holds and not that of the memory.
         if asked["async_scheduling"]:
@@ -213,7 +215,7 @@ class Replay:
             arrival=asked["arrival"],
             prompt_tokens=asked["prompt_len"],
             max_output_tokens=asked["max_tokens"],
-            priority=asked.get("priority", 0),
+            priority=-asked.get("priority", 0),  # a larger one is more urgent here
             prefix=tokens,
         )
         core.add(request, asked.get("output_len") or asked["max_tokens"], core.next_start, None, None)

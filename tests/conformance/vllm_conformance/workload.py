@@ -46,8 +46,10 @@ def load_cases(path: Path) -> list[dict[str, Any]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             found = json.load(file)
-        cases: list[dict[str, Any]] = found["cases"] if "cases" in found else [found]
-        if not all({"requests"} <= case["workload"].keys() and {"steps", "requests"} <= case["recorded"].keys() for case in cases):
+        cases: list[dict[str, Any]] = found.get("cases", [found])
+        if not all(
+            {"requests"} <= case["workload"].keys() and {"steps", "requests"} <= case["recorded"].keys() for case in cases
+        ):
             raise CasesError(f"{path} holds no workload with its record")
     except OSError as error:
         raise CasesError(f"cannot read {path}: {error.strerror or error}") from error

@@ -36,8 +36,8 @@ from maitred.compat.blis.tiered_blocks import HostMemory, TieredBlockManager
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
+from maitred.instance.batch_former import EngineParts
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine_core import EngineParts
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.instance import Instance
 
