@@ -33,7 +33,6 @@ ELSEWHERE = {
     r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|run)\b.*": "a target of the Makefile; "
     "CI runs check, test, compile and test-compiled, tests/demo runs what run does, and tests/stress what stress does",
     r"pip install .*": "it would change the environment that the tests run in; .ci/run installs the project",
-    r"python -m pytest .*": "a test of its own",
     r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
     r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",
     r"curl .*vllm_xargs.*": "it asks a vLLM; tests/plugins/real_vllm does, where there is one",

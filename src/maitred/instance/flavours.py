@@ -44,7 +44,9 @@ NO_FLAVOUR: Final = Flavour(takes_async_scheduling=True, takes_batching=True)
 """The rules of vLLM, or those of `batching`, and no defaults but those of the keys."""
 FLAVOURS: Final[Mapping[FlavourName, Flavour]] = {
     "vllm": Flavour(keys={"enable_prefix_caching": True, "async_scheduling": True}, takes_async_scheduling=True),
-    "sglang": Flavour(keys={"scheduler": "sglang(fcfs)", "enable_prefix_caching": True, "prefix_cache": "radix"}),
+    "sglang": Flavour(
+        keys={"scheduler": "sglang(fcfs)", "enable_prefix_caching": True, "prefix_cache": "radix"}, takes_vllm_keys=False
+    ),
     "trtllm": Flavour(keys={"batching": "guaranteed-no-evict", "enable_prefix_caching": True}, takes_batching=True),
     "maitred": Flavour(
         keys={"batching": "maitred", "enable_prefix_caching": True}, takes_async_scheduling=True, takes_batching=True

@@ -11,8 +11,7 @@ from maitred.core.contracts import QueuePolicy
 from maitred.core.errors import ConfigError
 from maitred.core.units import from_ms
 from maitred.instance import InstanceConfig
-from maitred.instance.batch_former import new_memory
-from maitred.instance.engine_core import EngineParts
+from maitred.instance.batch_former import EngineParts, new_memory
 from maitred.instance.sglang_config import SGLangConfig
 
 
