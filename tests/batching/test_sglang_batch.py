@@ -114,14 +114,29 @@ def test_what_a_step_computes_is_cached_when_it_has_ended() -> None:
     assert played.cached == {0: 0, 1: 0, 2: 30}
 
 
+@pytest.mark.parametrize(("output", "begins"), [(25, True), (26, False)])
+def test_a_cached_prefix_is_no_room_for_the_answer(output: int, begins: bool) -> None:
+    """At 720 request 1 holds 11 of 60 tokens, and the 20 that request 0 has left are those that request 2 begins with: 29 are
+    left for its 2 other tokens, its answer and a page, and must be more than that."""
+    prefix = tuple(range(20))
+    jobs = [
+        job(0, 0, 20, 1, prefix=PromptTokenIds(prefix)),
+        job(1, 500, 10, 30, prefix=PromptTokenIds(tuple(range(100, 110)))),
+        job(2, 650, 22, output, prefix=PromptTokenIds((*prefix, 200, 201))),
+    ]
+    played = Played(sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=60), *jobs)
+    assert ((720, [(2, 2)], 0) in played.steps) is begins
+
+
 RETRACTED = [job(0, 0, 10, 15), job(1, 200, 12, 15), job(2, 1000, 5, 2)]
 """With 40 tokens, and nothing reserved for answers. Requests 0 and 1 decode from 332 on and hold 11 and 12 tokens. After 8
 steps 1 token is free and 2 are needed: request 1, with 9 tokens against 10, gives way at 1292, to the end of the queue.
 Request 2 has been refused at 1052, with 5 tokens free, and now goes first."""
 
 
-def test_when_decoding_lacks_blocks_the_request_with_the_fewest_tokens_goes_to_the_end_of_the_queue() -> None:
-    played = Played(sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=40), *RETRACTED)
+@pytest.mark.parametrize("scheduler", ["sglang(fcfs)", "fcfs"])
+def test_when_decoding_lacks_blocks_the_request_with_the_fewest_tokens_goes_to_the_end_of_the_queue(scheduler: str) -> None:
+    played = Played(sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=40, scheduler=scheduler), *RETRACTED)
     assert played.of("KV_PREEMPTED") == [(1292, 1)]
     assert played.of("FIRST_TOKEN") == [(110, 0), (332, 1), (1507, 2)]
     # Request 1 comes back when request 0 has ended, and computes its 12 + 9 tokens but for those that are still cached.
@@ -145,6 +160,45 @@ def test_the_ratio_that_is_reserved_sinks_with_each_step_and_rises_with_a_retrac
     assert ratio.value == 1  # the survivor has (O + 20) / (15 + 1) of its limit, at most 1
     Played(instance)
     assert ratio.value == 0  # idle
+
+
+def test_the_ratio_sinks_with_each_decode_step_alone() -> None:
+    """At 1,000 the steps that have ended are prefill to 150, six of decode to 810, and prefill to 960."""
+    instance = sglang()
+    for request, output in (job(0, 0, 50, 100), job(1, 800, 50, 100)):
+        instance.enqueue(request, output, request.arrival)
+        while (due := instance.next_event()) is not None and due < 800:
+            instance.advance(due)
+        instance.advance(800)
+    instance.advance(1000)
+    ratio = instance._batch._host.new_token_ratio  # type: ignore[attr-defined]
+    assert ratio.value == pytest.approx(0.7 - 6 * (0.7 - 0.098) / 600)
+
+
+def test_what_a_retracted_request_has_generated_is_computed_again_but_not_its_prompt() -> None:
+    """With 70 tokens request 1 gives way when request 0 holds 34, and comes back when that has ended. Its prompt was published
+    when it began to decode, and is not evicted meanwhile; its 24 tokens of output were not."""
+    played = Played(sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=70), job(0, 0, 10, 30), job(1, 200, 12, 30))
+    assert played.of("KV_PREEMPTED") == [(332 + 23 * 120, 1)]
+    assert played.steps[-1][1] == [(1, 24)]
+
+
+@pytest.mark.parametrize("blocks", [93, 94, 95, 96, 97])
+def test_where_a_chunk_and_the_last_running_request_lack_memory_the_request_is_retracted(blocks: int) -> None:
+    """Five decode steps come between two chunks of 8, so request 0 takes what request 1 was admitted for. SGLang would end with
+    an error where a chunk lacks memory, and abort request 0 where its next token does."""
+    jobs = [job(0, 0, 9, 75), job(1, 800, 72, 1)]
+    options = {"schedule_conservativeness": 0.0, "prefill_decode_interval": 5}
+    keys = {"total_kv_blocks": blocks, "max_num_batched_tokens": 8, "enable_prefix_caching": False}
+    played = Played(sglang(options, **keys), *jobs)
+    assert [number for _, number in played.of("KV_PREEMPTED")] == [0]
+    assert sorted(number for _, number in played.of("FINISHED")) == [0, 1]
+
+
+def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
+    instance = sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=40)
+    Played(instance, *RETRACTED)
+    assert not instance._batch._host._requests  # type: ignore[attr-defined]
 
 
 def test_a_full_batch_looks_at_no_request_until_one_leaves() -> None:

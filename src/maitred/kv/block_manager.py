@@ -283,9 +283,12 @@ class PrefixBlockManager(BlockManager):
         known = full if seq.num_preemptions else min(full, content.num_known)
         self._commit(lock, self._all_block_hashes(seq, known)[:known])
 
-    def discard(self, seq: SequenceState) -> None:
-        """Let `seq`, which is about to be preempted, commit nothing more of what it has computed."""
-        self._blocks_of(seq).is_discarded = True
+    def discard(self, seq: SequenceState, tokens: int) -> None:
+        """Let `seq`, which is about to be preempted, keep no more than its first `tokens` tokens, for which it has blocks."""
+        content, full = self._blocks_of(seq), tokens // self.block_size
+        assert content.lock is not None
+        self._commit(content.lock, self._all_block_hashes(seq, full)[:full])
+        content.is_discarded = True
 
     def keep_for_return(self, seq: SequenceState, num_unknown: int) -> None:
         """Let `seq`, which is about to be preempted, find again what it has computed, if that is still cached then. The content

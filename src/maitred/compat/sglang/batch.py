@@ -229,9 +229,9 @@ class SGLangBatch(ContinuousBatch):
         return victim.seq
 
     def _release(self, seq: SequenceState) -> None:
-        """Take the KV of `seq`, which runs, and publish nothing of it."""
+        """Take the KV of `seq`, which runs, and publish nothing of it but what was when it began to decode."""
         if self._prefix_blocks is not None:
-            self._prefix_blocks.discard(seq)
+            self._prefix_blocks.discard(seq, seq.num_tokens_to_prefill)
         self.remove(seq)
         self._note_preemption(seq)
 
