@@ -126,6 +126,11 @@ def test_a_tenant_that_can_never_come_is_an_error(tenant: str, advice: str) -> N
     assert any(advice in line for line in smg.warnings())
 
 
+def test_a_long_name_in_a_header_matches_no_tenant() -> None:
+    assert tenant_problem("header:" + "a" * 128) is None
+    assert "more than 128 characters are hashed" in (tenant_problem("header:" + "a" * 129) or "")
+
+
 @pytest.mark.parametrize("tenant", ["auth:acme", "header:Team Red", "ip:127.0.0.1", "ip:2001:db8::", "anonymous"])
 def test_tenants_that_can_come(tenant: str) -> None:
     config = msgspec.convert({"tenant_policies": {tenant: {"max_class": "system"}}}, AdmissionConfig)

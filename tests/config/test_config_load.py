@@ -267,6 +267,34 @@ def test_a_key_contradicts_no_authentication(write) -> None:  # type: ignore[no-
     assert not load(write("gateway: {auth: none}")).gateway.has_keys
 
 
+@pytest.mark.parametrize("key", ["connect_secs", "head_secs", "idle_secs", "keep_alive_secs"])
+@pytest.mark.parametrize("value", ["-1", ".nan", ".inf", "1e10", "0"])
+def test_times_of_the_upstream_client_have_a_range(write, key: str, value: str) -> None:  # type: ignore[no-untyped-def]
+    path = write(f"gateway: {{upstream: {{{key}: {value}}}}}")
+    if (key, value) == ("keep_alive_secs", "0"):
+        assert load(path).gateway.upstream.keep_alive_secs == 0
+    else:
+        assert error(path).startswith(f"1: gateway.upstream.{key} must be ")
+
+
+@pytest.mark.parametrize("key", ["max_connections", "max_head", "high_water"])
+@pytest.mark.parametrize("value", ["0", "-5", "4294967296"])
+def test_sizes_of_the_upstream_client_have_a_range(write, key: str, value: str) -> None:  # type: ignore[no-untyped-def]
+    found = error(write(f"gateway: {{upstream: {{{key}: {value}}}}}"))
+    assert found == f"1: gateway.upstream.{key} must be from 1 to 2,147,483,648, found {value}"
+
+
+@pytest.mark.parametrize("key", ["health_interval_secs", "health_timeout_secs", "drain_secs"])
+@pytest.mark.parametrize("value", [".inf", ".nan", "-1"])
+def test_times_of_the_gateway_have_a_range(write, key: str, value: str) -> None:  # type: ignore[no-untyped-def]
+    assert error(write(f"gateway: {{{key}: {value}}}")).startswith(f"1: gateway.{key} must be ")
+
+
+@pytest.mark.parametrize("name", ["http://a", "a:80", "", "a b"])
+def test_a_host_of_the_administrator_is_a_name(write, name: str) -> None:  # type: ignore[no-untyped-def]
+    assert f"gateway.admin_hosts: {name!r} is no host name" in error(write(f"gateway: {{admin_hosts: ['{name}']}}"))
+
+
 def test_loading_keeps_nothing(write) -> None:  # type: ignore[no-untyped-def]
     path = write("gateway: {port: 1}")
     assert config.load(path).gateway.port == 1

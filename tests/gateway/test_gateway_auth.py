@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from world import ClientConnection, GatewayWorld, run, world
 
-from maitred.gateway.auth import ApiKeys, Caller, KeyRights
+from maitred.gateway.auth import ApiKeys, Caller, KeyRights, identify_viewer
 from maitred.gateway.config import hash_api_key
 from maitred.wire.asgi import ApiError
 
@@ -79,6 +79,67 @@ def test_with_keys_only_the_shared_one_may_administrate() -> None:
     with pytest.raises(ApiError) as without:
         keys.require_administrator(None, FROM_HERE)
     assert (of_a_tenant.value.status, without.value.status) == (403, 401)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "allowed"),
+    [
+        (None, None, True),
+        ("127.0.0.1:8080", None, True),
+        ("127.0.0.1", None, True),
+        ("[::1]:8080", None, True),
+        ("10.0.0.7:8080", None, True),  # through a tunnel: an address cannot be bound to another machine by a name server
+        ("localhost:8080", None, True),
+        ("LOCALHOST", None, True),
+        ("a.localhost:8080", None, True),
+        ("gateway.example:80", None, True),
+        ("evil.example:8080", None, False),
+        ("localhost.evil.example", None, False),
+        ("127.0.0.1.evil.example", None, False),
+        ("", None, False),
+        ("localhost:8080", "http://localhost:8080", True),
+        ("localhost:8080", "http://localhost:3000", False),
+        ("localhost:8080", "https://evil.example", False),
+        ("localhost:8080", "null", False),
+        (None, "https://evil.example", False),
+    ],
+)
+def test_a_page_in_a_browser_of_this_machine_is_no_operator(host: str | None, origin: str | None, allowed: bool) -> None:
+    given = {b"host": host, b"origin": origin}
+    headers = [(name, value.encode()) for name, value in given.items() if value is not None]
+    scope = {**FROM_HERE, "headers": headers}
+    keys = ApiKeys(None, {}, ["gateway.example"])
+    locked = ApiKeys(hash_api_key(SHARED), {})
+
+    locked.require_administrator(b"Bearer s3cret", scope)
+    assert identify_viewer(keys, None, None, scope).sees_all is allowed
+    if allowed:
+        keys.require_administrator(None, scope)
+    else:
+        with pytest.raises(ApiError) as caught:
+            keys.require_administrator(None, scope)
+        assert (caught.value.status, caught.value.code) == (403, "admin_forbidden")
+
+
+def test_dns_rebinding_and_plain_posts_change_nothing() -> None:
+    async def scenario() -> None:
+        async with world(admin_hosts=("ours.example",)) as w:
+
+            async def post(head: str) -> int:
+                connection = await w.connect()
+                connection.writer.write(
+                    f"POST /admin/drain HTTP/1.1\r\n{head}content-length: {len(body)}\r\n\r\n".encode() + body
+                )
+                return (await connection.read_response())[0]
+
+            body = msgspec.json.encode({"backend": w.backends[0].url})
+            assert await post("host: evil.example:8080\r\n") == 403
+            assert await post("host: localhost:8080\r\norigin: https://evil.example\r\n") == 403
+            assert not w.state.backends[0].draining
+            assert await post("host: ours.example\r\n") == 200
+            assert w.state.backends[0].draining
+
+    run(scenario())
 
 
 def forwarded(w: GatewayWorld) -> list[bytes | None]:

@@ -108,6 +108,20 @@ def test_models_that_come_and_go() -> None:
     run(scenario())
 
 
+def test_an_error_repeats_the_beginning_of_what_a_client_has_sent() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            bodies = [
+                (await w.request(body={"model": "x" * 300_000}))[2],
+                (await w.request(f"/v1/models/{'x' * 30_000}", b"", "GET"))[2],
+                (await w.request(f"/{'x' * 30_000}", b"", "GET"))[2],
+                (await w.request("/admin/drain", {"backend": "x" * 60_000}))[2],
+            ]
+            assert all(b"x" * 190 in body and b"..." in body and len(body) < 500 for body in bodies)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("respond", [dies, dies_after_its_head, dies_after_a_comment])
 def test_another_backend_takes_over_before_the_first_data(respond) -> None:  # type: ignore[no-untyped-def]
     async def scenario() -> None:

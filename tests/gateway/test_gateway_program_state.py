@@ -354,7 +354,7 @@ class Client:
     async def _ask_once(self, path: str, data: bytes, method: str) -> Any:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+            writer.write(f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
             answer = msgspec.json.decode(await reader.readexactly(length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ ACME = Caller("auth:acme", KeyRights.TENANT)
         (None, b" \tTeam-Red ", PEER, "header:Team-Red"),
         (None, "Köln".encode(), PEER, "header:Köln"),
         (None, b"\xff", PEER, "header:\\xff"),
+        (None, b"a" * 128, PEER, "header:" + "a" * 128),
+        (None, b"a" * 60_000, PEER, "header:" + blake2b(b"a" * 60_000, digest_size=16).hexdigest()),
         (None, b"   ", PEER, "ip:10.0.0.7"),
         (None, None, PEER, "ip:10.0.0.7"),
         (None, None, {"client": ("2001:db8::1", 1)}, "ip:2001:db8::1"),

@@ -160,7 +160,9 @@ class ClientConnection:
     async def send_request(self, path: str = CHAT, body: object = None, method: str = "POST", **headers: str) -> None:
         data = body if isinstance(body, bytes) else msgspec.json.encode({"model": "m"} if body is None else body)
         named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        self.writer.write(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n{named}\r\n".encode() + data)
+        self.writer.write(
+            f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n{named}\r\n".encode() + data
+        )
         await self.writer.drain()
 
     async def read_head(self) -> tuple[int, dict[str, str]]:

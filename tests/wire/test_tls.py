@@ -20,7 +20,7 @@ from maitred.wire.errors import ConnectError
 CASES = r"""
 import asyncio, sys
 from maitred.wire.client import Origin, UpstreamClient
-from maitred.wire.errors import ConnectError, Truncated
+from maitred.wire.errors import ConnectError, Truncated, UpstreamLimits, UpstreamTimeout
 
 async def main(port):
     client, origin = UpstreamClient(), Origin("localhost", port, tls=True)
@@ -35,6 +35,15 @@ async def main(port):
     asking = asyncio.create_task(client.request(origin, "POST", "/nothing"))
     await asyncio.sleep(0.1)
     asking.cancel()
+    hasty = UpstreamClient(UpstreamLimits(idle_secs=0.1))
+    response = await hasty.request(origin, "POST", "/mute")
+    try: await response.read_piece()
+    except UpstreamTimeout as error: print(error)
+    await hasty.close()
+    hasty = UpstreamClient(UpstreamLimits(head_secs=0.1))
+    try: await hasty.request(origin, "POST", "/nothing")
+    except UpstreamTimeout as error: print("no head")
+    await hasty.close()
     pieces = []
     response = await client.request(origin, "POST", "/echo", (), b"piped")
     await response.pipe_body(lambda piece, more: pieces.append((piece, more)))
@@ -95,7 +104,8 @@ def test_requests_over_tls(tmp_path: Path) -> None:
         return out.decode()
 
     lines = asyncio.run(scenario()).splitlines()
-    assert lines == ["200 b'/echo?a=%20b' b'body' b''", "b'abc'", "cut False", "b'piped' False", "not trusted"]
+    silent = ["the upstream was silent for too long: TimeoutError", "no head"]
+    assert lines == ["200 b'/echo?a=%20b' b'body' b''", "b'abc'", "cut False", *silent, "b'piped' False", "not trusted"]
 
 
 def test_a_refused_connection_is_known_by_its_cause() -> None:

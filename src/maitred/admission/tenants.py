@@ -21,6 +21,9 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Final
 
+MAX_NAME_CHARS: Final = 128
+"""Length in characters up to which a gateway keeps a name that a client has chosen as it is. It remembers many names, and shows
+them in metrics, so longer ones are hashed."""
 _FORMS: Final[Mapping[str, str]] = {"auth": "auth:ID", "header": "header:VALUE", "ip": "ip:ADDRESS"}
 
 
@@ -40,6 +43,8 @@ def tenant_problem(tenant: str) -> str | None:
             return f"{tenant!r} matches no tenant: {name!r} is not an IP address"
         if normal != name:
             return f"{tenant!r} matches no tenant: write ip:{normal}"
+    if kind == "header" and len(name) > MAX_NAME_CHARS:
+        return f"header:{name[:20]}... matches no tenant: names of more than {MAX_NAME_CHARS} characters are hashed"
     return None
 
 

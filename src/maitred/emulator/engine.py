@@ -19,6 +19,7 @@ import msgspec
 
 from maitred import __version__
 from maitred.compat.instance_rules import instance_rules
+from maitred.core.errors import quote
 from maitred.core.request import Request
 from maitred.emulator import metrics
 from maitred.emulator.config import EngineConfig
@@ -241,7 +242,7 @@ class EmulatedEngine:
     def check_model(self, model: str | None) -> None:
         """Raise ApiError 404 unless `model` is the one that is served. A request without a model means that one."""
         if model is not None and model != self.model:
-            message = f"the model {model!r} does not exist; this engine serves {self.model!r}"
+            message = f"the model {quote(model)} does not exist; this engine serves {self.model!r}"
             raise ApiError(404, message, kind="invalid_request_error", param="model", code="model_not_found")
 
     def plan(

@@ -7,7 +7,7 @@ tag that cannot be computed outside this process, and the hash found there is co
 **The tenant** is the first of these that applies:
 
     auth:ID        the request has the key of a tenant, or the shared one (then ID is the key's SHA-256)
-    header:VALUE   a header that the operator trusts names one
+    header:VALUE   a header that the operator trusts names one; of a VALUE beyond 128 characters, its hash
     ip:ADDRESS     the address of the connection
     anonymous      no address is known: the request came over no network
 
@@ -19,15 +19,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
-from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 import msgspec
 
 from maitred.gateway import error_responses
 from maitred.gateway.config import HASH_PREFIX
+from maitred.gateway.local_access import LocalAccess
+from maitred.gateway.request_fields import shorten_name
 from maitred.wire.asgi import Scope
 
 
@@ -54,8 +55,10 @@ _NO_CALLER: Final[tuple[bytes, Caller | None]] = (bytes(32), None)
 class ApiKeys:
     """The keys that open the gateway. Without any key it is open to every client."""
 
-    def __init__(self, shared: str | None, tenants: Mapping[str, str]) -> None:
-        """`shared` and the values of `tenants`, by tenant id, are hashes as `hash_api_key` returns them."""
+    def __init__(self, shared: str | None, tenants: Mapping[str, str], admin_hosts: Iterable[str] = ()) -> None:
+        """`shared` and the values of `tenants`, by tenant id, are hashes as `hash_api_key` returns them. `admin_hosts` are the
+        names under which an operator may come while there are no keys."""
+        self._local = LocalAccess(admin_hosts)
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, tuple[bytes, Caller | None]] = {}
         for tenant, key in tenants.items():
@@ -83,14 +86,19 @@ class ApiKeys:
         return caller
 
     def require_administrator(self, authorization: bytes | None, scope: Scope) -> None:
-        """Raise ApiError 401 or 403 unless the request has the shared key; or, without any configured key, comes from this
-        machine."""
+        """Raise ApiError 401 or 403 unless the request has the shared key; or, without any configured key, comes from an
+        operator at this machine (`LocalAccess`)."""
         caller = self.authenticate(authorization)
         if caller is None:
-            if not is_loopback(scope):
-                raise error_responses.admin_forbidden("without an api_key this is allowed from the gateway's own machine only")
+            problem = self.local_problem(scope)
+            if problem is not None:
+                raise error_responses.admin_forbidden(problem)
         elif caller.rights is not KeyRights.ALL:
             raise error_responses.admin_forbidden("this needs the gateway's own api_key; the key of a tenant is not enough")
+
+    def local_problem(self, scope: Scope) -> str | None:
+        """Return why a request without a key does not come from an operator at this machine, or None if it does."""
+        return self._local.problem(scope.get("client"), scope.get("headers", []))
 
     def _add(self, key: str, caller: Caller) -> None:
         digest = bytes.fromhex(key.removeprefix(HASH_PREFIX))
@@ -98,15 +106,6 @@ class ApiKeys:
 
     def _tag(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
-
-
-def is_loopback(scope: Scope) -> bool:
-    """Return whether a request comes from this machine."""
-    peer = scope.get("client")
-    try:
-        return peer is not None and ip_address(peer[0]).is_loopback
-    except ValueError:
-        return False
 
 
 ANONYMOUS: Final = "anonymous"
@@ -120,13 +119,14 @@ class Viewer(NamedTuple):
     """Whether that is everything, and not only what belongs to `tenant`."""
 
 
-def identify_viewer(caller: Caller | None, header_value: bytes | None, scope: Scope) -> Viewer:
-    """Return the viewer. With the shared key it sees all tenants; without any configured key, from this machine, unless the
-    request names a tenant."""
+def identify_viewer(keys: ApiKeys, authorization: bytes | None, header_value: bytes | None, scope: Scope) -> Viewer:
+    """Return the viewer. With the shared key it sees all tenants; without any configured key, as an operator at this machine,
+    unless the request names a tenant. Raises ApiError 401."""
+    caller = keys.authenticate(authorization)
     tenant = resolve_tenant(caller, header_value, scope)
     if caller is not None:
         return Viewer(tenant, caller.rights is KeyRights.ALL)
-    return Viewer(tenant, is_loopback(scope) and not (header_value or b"").strip())
+    return Viewer(tenant, keys.local_problem(scope) is None and not (header_value or b"").strip())
 
 
 def resolve_tenant(caller: Caller | None, header_value: bytes | None, scope: Scope) -> str:
@@ -135,6 +135,6 @@ def resolve_tenant(caller: Caller | None, header_value: bytes | None, scope: Sco
         return caller.tenant
     name = (header_value or b"").strip()
     if name:
-        return f"header:{name.decode('utf-8', 'backslashreplace')}"
+        return f"header:{shorten_name(name.decode('utf-8', 'backslashreplace'))}"
     peer = scope.get("client")
     return f"ip:{peer[0]}" if peer else ANONYMOUS

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from maitred.admission.config import MAX_SECS, MAX_SLOTS
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, quote
 from maitred.wire.errors import UpstreamLimits
 
 HASH_PREFIX: Final = "sha256:"
@@ -43,6 +43,7 @@ def is_valid_api_key(key: str) -> bool:
 DEFAULT_SLOTS_PER_BACKEND: Final = 64
 """Requests that a backend may have in flight for each model, if it is neither configured nor reported."""
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
+_HOST_NAME: Final = re.compile(r"[0-9A-Za-z._-]+")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -61,6 +62,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     auth: Literal["none"] | None = None
     """`none`: every client may send requests, without a key. Only with this word may a reload open a gateway that had keys.
     Null: every request needs a key as soon as one is configured."""
+    admin_hosts: tuple[str, ...] = ()
+    """Names, without a port, under which `/admin/*` may be called from this machine while there are no keys, beside its
+    addresses, `localhost` and `host`."""
     api_key: str | None = None
     """The key that all clients share, as it is or as `sha256:HEX`. It is the only key that opens `/admin/*`."""
     tenant_api_keys: dict[str, str] = {}
@@ -121,6 +125,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("tenant_metric_top_n must be at least 0")
         if not _HEADER_NAME.fullmatch(self.tenant_header_name):
             raise ValueError("tenant_header_name must be the name of a header")
+        for name in self.admin_hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(f"admin_hosts: {quote(name)} is no host name: write it without scheme and port")
         self._check_times()
         self._hash_keys()
         if self.backends:
@@ -128,10 +135,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def _check_times(self) -> None:
         for name in ("health_interval_secs", "health_timeout_secs"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0 seconds")
-        if not self.drain_secs >= 0:
-            raise ValueError("drain_secs must be at least 0 seconds")
+            if not 0 < getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be more than 0, and at most {MAX_SECS:g} seconds")
+        if not 0 <= self.drain_secs <= MAX_SECS:
+            raise ValueError(f"drain_secs must be from 0 to {MAX_SECS:g} seconds")
         if not 0 <= self.sse_keepalive_secs <= MAX_SECS:
             raise ValueError("sse_keepalive_secs must be at least 0 seconds")
 

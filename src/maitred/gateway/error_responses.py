@@ -15,6 +15,7 @@ from maitred.programs import ProgramReason
 from maitred.wire.asgi import ApiError, Headers
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 
+_MAX_REPEATED_CHARS: Final = 200
 _RETRY_SOON = ((b"retry-after", b"1"),)
 _RETRY_LATER = ((b"retry-after", b"2"),)
 _BEARER = ((b"www-authenticate", b"Bearer"),)
@@ -23,10 +24,15 @@ _BEARER = ((b"www-authenticate", b"Bearer"),)
 def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
     """Return the error for a model that no backend serves now: 404 only if no backend that may come up could serve it."""
     if fleet.may_serve(model):
-        message = f"no backend that serves `{model}` is up"
+        message = f"no backend that serves `{_abbreviate(model)}` is up"
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)
-    message = f"The model `{model}` does not exist"
+    message = f"The model `{_abbreviate(model)}` does not exist"
     return ApiError(404, message, kind="invalid_request_error", code="model_not_found", param="model")
+
+
+def _abbreviate(text: str) -> str:
+    """Return what a client has sent as an error repeats it: a model may have a name of megabytes."""
+    return text if len(text) <= _MAX_REPEATED_CHARS else f"{text[:_MAX_REPEATED_CHARS]}..."
 
 
 def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, timeout_status: int) -> ApiError:
@@ -117,13 +123,17 @@ def upstream_failed(error: UpstreamError | None) -> ApiError:
 
 
 def no_route(path: str) -> ApiError:
-    return ApiError(404, f"there is nothing at {path}", kind="invalid_request_error", code="unknown_url")
+    return ApiError(404, f"there is nothing at {_abbreviate(path)}", kind="invalid_request_error", code="unknown_url")
 
 
 def method_not_allowed(method: str, allowed: str) -> ApiError:
     headers = ((b"allow", allowed.encode()),)
     return ApiError(
-        405, f"{method} is not allowed here", kind="invalid_request_error", code="method_not_allowed", headers=headers
+        405,
+        f"{_abbreviate(method)} is not allowed here",
+        kind="invalid_request_error",
+        code="method_not_allowed",
+        headers=headers,
     )
 
 
@@ -157,7 +167,7 @@ def no_backend_named(problem: str) -> ApiError:
 
 def unknown_backend(named: str, known: Sequence[str]) -> ApiError:
     """Return the error for a backend that this gateway does not have."""
-    message = f"there is no backend {named}; the backends are {', '.join(known)}"
+    message = f"there is no backend {_abbreviate(named)}; the backends are {', '.join(known)}"
     return ApiError(404, message, kind="invalid_request_error", code="unknown_backend")
 
 

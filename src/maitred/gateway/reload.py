@@ -28,7 +28,7 @@ from maitred.routing import RoutingConfig
 
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
-    *("auth", "api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header", "tenant_header_name"),
+    *("auth", "admin_hosts", "api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header", "tenant_header_name"),
     *("max_body_bytes", "max_parked_body_bytes", "forward_priority"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""

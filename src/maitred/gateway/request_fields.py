@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.admission.tenants import MAX_NAME_CHARS
 from maitred.core.request import PrefixKeys, PriorityClass
 from maitred.gateway.config import ForwardPriority
 from maitred.kv.block_hashes import PromptTextBytes
@@ -218,8 +219,6 @@ def _invalid_request(message: str, param: str | None = None) -> ApiError:
 
 ROUTING_KEY_HEADER: Final = b"x-smg-routing-key"
 _PROGRAM_HEADERS: Final = (b"x-program-id", b"x-session-id")
-_MAX_NAME_CHARS: Final = 128
-"""Length in characters up to which a name is kept as it is; routers remember many names, so longer ones are hashed."""
 _MAX_PROMPT_BYTES: Final = 1024 * 1024
 """Size of the beginning of a prompt that is compared: enough to recognise a prompt, and images in prompts are large."""
 
@@ -286,7 +285,7 @@ class RoutingHintReader:
         named = {name: value for name, value in reversed(headers) if name in _PROGRAM_HEADERS or name == ROUTING_KEY_HEADER}
         program = next((named[name].decode("latin-1") for name in _PROGRAM_HEADERS if name in named), "")
         program = program or _as_text(fields.program_id) or _as_text(fields.session_id)
-        return RoutingHints(_shorten(program), _shorten(named.get(ROUTING_KEY_HEADER, b"").decode("latin-1")), prefix)
+        return RoutingHints(shorten_name(program), shorten_name(named.get(ROUTING_KEY_HEADER, b"").decode("latin-1")), prefix)
 
 
 def _as_text(value: msgspec.Raw) -> str:
@@ -299,9 +298,10 @@ def _as_text(value: msgspec.Raw) -> str:
         raise _invalid_json(error, bytes(value)) from error
 
 
-def _shorten(name: str) -> str:
+def shorten_name(name: str) -> str:
+    """Return a name that a client has chosen, without spaces around it; instead of a long one its hash."""
     name = name.strip()
-    if len(name) <= _MAX_NAME_CHARS:
+    if len(name) <= MAX_NAME_CHARS:
         return name
     return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -137,7 +137,7 @@ class IntakeRules:
     def __init__(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         self.config = config
         self.programs = None if programs.mode == "off" else ProgramReader(programs.session_headers)
-        self.keys = ApiKeys(config.api_key, config.tenant_api_keys)
+        self.keys = ApiKeys(config.api_key, config.tenant_api_keys, (config.host, *config.admin_hosts))
         own = config.upstream_api_key
         self.authorization: Headers = [(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else []
         """The gateway's own key, as a header for the backend."""
@@ -183,7 +183,7 @@ class RequestIntake:
     def identify(self, scope: Scope) -> Viewer:
         """Return the viewer that sends a request which is not forwarded. Raises ApiError 401."""
         inbound = self._rules.headers.sort_headers(scope["headers"])
-        return identify_viewer(self._rules.keys.authenticate(inbound.authorization), inbound.tenant, scope)
+        return identify_viewer(self._rules.keys, inbound.authorization, inbound.tenant, scope)
 
     @property
     def parked_bytes(self) -> int:

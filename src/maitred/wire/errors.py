@@ -6,10 +6,15 @@ Each error says whether the upstream may have seen the request.
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 import msgspec
 
 from maitred.core.errors import MaitredError
+
+MAX_SECS: Final = 1e9
+"""Longest time that a limit can say, in seconds."""
+_MAX_SIZE: Final = 1 << 31
 
 
 class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +37,16 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     high_water: int = 65_536
     """Bytes of a response body that may wait for a slow client. At this level the backend is read no further until all of them
     are sent."""
+
+    def __post_init__(self) -> None:
+        for name in ("connect_secs", "head_secs", "idle_secs"):
+            if not 0 < getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be more than 0, and at most {MAX_SECS:g} seconds")
+        if not 0 <= self.keep_alive_secs <= MAX_SECS:
+            raise ValueError(f"keep_alive_secs must be from 0 to {MAX_SECS:g} seconds; 0 keeps no connection")
+        for name in ("max_connections", "max_head", "high_water"):
+            if not 1 <= getattr(self, name) <= _MAX_SIZE:
+                raise ValueError(f"{name} must be from 1 to {_MAX_SIZE:,}")
 
 
 _LOCAL_ERRNOS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL))

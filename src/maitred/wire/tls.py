@@ -42,7 +42,7 @@ class TlsClient:
         call = self._connected().request(
             method, URL(origin + target, encoded=True), headers=named, data=body or None, allow_redirects=False
         )
-        source.task = asyncio.create_task(_feed_response(call, source, response))
+        source.task = asyncio.create_task(_feed_response(call, source, response, self._limits))
         self._feeding.add(source.task)
         source.task.add_done_callback(self._feeding.discard)
         return await response.wait_for_head()
@@ -59,7 +59,7 @@ class TlsClient:
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 connector=aiohttp.TCPConnector(limit_per_host=limits.max_connections, keepalive_timeout=limits.keep_alive_secs),
-                timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_secs, sock_read=limits.head_secs),
+                timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_secs),
                 max_field_size=limits.max_head,
             )
         return self._session
@@ -84,19 +84,30 @@ class _TlsSource:
             self.task.cancel()
 
 
-async def _feed_response(call: aiohttp.client._RequestContextManager, source: _TlsSource, response: UpstreamResponse) -> None:
+async def _feed_response(
+    call: aiohttp.client._RequestContextManager, source: _TlsSource, response: UpstreamResponse, limits: UpstreamLimits
+) -> None:
     begun = False
     try:
-        async with call as answer:
+        # aiohttp has one limit for both kinds of silence, and counts the time in which our client does not read.
+        async with asyncio.timeout(limits.head_secs):
+            answer = await call
+        async with answer:
             begun = True
             response.on_head(answer.status, [(name.lower(), value) for name, value in answer.raw_headers])
             # A pause between two pieces is enough: aiohttp itself stops reading the socket while its buffer is full.
-            while piece := await answer.content.readany():
+            while piece := await _read_piece(answer, limits.idle_secs):
                 response.on_body(piece, True)
                 await source.may_read.wait()
             response.on_body(b"", False)
     except Exception as error:
         response.on_error(_upstream_error(error, begun))
+
+
+async def _read_piece(answer: aiohttp.ClientResponse, idle_secs: float) -> bytes:
+    """Return the next piece, or b"" at the end. Raises TimeoutError after `idle_secs` of silence."""
+    async with asyncio.timeout(idle_secs):
+        return await answer.content.readany()
 
 
 def _upstream_error(error: Exception, begun: bool) -> UpstreamError:

@@ -1,0 +1,75 @@
+"""LocalAccess: whether a request without a key may do what only an operator may, because it comes from this machine.
+
+An address of this machine is not enough. A browser on it runs pages of any origin, and the connections that they make come
+from here as well. Two tricks let such a page use `/admin/*`:
+
+    DNS rebinding    evil.example resolves to 127.0.0.1 on the second look. The page asks http://evil.example:8080, and the
+                     browser takes the answer for one of evil.example: the page reads it. But Host says evil.example.
+    a plain POST     to http://127.0.0.1:8080/admin/reload. The page cannot read the answer, but the request is carried out.
+                     But Origin says https://evil.example.
+
+So `Host` must be an IP address (which no name server can redirect), `localhost`, or a name that the configuration has
+(`gateway.host`, `gateway.admin_hosts`); and `Origin`, where there is one, must be that of the page itself. Command-line clients
+send no `Origin`, and a `Host` that says what they were told.
+
+    Host: 127.0.0.1:8080                                       allowed
+    Host: localhost:8080, Origin: http://localhost:8080        allowed
+    Host: localhost:8080, Origin: http://localhost:3000        refused
+    Host: gateway.example:8080                                 refused, unless admin_hosts has gateway.example
+
+With keys none of this is asked: no browser adds an `Authorization: Bearer` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+from maitred.wire.asgi import Headers
+
+
+class LocalAccess:
+    """Which requests are an operator's while no keys are configured."""
+
+    def __init__(self, hosts: Iterable[str] = ()) -> None:
+        """`hosts` are names that may stand in `Host`, beside addresses and localhost."""
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    def problem(self, peer: tuple[str, int] | None, headers: Headers) -> str | None:
+        """Return why a request over the connection from `peer`, or from nowhere, may not do what an operator may; or None."""
+        if not _is_loopback(peer):
+            return "without an api_key this is allowed from the gateway's own machine only"
+        named = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"]
+        if not all(self._is_known(host) for host in named):
+            return "without an api_key this is allowed under an IP address, localhost or a name in admin_hosts only"
+        origins = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"origin"]
+        own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in named}
+        if not own.issuperset(origins):
+            return "without an api_key this is not allowed to pages of another origin"
+        return None
+
+    def _is_known(self, authority: str) -> bool:
+        host = _host_of(authority)
+        return host == "localhost" or host.endswith(".localhost") or host in self._hosts or _is_address(host)
+
+
+def _host_of(authority: str) -> str:
+    """Return the host in `host:port`; an IPv6 address without its brackets."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0]
+    return authority.partition(":")[0]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(peer: tuple[str, int] | None) -> bool:
+    try:
+        return peer is not None and ip_address(peer[0]).is_loopback
+    except ValueError:
+        return False
