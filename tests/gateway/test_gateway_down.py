@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
+import resource
 from typing import Any
 
 import msgspec
 import pytest
 from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, whole, world
+
+from maitred.gateway import descriptor_watch
 
 QUICK = {"health_timeout_secs": 0.05, "health_failures": 2}
 
@@ -196,7 +201,7 @@ def test_a_kept_connection_that_was_closed_is_replaced_where_there_is_one_backen
 
     async def scenario() -> None:
         backend.received = received_by
-        async with world(backend) as w:  # its polls leave a kept connection
+        async with world(backend, health_interval_secs=30.0) as w:  # its poll leaves a kept connection
             assert (await w.request())[0] == 200
             assert len(received_by) == 2
 
@@ -240,6 +245,34 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
             monkeypatch.undo()
 
     run(scenario())
+
+
+def test_a_process_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(descriptor_watch, "INTERVAL_SECS", 0.01)
+
+    async def scenario() -> None:
+        async with world(Backend()) as w:
+            client = await w.connect()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+            taken = []
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        taken.append(os.open(os.devnull, os.O_RDONLY))
+                await w.wait_until(lambda: w.state.is_out_of_descriptors)
+                await client.send_request("/metrics", b"", "GET")
+                assert b"maitred_out_of_descriptors 1.0" in (await client.read_response())[2]
+            finally:
+                for descriptor in taken:
+                    os.close(descriptor)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await w.wait_until(lambda: not w.state.is_out_of_descriptors)
+
+    run(scenario())
+    said = [record.message for record in caplog.records if "descriptors" in record.message]
+    assert said[0].startswith("no file descriptors are left (limit 64): new connections are dropped")
+    assert said[1:] == ["there are file descriptors again"]
 
 
 class Starved:

@@ -19,6 +19,7 @@ from maitred.gateway import error_responses
 from maitred.gateway.append_file import AppendFile
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.descriptor_watch import DescriptorWatch
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
@@ -86,6 +87,7 @@ class Gateway:
             *(self.memories, self.programs),
         )
         self._poll_task: asyncio.Task[None] | None = None
+        self._descriptors = DescriptorWatch()
         settings = GatewaySettings(
             gateway=config,
             admission=self.core.config,
@@ -130,6 +132,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Start to poll the backends. Called by the lifespan protocol."""
+        self._descriptors.start()
         for file in (self._decision_log, self._recorder):
             if file is not None:
                 file.start()
@@ -144,6 +147,7 @@ class Gateway:
             self._poll_task.cancel()
             await asyncio.wait({self._poll_task})
         self._driver.close()
+        self._descriptors.stop()
         if self._program_parts is not None:
             await self._program_parts.close()
         await self._client.close()
@@ -156,6 +160,7 @@ class Gateway:
         decisions, requests = self._decision_log, self._recorder
         return self._snapshots.take_snapshot(
             parked_body_bytes=self._intake.parked_bytes,
+            is_out_of_descriptors=self._descriptors.is_exhausted,
             decision_log_failed=decisions is not None and decisions.failed,
             dropped_lines={
                 "decision_log": 0 if decisions is None else decisions.num_dropped,

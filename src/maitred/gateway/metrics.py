@@ -74,6 +74,8 @@ class GatewayCollector(Collector):
         yield gauge("maitred_parked_body_bytes", parked, [], [([], state.parked_body_bytes)])
         fallback = "1 if the configuration could not be used as a whole, or the reservations exceed the capacity."
         yield gauge("maitred_config_fallback", fallback, [], [([], state.config_fallback is not None)])
+        exhausted = "1 if no file descriptor is left: new connections are dropped."
+        yield gauge("maitred_out_of_descriptors", exhausted, [], [([], state.is_out_of_descriptors)])
         failed = "1 if the decision log could not be written: nothing is recorded any more."
         yield gauge("maitred_decision_log_failed", failed, [], [([], state.decision_log_failed)])
         dropped = (([file], n) for file, n in state.dropped_lines.items())

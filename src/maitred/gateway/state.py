@@ -162,6 +162,8 @@ class GatewayState(msgspec.Struct):
     backends: list[BackendState]
     parked_body_bytes: int
     """Size of all request bodies that are being read or kept."""
+    is_out_of_descriptors: bool
+    """Whether this process had no file descriptor left at the last look: new connections are dropped then."""
     decision_log_failed: bool
     """Whether a failure, or a line that had to be dropped, has ended the decision log."""
     dropped_lines: dict[str, int]
@@ -180,7 +182,12 @@ class StateSnapshots:
         self._counters = counters
 
     def take_snapshot(
-        self, *, parked_body_bytes: int, decision_log_failed: bool, dropped_lines: dict[str, int]
+        self,
+        *,
+        parked_body_bytes: int,
+        is_out_of_descriptors: bool,
+        decision_log_failed: bool,
+        dropped_lines: dict[str, int],
     ) -> GatewayState:
         """Return the state at this instant. O(requests that are here)."""
         core, fleet = self._driver.core, self._fleet
@@ -199,6 +206,7 @@ class StateSnapshots:
             tenants=self._tenants(),
             backends=[self._backend(backend) for backend in fleet.backends],
             parked_body_bytes=parked_body_bytes,
+            is_out_of_descriptors=is_out_of_descriptors,
             decision_log_failed=decision_log_failed,
             dropped_lines=dropped_lines,
         )

@@ -1,0 +1,66 @@
+"""DescriptorWatch: says in the log when the process has no file descriptors left.
+
+Each request takes two descriptors, and the operating system gives a process so many. When none is left, a new connection is
+accepted and closed again at once, below anything that the gateway sees: clients see resets, and the gateway sees nothing. So
+once a second the watch asks for a descriptor and gives it back. The first time it gets none, that is logged, with the limit;
+the first time it gets one again, that is logged as well.
+
+Example: `ulimit -n 64`, and 100 clients. About 50 of them are connected, the log says "no file descriptors are left (limit
+64)", and `maitred_out_of_descriptors` is 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from typing import Final
+
+INTERVAL_SECS: Final = 1.0
+"""Seconds between two looks."""
+log = logging.getLogger("maitred.gateway")
+
+
+class DescriptorWatch:
+    """Watches the descriptors of this process, from within one event loop."""
+
+    def __init__(self) -> None:
+        self.is_exhausted = False
+        """Whether none was left at the last look."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look now, and every second from now on."""
+        self._look()
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECS, self.start)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            is_exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
+        else:
+            is_exhausted = False
+        if is_exhausted and not self.is_exhausted:
+            message = (
+                "no file descriptors are left%s: new connections are dropped; raise the limit (ulimit -n), or send less here"
+            )
+            log.error(message, _describe_limit())
+        elif self.is_exhausted and not is_exhausted:
+            log.warning("there are file descriptors again")
+        self.is_exhausted = is_exhausted
+
+
+def _describe_limit() -> str:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return ""
+    return f" (limit {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,})"
