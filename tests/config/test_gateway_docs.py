@@ -10,6 +10,7 @@ from maitred.cli import command_named
 from maitred.gateway import error_responses, proxy
 from maitred.gateway.reload import RELOADABLE_KEYS
 from maitred.gateway.request_fields import ROUTES
+from maitred.wire import refusals
 from maitred.wire.errors import ConnectError, UpstreamError
 
 DOC = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
@@ -37,7 +38,7 @@ def test_codes() -> None:
     documented = set(
         re.findall(r"`([a-z_]+)`", " ".join(line.split("|")[1] for line in section("Errors").splitlines() if "|" in line))
     )
-    files = [*SOURCE.glob("gateway/*.py"), SOURCE / "wire" / "asgi.py", SOURCE / "wire" / "protocol.py"]
+    files = [*SOURCE.glob("gateway/*.py"), SOURCE / "wire" / "exchange.py", SOURCE / "wire" / "refusals.py"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     written = set(re.findall(r'code="([a-z_]+)"', text))
     admission = set(re.findall(r'"((?:scheduler|admission)_[a-z_]+)"', (SOURCE / "gateway" / "error_responses.py").read_text()))
@@ -48,7 +49,10 @@ def test_codes() -> None:
     failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), proxy.BackendAbandoned)}
 
     assert {"admission_token_bucket", "admission_reject_all"} <= policies & documented
-    all_codes = written | admission | programs | policies | both_paths | failures - {f"upstream_{ConnectError.reason}"}
+    framing = set(refusals.FRAMING_CODES.values())
+    all_codes = (
+        written | framing | admission | programs | policies | both_paths | failures - {f"upstream_{ConnectError.reason}"}
+    )
     assert documented | policies == all_codes  # what a policy refuses with may stand in its own documentation
 
 

@@ -8,9 +8,8 @@ from emulated import FROZEN, emulated, play
 
 from maitred.core.request import PriorityClass, Request
 from maitred.emulator.clients import ClientOutcome, ClientStats, WorkloadClients, repeat_jobs
-from maitred.wire.asgi import read_body, run_lifespan
 from maitred.wire.client import Origin, UpstreamClient
-from maitred.wire.server import running_server
+from maitred.wire.server import App, running_server
 from maitred.workload import Job
 
 CHAT, BULK = PriorityClass.INTERACTIVE, PriorityClass.BULK
@@ -72,23 +71,17 @@ def test_arrivals_wait_for_no_answer_and_giving_up_frees_the_engine():
 def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
     seen = []
 
-    async def app(scope, receive, send):
-        async def nothing():
-            pass
-
-        if scope["type"] == "lifespan":
-            await run_lifespan(receive, send, nothing, nothing)
-            return
-        seen.append((dict(scope["headers"])[b"x-smg-priority"], msgspec.json.decode(await read_body(scope, receive, 10_000))))
-        if status is None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            return  # breaks off
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    class Answering(App):
+        async def __call__(self, exchange):
+            seen.append((dict(exchange.headers)[b"x-smg-priority"], msgspec.json.decode(await exchange.read_body(10_000))))
+            if status is None:
+                exchange.start_response(200, [], b"", True)  # breaks off
+            else:
+                exchange.start_response(status, headers, body, False)
 
     async def scenario():
         stats = ClientStats()
-        async with running_server(app) as url:
+        async with running_server(Answering()) as url:
             client = UpstreamClient()
             clients = WorkloadClients(client, Origin.parse(url), "some-model", stats)
             await clients.send_jobs([job(0, tokens=9, priority_class=BULK)])

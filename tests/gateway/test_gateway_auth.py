@@ -11,12 +11,12 @@ from world import ClientConnection, GatewayWorld, run, world
 
 from maitred.gateway.auth import ApiKeys, Caller, KeyRights, identify_viewer
 from maitred.gateway.config import hash_api_key
-from maitred.wire.asgi import ApiError
+from maitred.wire.exchange import ApiError
 
 SHARED, ACME = "s3cret", "acme-key"
 LOCKED = {"api_key": SHARED, "tenant_api_keys": {"acme": hash_api_key(ACME)}}
-FROM_AFAR = {"client": ("10.0.0.7", 5)}
-FROM_HERE = {"client": ("127.0.0.1", 5)}
+FROM_AFAR = ("10.0.0.7", 5)
+FROM_HERE = ("127.0.0.1", 5)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -62,22 +62,22 @@ def test_without_keys_any_client_may_ask_and_this_machine_may_administrate() -> 
     keys = ApiKeys(None, {})
 
     assert keys.authenticate(None) is keys.authenticate(b"Bearer whatever") is None
-    keys.require_administrator(None, FROM_HERE)
-    keys.require_administrator(None, {"client": ("::1", 5)})
-    for scope in (FROM_AFAR, {"client": None}, {"client": ("testclient", 5)}, {}):
+    keys.require_administrator(None, FROM_HERE, [])
+    keys.require_administrator(None, ("::1", 5), [])
+    for client in (FROM_AFAR, ("testclient", 5), None):
         with pytest.raises(ApiError) as caught:
-            keys.require_administrator(None, scope)
+            keys.require_administrator(None, client, [])
         assert (caught.value.status, caught.value.code) == (403, "admin_forbidden")
 
 
 def test_with_keys_only_the_shared_one_may_administrate() -> None:
     keys = ApiKeys(hash_api_key(SHARED), {"acme": hash_api_key(ACME)})
 
-    keys.require_administrator(b"Bearer s3cret", FROM_AFAR)
+    keys.require_administrator(b"Bearer s3cret", FROM_AFAR, [])
     with pytest.raises(ApiError) as of_a_tenant:
-        keys.require_administrator(b"Bearer acme-key", FROM_HERE)
+        keys.require_administrator(b"Bearer acme-key", FROM_HERE, [])
     with pytest.raises(ApiError) as without:
-        keys.require_administrator(None, FROM_HERE)
+        keys.require_administrator(None, FROM_HERE, [])
     assert (of_a_tenant.value.status, without.value.status) == (403, 401)
 
 
@@ -107,17 +107,16 @@ def test_with_keys_only_the_shared_one_may_administrate() -> None:
 def test_a_page_in_a_browser_of_this_machine_is_no_operator(host: str | None, origin: str | None, allowed: bool) -> None:
     given = {b"host": host, b"origin": origin}
     headers = [(name, value.encode()) for name, value in given.items() if value is not None]
-    scope = {**FROM_HERE, "headers": headers}
     keys = ApiKeys(None, {}, ["gateway.example"])
     locked = ApiKeys(hash_api_key(SHARED), {})
 
-    locked.require_administrator(b"Bearer s3cret", scope)
-    assert identify_viewer(keys, None, None, scope).sees_all is allowed
+    locked.require_administrator(b"Bearer s3cret", FROM_HERE, headers)
+    assert identify_viewer(keys, None, None, FROM_HERE, headers).sees_all is allowed
     if allowed:
-        keys.require_administrator(None, scope)
+        keys.require_administrator(None, FROM_HERE, headers)
     else:
         with pytest.raises(ApiError) as caught:
-            keys.require_administrator(None, scope)
+            keys.require_administrator(None, FROM_HERE, headers)
         assert (caught.value.status, caught.value.code) == (403, "admin_forbidden")
 
 

@@ -7,7 +7,7 @@ import pytest
 from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, world
 
 from maitred.gateway.request_intake import BodyBudget
-from maitred.wire.asgi import ApiError
+from maitred.wire.exchange import ApiError
 
 BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes
 BUDGET = {"max_body_bytes": 150, "max_parked_body_bytes": 250}

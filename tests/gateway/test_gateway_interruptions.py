@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import permutations
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,45 +13,45 @@ from world import Backend, BackendRequest, GatewayWorld, run, world
 from maitred.admission import ReleaseReason
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.driver import AdmissionRejected
+from maitred.wire.exchange import Exchange
+from maitred.wire.framing import Headers, RequestHead
 
 INTERRUPTIONS = ("preempted", "abandoned", "left", "stopped")
 ORDERS = [order for n in range(1, 5) for order in permutations(INTERRUPTIONS, n)]
 
 
 class Client:
-    """Calls the gateway in this process, as its server would."""
+    """Calls the gateway in this process, as a connection would."""
 
     def __init__(self, w: GatewayWorld, body: bytes) -> None:
-        self.sent: list[dict[str, Any]] = []
-        self.may_send = asyncio.Event()
-        self.may_send.set()
-        self._left = asyncio.get_running_loop().create_future()
-        self._body = body
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "client": None}
-        scope["headers"] = [(b"x-smg-priority", b"bulk")]
-        self.task = asyncio.create_task(w.gateway(scope, self._receive, self._send))
+        self.sent: list[tuple[int, bytes]] = []
+        headers = [(b"x-smg-priority", b"bulk")]
+        head = RequestHead("POST", b"/v1/chat/completions", headers, True, False, len(body), True)
+        self._exchange = Exchange(head, self)
+        self._exchange.on_body(body)
+        self._exchange.on_body_end()
+        self.task = asyncio.create_task(w.gateway(self._exchange))
 
     def disconnect(self) -> None:
-        self._left.set_result(None)
+        self._exchange.on_disconnect()
 
     @property
     def status(self) -> int | None:
-        return self.sent[0]["status"] if self.sent else None
+        return self.sent[0][0] if self.sent else None
 
     @property
     def code(self) -> str | None:
-        return msgspec.json.decode(self.sent[1]["body"])["error"]["code"] if self.sent else None
+        return msgspec.json.decode(self.sent[0][1])["error"]["code"] if self.sent else None
 
-    async def _receive(self) -> dict[str, Any]:
-        if self._body:
-            body, self._body = self._body, b""
-            return {"type": "http.request", "body": body, "more_body": False}
-        await self._left
-        return {"type": "http.disconnect"}
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> None:
+        assert not more
+        self.sent.append((status, piece))
 
-    async def _send(self, message: Any) -> None:
-        await self.may_send.wait()
-        self.sent.append(message)
+    def send_piece(self, piece: bytes, more: bool) -> None: ...
+
+    def send_continue(self) -> None: ...
+
+    def on_body_read(self) -> None: ...
 
 
 def preemptor(number: int = 1_000_000) -> Request:
@@ -120,23 +119,6 @@ async def interrupt(w: GatewayWorld, order: tuple[str, ...], on_preempt: str) ->
     goes_on = not {"left", "stopped"} & set(order) and (on_preempt == "retry" or "preempted" not in order)
     await settled(w, client, order, goes_on=goes_on)
     await w.wait_until_idle()
-
-
-def test_a_client_too_slow_to_take_its_503_holds_no_slot() -> None:
-    async def scenario() -> None:
-        admission = {"classes": {"interactive": {"can_preempt": True}}}
-        async with world(Backend(mute), slots=1, admission=admission) as w:
-            client = Client(w, b'{"model": "m"}')
-            client.may_send.clear()
-            await w.wait_until(lambda: w.backends[0].received)
-            w.backends[0].respond = lambda received: received.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-            assert (await w.request(x_smg_priority="interactive"))[0] == 200
-            assert client.sent == []
-            client.may_send.set()
-            await client.task
-            assert (client.status, client.code) == (503, "scheduler_preempted")
-
-    run(scenario())
 
 
 def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:

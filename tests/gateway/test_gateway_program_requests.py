@@ -11,7 +11,7 @@ from world import CHAT, Backend, run, world
 
 from maitred.gateway.program_fields import MAX_ID_CHARS, ProgramReader, count_characters
 from maitred.gateway.request_fields import ROUTES
-from maitred.wire.asgi import ApiError
+from maitred.wire.exchange import ApiError
 
 ROUTE = ROUTES[CHAT]
 SESSION_HEADERS = ("X-Session-Id", "x-claude-code-session-id")

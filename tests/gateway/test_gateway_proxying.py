@@ -14,7 +14,7 @@ from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.gateway.request_fields import ROUTES, HeaderSorter, end_to_end_headers, parse_body_fields
-from maitred.wire.asgi import ApiError
+from maitred.wire.exchange import ApiError
 
 
 def test_the_body_goes_through_byte_for_byte() -> None:

@@ -12,6 +12,7 @@ from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.recording import RecordedResponse, TrafficRecorder
+from maitred.wire.framing import Headers
 from maitred.workload import Job, open_trace
 
 USAGE = (
@@ -132,20 +133,18 @@ def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_p
 
 @pytest.mark.parametrize("cut", [1, 5, 4_096, 10_000])
 def test_usage_is_found_wherever_the_answer_is_cut(cut: int) -> None:
-    async def scenario() -> tuple[int, int]:
-        async def send(message: object) -> None:
-            pass
+    class Nothing:
+        def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> None: ...
 
-        answer = RecordedResponse(Request(id=1, arrival=0, prompt_tokens=999), send)
-        await answer.send({"type": "http.response.start", "status": 200})
-        body = b'{"x":"' + b"y" * 20_000 + b'","usage":{"input_tokens":7,"output_tokens":8}}'
-        for at in range(0, len(body), cut):
-            more = at + cut < len(body)
-            await answer.send({"type": "http.response.body", "body": body[at : at + cut], "more_body": more})
-        assert answer.outcome == "completed"
-        return answer.count_tokens()
+        def send_piece(self, piece: bytes, more: bool) -> None: ...
 
-    assert asyncio.run(scenario()) == (7, 8)
+    answer = RecordedResponse(Request(id=1, arrival=0, prompt_tokens=999), Nothing())
+    body = b'{"x":"' + b"y" * 20_000 + b'","usage":{"input_tokens":7,"output_tokens":8}}'
+    answer.start_response(200, [], body[:cut], cut < len(body))
+    for at in range(cut, len(body), cut):
+        answer.send_piece(body[at : at + cut], at + cut < len(body))
+    assert answer.outcome == "completed"
+    assert answer.count_tokens() == (7, 8)
 
 
 def test_a_recorded_program_replays_with_its_think_times_and_its_growing_prompt(tmp_path: Path) -> None:

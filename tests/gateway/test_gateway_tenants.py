@@ -13,13 +13,14 @@ from maitred.core.request import PriorityClass, Request
 from maitred.gateway.auth import Caller, KeyRights, resolve_tenant
 from maitred.gateway.driver import RealTimeAdmission, SlotLease
 from maitred.gateway.request_fields import engine_priority, set_body_priority
+from maitred.wire.exchange import ClientAddress
 
-PEER = {"client": ("10.0.0.7", 4711)}
+PEER = ("10.0.0.7", 4711)
 ACME = Caller("auth:acme", KeyRights.TENANT)
 
 
 @pytest.mark.parametrize(
-    ("caller", "named", "scope", "tenant"),
+    ("caller", "named", "client", "tenant"),
     [
         (ACME, b"team-red", PEER, "auth:acme"),
         (None, b"team-red", PEER, "header:team-red"),
@@ -30,13 +31,12 @@ ACME = Caller("auth:acme", KeyRights.TENANT)
         (None, b"a" * 60_000, PEER, "header:" + blake2b(b"a" * 60_000, digest_size=16).hexdigest()),
         (None, b"   ", PEER, "ip:10.0.0.7"),
         (None, None, PEER, "ip:10.0.0.7"),
-        (None, None, {"client": ("2001:db8::1", 1)}, "ip:2001:db8::1"),
-        (None, None, {"client": None}, "anonymous"),
-        (None, None, {}, "anonymous"),
+        (None, None, ("2001:db8::1", 1), "ip:2001:db8::1"),
+        (None, None, None, "anonymous"),
     ],
 )
-def test_the_first_that_is_known(caller: Caller | None, named: bytes | None, scope: dict[str, Any], tenant: str) -> None:
-    assert resolve_tenant(caller, named, scope) == tenant
+def test_the_first_that_is_known(caller: Caller | None, named: bytes | None, client: ClientAddress, tenant: str) -> None:
+    assert resolve_tenant(caller, named, client) == tenant
 
 
 POLICIES = {

@@ -10,48 +10,44 @@ import msgspec
 import pytest
 from raw_upstream import run
 
-from maitred.wire import asgi, protocol
-from maitred.wire.asgi import ClientDisconnected, DisconnectWatcher, Receive, Scope, Send
-from maitred.wire.server import running_server
+from maitred.wire import protocol
+from maitred.wire.exchange import ClientDisconnected, Exchange, send_bytes
+from maitred.wire.server import App, running_server
 
 T = TypeVar("T")
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[T]]
 
 
-async def nothing() -> None: ...
+class Echo(App):
+    """Answers with the path and the body, in two pieces without a declared length."""
 
+    send_timeout_secs = 0.1
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that answers with the path and the body, in two pieces without a declared length."""
-    if scope["type"] == "lifespan":
-        await asgi.run_lifespan(receive, send, nothing, nothing)
-        return
-    if scope["path"] == "/unread":
-        await asgi.send_bytes(send, 401, b"", b"text/plain")
-        return
-    try:
-        body = await asgi.read_body(scope, receive, 1 << 20)
-    except ClientDisconnected:
-        GONE.append(scope["path"])
-        return
-    if scope["path"] == "/slow":
-        await asyncio.sleep(0.15)
-    if scope["path"] == "/measured":
-        await asgi.send_bytes(send, 200, body, b"text/plain")
-        return
-    if scope["path"] == "/hangs":
-        left = asyncio.Event()
-        departure = DisconnectWatcher(receive, left.set)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
-        await left.wait()
-        departure.stop()
-        GONE.append(scope["path"])
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": scope["path"].encode() + b":", "more_body": True})
-    await send({"type": "http.response.body", "body": body})
+    async def __call__(self, exchange: Exchange) -> None:
+        path = exchange.path
+        if path == "/unread":
+            send_bytes(exchange, 401, b"", b"text/plain")
+            return
+        try:
+            body = await exchange.read_body(1 << 20)
+        except ClientDisconnected:
+            GONE.append(path)
+            return
+        if path == "/slow":
+            await asyncio.sleep(0.15)
+        if path == "/measured":
+            send_bytes(exchange, 200, body, b"text/plain")
+        elif path in ("/hangs", "/waits"):
+            left = asyncio.Event()
+            exchange.watch_disconnect(left.set)
+            if path == "/hangs":
+                exchange.start_response(200, [], b"begun", True)
+            await left.wait()
+            GONE.append(path)
+        else:
+            exchange.start_response(200, [], path.encode() + b":", True)
+            exchange.send_piece(body, False)
 
 
 GONE: list[str] = []
@@ -59,7 +55,7 @@ GONE: list[str] = []
 
 def with_server(script: Script[T]) -> T:
     async def scenario() -> T:
-        async with running_server(echo, drain_secs=0.1) as url:
+        async with running_server(Echo(), drain_secs=0.1) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
             try:
                 return await script(reader, writer)
@@ -150,7 +146,7 @@ def test_large_heads_within_the_limit_and_large_bodies_are_served(size: int) -> 
         return answers[-1][:15]
 
     async def scenario() -> bytes:
-        async with running_server(echo, drain_secs=0.1) as url:
+        async with running_server(Echo(), drain_secs=0.1) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]), limit=1 << 20)
             try:
                 return await script(reader, writer)
@@ -211,19 +207,33 @@ def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pyte
     assert answer.count(b"HTTP/1.1") == 1
 
 
-@pytest.mark.parametrize("behind", [0, 1, protocol.MAX_PIPELINED])
-def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(behind: int) -> None:
+BEHIND = {
+    "nothing": b"",
+    "a request": b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n",
+    "nine requests": b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * 9,
+    "10,000 requests": b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000,
+    "65 KB of a body": b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"x" * 66_000,
+    "more than is parked": b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n" + b"x" * 400_000,
+}
+
+
+@pytest.mark.parametrize("path", ["/hangs", "/waits"])
+@pytest.mark.parametrize("what", BEHIND)
+def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(what: str, path: str) -> None:
     GONE.clear()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"GET /hangs HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * behind)
-        await reader.readuntil(b"begun")
+        writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode() + BEHIND[what])
+        if path == "/hangs":
+            await reader.readuntil(b"begun")
+        await writer.drain()
+        await asyncio.sleep(0.02)
         writer.close()
         while not GONE:
             await asyncio.sleep(0.001)
 
     with_server(script)
-    assert GONE == ["/hangs"]
+    assert [path] == GONE
 
 
 def test_an_incomplete_body_behind_an_answer_that_takes_long_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,9 +265,11 @@ def test_a_body_that_breaks_off_badly_is_refused_and_the_app_is_told_that_its_cl
     assert GONE == ["/bad"]
 
 
-def test_nothing_is_written_into_an_answer_under_way() -> None:
-    answer = exchange(b"GET /hangs HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00\x00\r\n")
-    assert answer.endswith(b"\r\n\r\n5\r\nbegun\r\n")
+def test_what_follows_a_request_is_not_looked_at_before_its_answer_has_ended() -> None:
+    answer = exchange(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00\x00\r\n")
+    whole, _, rest = answer.partition(b"0\r\n\r\n")
+    assert whole.startswith(b"HTTP/1.1 200 OK")
+    assert refusal(rest) == (400, "bad_request")
 
 
 @pytest.mark.parametrize("keep_alive", [b"", b"connection: keep-alive\r\n"])

@@ -15,25 +15,25 @@ import pytest
 from raw_upstream import run
 
 from maitred.core.errors import ConfigError
-from maitred.wire import asgi
-from maitred.wire.asgi import Receive, Scope, Send
-from maitred.wire.server import open_listener, running_server
+from maitred.wire.exchange import Exchange
+from maitred.wire.server import App, open_listener, running_server
 
 SERVER = """
 import asyncio
-from maitred.wire import asgi
-from maitred.wire.server import run_server
+from maitred.wire.exchange import send_json
+from maitred.wire.server import App, run_server
 
-async def say(what): print(what, flush=True)
+class Sleepy(App):
+    async def start(self, server): print("start", flush=True)
 
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        return await asgi.run_lifespan(receive, send, lambda: say("start"), lambda: say("stop"))
-    await say("asked")
-    await asyncio.sleep(float(scope["path"].strip("/")))
-    await asgi.send_json(send, 200, "done")
+    async def stop(self): print("stop", flush=True)
 
-run_server(app, host="127.0.0.1", port=0, drain_secs=DRAIN, on_ready=lambda url: print(url, flush=True))
+    async def __call__(self, exchange):
+        print("asked", flush=True)
+        await asyncio.sleep(float(exchange.path.strip("/")))
+        send_json(exchange, 200, "done")
+
+run_server(Sleepy(), host="127.0.0.1", port=0, drain_secs=DRAIN, on_ready=lambda url: print(url, flush=True))
 print("after", flush=True)
 """
 
@@ -102,23 +102,20 @@ def test_addresses_that_cannot_be_had(host: str, port: int, where: str) -> None:
         open_listener(host, port)
 
 
-async def two_parts(scope: Scope, receive: Receive, send: Send) -> None:
-    async def nothing() -> None: ...
-
-    if scope["type"] == "lifespan":
-        await asgi.run_lifespan(receive, send, nothing, nothing)
-        return
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
-    if scope["path"] == "/slow":
-        await asyncio.sleep(0.05)
-    await send({"type": "http.response.body", "body": b"ab", "more_body": True})
-    await send({"type": "http.response.body", "body": b"HTTP/1.1 "[:2]})
+class TwoParts(App):
+    async def __call__(self, exchange: Exchange) -> None:
+        at_once = exchange.path != "/slow"
+        exchange.start_response(200, [(b"content-length", b"4")], b"ab" if at_once else b"", True)
+        if not at_once:
+            await asyncio.sleep(0.05)
+            exchange.send_piece(b"ab", True)
+        exchange.send_piece(b"HT", False)
 
 
 @pytest.mark.parametrize("path", ["/", "/slow"])
 def test_head_and_body_arrive_whole_and_in_order(path: str) -> None:
     async def scenario() -> tuple[bytes, bytes]:
-        async with running_server(two_parts) as url:
+        async with running_server(TwoParts()) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
             writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 2)  # two, pipelined
             answers = [await reader.readuntil(b"\r\n\r\nabHT") for _ in range(2)]
@@ -130,7 +127,7 @@ def test_head_and_body_arrive_whole_and_in_order(path: str) -> None:
 
 def test_a_head_alone_is_not_held_back() -> None:
     async def scenario() -> bytes:
-        async with running_server(two_parts) as url:
+        async with running_server(TwoParts()) as url:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
             writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
             first = await reader.read(1_000)

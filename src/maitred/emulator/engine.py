@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -47,21 +47,10 @@ from maitred.emulator.schemas import (
 from maitred.emulator.tokens import FinishSampler, PlannedFinish, answered_prompt
 from maitred.instance import Instance, InstanceConfig
 from maitred.instance.catalogue import resolve_instance
-from maitred.wire.asgi import (
-    ApiError,
-    ClientDisconnected,
-    DisconnectWatcher,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    run_lifespan,
-    send_bytes,
-    send_error,
-    send_json,
-)
+from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, Handler, send_bytes, send_error, send_json
+from maitred.wire.framing import Headers
+from maitred.wire.server import App
 
-Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Route: TypeAlias = tuple[tuple[str, ...], Handler]
 """The methods of an endpoint, and its handler."""
 
@@ -69,24 +58,19 @@ _GET, _POST = ("GET", "HEAD"), ("POST",)  # the server drops the body of a respo
 _ONE_MODEL = "/v1/models/"
 ROUTING_KEY = b"x-smg-routing-key"
 
-_STREAM_HEAD = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
-}
+_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-def _routing_key_of(scope: Scope, body: GenerationBody) -> str:
+def _routing_key_of(exchange: Exchange, body: GenerationBody) -> str:
     """Return the routing key of the header, else of the body, else the adapter."""
-    for name, value in scope["headers"]:
+    for name, value in exchange.headers:
         if name == ROUTING_KEY and value:
-            key: str = value.decode("latin-1")
-            return key
+            return value.decode("latin-1")
     return body.routing_key or body.lora_path or ""
 
 
-class EngineApp:
-    """A raw ASGI app with one engine."""
+class EngineApp(App):
+    """The app of one engine."""
 
     def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
         """Raise ConfigError for an unknown scheduler."""
@@ -106,20 +90,18 @@ class EngineApp:
             "/emulator/state": (_GET, self._state),
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await run_lifespan(receive, send, _do_nothing, _do_nothing)
-            return
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request."""
         try:
-            await self._handler(scope)(scope, receive, send)
+            await self._handler(exchange)(exchange)
         except ApiError as error:
-            await send_error(send, error)
+            send_error(exchange, error)
         except ClientDisconnected:
             return
 
-    def _handler(self, scope: Scope) -> Handler:
+    def _handler(self, exchange: Exchange) -> Handler:
         """Return the handler of a request. Raises ApiError 404 and 405."""
-        path, method = scope["path"], scope["method"]
+        path, method = exchange.path, exchange.method
         route = self._one_model if path.startswith(_ONE_MODEL) else self._routes.get(path)
         if route is None:
             raise ApiError(404, f"there is no {path} here", kind="invalid_request_error", code="not_found")
@@ -130,50 +112,48 @@ class EngineApp:
             raise ApiError(405, message, kind="invalid_request_error", code="method_not_allowed", headers=allow)
         return handler
 
-    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), ChatBody)
-        await self._generate(body, ChatFormat(), scope, receive, send)
+    async def _chat(self, exchange: Exchange) -> None:
+        body = parse_body(await exchange.read_body(self._config.max_body_bytes), ChatBody)
+        await self._generate(body, ChatFormat(), exchange)
 
-    async def _completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), CompletionBody)
-        await self._generate(body, CompletionFormat(), scope, receive, send)
+    async def _completion(self, exchange: Exchange) -> None:
+        body = parse_body(await exchange.read_body(self._config.max_body_bytes), CompletionBody)
+        await self._generate(body, CompletionFormat(), exchange)
 
-    async def _generate(
-        self, body: GenerationBody, endpoint_format: EndpointFormat, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _generate(self, body: GenerationBody, endpoint_format: EndpointFormat, exchange: Exchange) -> None:
         """Generate a response. Raises ApiError, and ClientDisconnected if the client disconnects before the end."""
-        plan, requests = self._engine.plan(body, endpoint_format, _routing_key_of(scope, body))
+        plan, requests = self._engine.plan(body, endpoint_format, _routing_key_of(exchange, body))
         response: ResponseProgress
         if body.stream:
-            await send(_STREAM_HEAD)
-            response = StreamedResponse(plan, send)
+            exchange.start_response(200, _STREAM_HEADERS, b"", True)
+            response = StreamedResponse(plan, exchange)
         else:
             response = BufferedResponse(plan)
-        departure = DisconnectWatcher(receive, lambda: _on_client_gone(response))
+        exchange.watch_disconnect(lambda: _on_client_gone(response))
         try:
             self._engine.start(plan, requests, response)
             await response.done
         finally:
-            departure.stop()
+            exchange.stop_watching()
             # Idempotent, so the end of a response, a client that is gone and an error of the server need no cases of their own.
             self._engine.abort(requests)
         if not body.stream:
-            await send_json(send, 200, plan.complete())
+            send_json(exchange, 200, plan.complete())
 
-    async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _embeddings(self, exchange: Exchange) -> None:
         """Answer at once: embeddings are not paced."""
-        body = parse_body(await read_body(scope, receive, self._config.max_body_bytes), EmbeddingBody)
+        body = parse_body(await exchange.read_body(self._config.max_body_bytes), EmbeddingBody)
         self._engine.check_model(body.model)
         payload, prompt_tokens = embedding_response(body, self._engine.model)
         self._engine.metrics.count_prompt_tokens(prompt_tokens)
-        await send_json(send, 200, payload)
+        send_json(exchange, 200, payload)
 
-    async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {"object": "list", "data": [self._model_card()]})
+    async def _models(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, {"object": "list", "data": [self._model_card()]})
 
-    async def _model(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        self._engine.check_model(scope["path"].removeprefix(_ONE_MODEL))
-        await send_json(send, 200, self._model_card())
+    async def _model(self, exchange: Exchange) -> None:
+        self._engine.check_model(exchange.path.removeprefix(_ONE_MODEL))
+        send_json(exchange, 200, self._model_card())
 
     def _model_card(self) -> dict[str, object]:
         return {
@@ -184,24 +164,20 @@ class EngineApp:
             "max_model_len": self._instance.model_len,
         }
 
-    async def _health(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_bytes(send, 200, b"", b"text/plain")
+    async def _health(self, exchange: Exchange) -> None:
+        send_bytes(exchange, 200, b"", b"text/plain")
 
-    async def _version(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {"version": __version__})
+    async def _version(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, {"version": __version__})
 
-    async def _server_info(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {"version": __version__, "max_running_requests": self._instance.max_num_seqs})
+    async def _server_info(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, {"version": __version__, "max_running_requests": self._instance.max_num_seqs})
 
-    async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_bytes(send, 200, self._engine.metrics.exposition(), metrics.CONTENT_TYPE)
+    async def _metrics(self, exchange: Exchange) -> None:
+        send_bytes(exchange, 200, self._engine.metrics.exposition(), metrics.CONTENT_TYPE)
 
-    async def _state(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send_json(send, 200, self._engine.state())
-
-
-async def _do_nothing() -> None:
-    """Do nothing: an engine needs no preparation, and when the server stops every response has ended."""
+    async def _state(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, self._engine.state())
 
 
 def _on_client_gone(response: ResponseProgress) -> None:

@@ -21,7 +21,7 @@ from maitred.emulator import tokens
 from maitred.emulator.schemas import EmbeddingBody, PromptItem, count_item, split_items
 from maitred.emulator.tokens import PlannedFinish
 from maitred.wire import sse
-from maitred.wire.asgi import Send, send_eagerly
+from maitred.wire.exchange import ResponseWriter
 
 DIMENSIONS = 256
 """Default dimensions of an embedding."""
@@ -176,20 +176,20 @@ class BufferedResponse:
 class StreamedResponse:
     """Sends tokens as they come. While the client is too slow to take them they are only counted: an engine does not wait."""
 
-    def __init__(self, plan: ResponsePlan, send: Send) -> None:
+    def __init__(self, plan: ResponsePlan, writer: ResponseWriter) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._plan = plan
-        self._send = send
+        self._writer = writer
         self._num_output_tokens = [0] * len(plan.finishes)
         self._num_sent_tokens = [0] * len(plan.finishes)
         self._num_unsent_tokens = sum(finish.output_tokens for finish in plan.finishes)
         """Tokens of all choices that are still to be sent, those that do not exist yet included."""
-        self._send_task: asyncio.Task[None] | None = None
+        self._busy: asyncio.Future[None] | None = None
+        """Done when the client has taken what was sent last; None if it can be sent more."""
 
     def on_progress(self, index: int, num_output_tokens: int) -> None:
         self._num_output_tokens[index] = num_output_tokens
-        # At most one message is under way: another task per token would be a queue without a bound for a slow client.
-        if self._send_task is None:
+        if self._busy is None:
             self._send_choice(index)
 
     def _send_choice(self, index: int) -> None:
@@ -199,23 +199,18 @@ class StreamedResponse:
         events = self._plan.choice_events(index, num_sent, num_output_tokens)
         if not self._num_unsent_tokens:
             events += self._plan.closing_events()
-        message = {"type": "http.response.body", "body": events, "more_body": self._num_unsent_tokens > 0}
-        self._send_task = send_eagerly(self._send, message)
-        if self._send_task is not None:
-            self._send_task.add_done_callback(self._on_sent)
+        self._busy = self._writer.send_piece(events, self._num_unsent_tokens > 0)
+        if self._busy is not None:
+            self._busy.add_done_callback(self._on_taken)
         elif not self._num_unsent_tokens:
             self._finish()
 
-    def _on_sent(self, task: asyncio.Task[None]) -> None:
-        self._send_task = None
-        # A failed send means that the client is gone. The endpoint, which waits for `done`, aborts what is left.
-        if task.cancelled() or task.exception() is not None:
-            self._finish()
-            return
+    def _on_taken(self, _busy: asyncio.Future[None]) -> None:
+        self._busy = None
         for index, num_output_tokens in enumerate(self._num_output_tokens):
-            if num_output_tokens > self._num_sent_tokens[index] and self._send_task is None:
+            if num_output_tokens > self._num_sent_tokens[index] and self._busy is None:
                 self._send_choice(index)
-        if not self._num_unsent_tokens and self._send_task is None:
+        if not self._num_unsent_tokens and self._busy is None:
             self._finish()
 
     def _finish(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from maitred.core.request import PrefixKeys
 from maitred.emulator import tokens
 from maitred.kv import PromptTokenIds
-from maitred.wire.asgi import ApiError, describe_json_error
+from maitred.wire.exchange import ApiError, describe_json_error
 
 MAX_PROMPTS = 2048
 """The most prompts or embedding inputs in one request; OpenAI's limit for embeddings."""

@@ -1,4 +1,4 @@
-"""The gateway as a raw ASGI app: its parts, and which of them serves which path.
+"""The gateway: its parts, and which of them serves which path.
 
 A path is forwarded to a backend (`Proxy`), or the gateway answers it itself (`endpoints`).
 """
@@ -35,15 +35,16 @@ from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
-from maitred.wire import asgi
-from maitred.wire.asgi import Receive, Scope, Send
 from maitred.wire.client import UpstreamClient
+from maitred.wire.exchange import Exchange, send_error
+from maitred.wire.server import App
+from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
 
 
-class Gateway:
-    """The ASGI app. Its server must run the lifespan protocol."""
+class Gateway(App):
+    """What `maitred serve` serves."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Gateway:
         if not config.backends:
             raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")
         self.config = config
+        self.send_timeout_secs = config.send_timeout_secs
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
@@ -130,8 +132,9 @@ class Gateway:
         """The KV memories of the backends, or None if requests are routed one by one."""
         return None if self._program_parts is None else self._program_parts.memories
 
-    async def start(self) -> None:
-        """Start to poll the backends. Called by the lifespan protocol."""
+    async def start(self, server: ServerContext) -> None:
+        """Start to poll the backends."""
+        self._intake.watch_server(server)
         self._descriptors.start()
         for file in (self._decision_log, self._recorder):
             if file is not None:
@@ -142,7 +145,7 @@ class Gateway:
         self._poll_task.add_done_callback(_on_polling_ended)
 
     async def stop(self) -> None:
-        """Release all resources. Called by the lifespan protocol after the last request has ended."""
+        """Release all resources, after the last request has ended."""
         if self._poll_task is not None:
             self._poll_task.cancel()
             await asyncio.wait({self._poll_task})
@@ -172,17 +175,14 @@ class Gateway:
         """Return the settings in force."""
         return msgspec.structs.replace(self._reloader.settings, admission=self.core.config)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await asgi.run_lifespan(receive, send, self.start, self.stop)
-            return
-        method, path = scope["method"], scope["path"]
-        if path not in ROUTES:
-            await self._endpoints.answer_request(scope, receive, send)
-        elif method == "POST":
-            await self._proxy.proxy_request(scope, receive, send)
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        if exchange.path not in ROUTES:
+            await self._endpoints.answer_request(exchange)
+        elif exchange.method == "POST":
+            await self._proxy.proxy_request(exchange)
         else:
-            await asgi.send_error(send, error_responses.method_not_allowed(method, "POST"))
+            send_error(exchange, error_responses.method_not_allowed(exchange.method, "POST"))
 
     def request_reload(self) -> None:
         """Start to reload the configuration (SIGHUP). The log says how it went."""

@@ -29,7 +29,8 @@ from maitred.gateway import error_responses
 from maitred.gateway.config import HASH_PREFIX
 from maitred.gateway.local_access import LocalAccess
 from maitred.gateway.request_fields import shorten_name
-from maitred.wire.asgi import Scope
+from maitred.wire.exchange import ClientAddress
+from maitred.wire.framing import Headers
 
 
 class KeyRights(Enum):
@@ -85,20 +86,20 @@ class ApiKeys:
             raise error_responses.invalid_api_key()
         return caller
 
-    def require_administrator(self, authorization: bytes | None, scope: Scope) -> None:
+    def require_administrator(self, authorization: bytes | None, client: ClientAddress, headers: Headers) -> None:
         """Raise ApiError 401 or 403 unless the request has the shared key; or, without any configured key, comes from an
         operator at this machine (`LocalAccess`)."""
         caller = self.authenticate(authorization)
         if caller is None:
-            problem = self.local_problem(scope)
+            problem = self.local_problem(client, headers)
             if problem is not None:
                 raise error_responses.admin_forbidden(problem)
         elif caller.rights is not KeyRights.ALL:
             raise error_responses.admin_forbidden("this needs the gateway's own api_key; the key of a tenant is not enough")
 
-    def local_problem(self, scope: Scope) -> str | None:
+    def local_problem(self, client: ClientAddress, headers: Headers) -> str | None:
         """Return why a request without a key does not come from an operator at this machine, or None if it does."""
-        return self._local.problem(scope.get("client"), scope.get("headers", []))
+        return self._local.problem(client, headers)
 
     def _add(self, key: str, caller: Caller) -> None:
         digest = bytes.fromhex(key.removeprefix(HASH_PREFIX))
@@ -119,22 +120,23 @@ class Viewer(NamedTuple):
     """Whether that is everything, and not only what belongs to `tenant`."""
 
 
-def identify_viewer(keys: ApiKeys, authorization: bytes | None, header_value: bytes | None, scope: Scope) -> Viewer:
+def identify_viewer(
+    keys: ApiKeys, authorization: bytes | None, header_value: bytes | None, client: ClientAddress, headers: Headers
+) -> Viewer:
     """Return the viewer. With the shared key it sees all tenants; without any configured key, as an operator at this machine,
     unless the request names a tenant. Raises ApiError 401."""
     caller = keys.authenticate(authorization)
-    tenant = resolve_tenant(caller, header_value, scope)
+    tenant = resolve_tenant(caller, header_value, client)
     if caller is not None:
         return Viewer(tenant, caller.rights is KeyRights.ALL)
-    return Viewer(tenant, keys.local_problem(scope) is None and not (header_value or b"").strip())
+    return Viewer(tenant, keys.local_problem(client, headers) is None and not (header_value or b"").strip())
 
 
-def resolve_tenant(caller: Caller | None, header_value: bytes | None, scope: Scope) -> str:
+def resolve_tenant(caller: Caller | None, header_value: bytes | None, client: ClientAddress) -> str:
     """Return the tenant of a request. `header_value` is that of the trusted header, or None if there is none."""
     if caller is not None:
         return caller.tenant
     name = (header_value or b"").strip()
     if name:
         return f"header:{shorten_name(name.decode('utf-8', 'backslashreplace'))}"
-    peer = scope.get("client")
-    return f"ip:{peer[0]}" if peer else ANONYMOUS
+    return f"ip:{client[0]}" if client else ANONYMOUS

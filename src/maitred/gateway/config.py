@@ -101,6 +101,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sse_keepalive_secs: float = 0.0
     """Seconds of silence on a stream after which a comment is sent; 0: never. From the first comment on, the request cannot be
     preempted."""
+    send_timeout_secs: float = 60.0
+    """Seconds over which a client must take an answer that waits for it, at 240 bytes per second at least; one that takes less
+    is disconnected."""
     drain_secs: float = 30.0
     """Seconds that requests in flight may go on after the first SIGINT or SIGTERM."""
     decision_log: str | None = None
@@ -134,7 +137,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             self._check_backends()
 
     def _check_times(self) -> None:
-        for name in ("health_interval_secs", "health_timeout_secs"):
+        for name in ("health_interval_secs", "health_timeout_secs", "send_timeout_secs"):
             if not 0 < getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be more than 0, and at most {MAX_SECS:g} seconds")
         if not 0 <= self.drain_secs <= MAX_SECS:

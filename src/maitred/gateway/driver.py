@@ -6,7 +6,7 @@ has no effect.
 
 A request is stopped by cancelling its task. A task may be cancelled for several reasons at once: its client disconnects, its
 backend goes down, its slot is preempted, the server shuts down. The code that cancels sets a mark as well (`_preempted`,
-`UpstreamRequest.is_abandoned`, `DisconnectWatcher.is_disconnected`). The code that catches the cancellation takes back, by
+`UpstreamRequest.is_abandoned`, `Exchange.is_disconnected`). The code that catches the cancellation takes back, by
 `Task.uncancel`, the one it finds its own mark for. Only if no cancellation is left does the task go on; otherwise
 CancelledError passes on to the next handler. So the reasons may come together and in any order.
 

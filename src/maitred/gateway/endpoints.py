@@ -5,9 +5,9 @@ Which requests may use a path is said beside it (`EndpointAccess`). Paths that o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
@@ -19,10 +19,8 @@ from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import AUTHORIZATION_HEADER
 from maitred.gateway.state import GatewayState
-from maitred.wire import asgi
-from maitred.wire.asgi import ApiError, Receive, Scope, Send
+from maitred.wire.exchange import ApiError, Exchange, Handler, send_bytes, send_error, send_json
 
-EndpointHandler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 MODEL_PATH_PREFIX: Final = "/v1/models/"
 """The path of one model without its name, which may contain slashes."""
 READ_METHODS: Final = ("GET", "HEAD")
@@ -43,7 +41,7 @@ class EndpointAccess(Enum):
 class Endpoint(msgspec.Struct, frozen=True):
     """One path: what answers it, under which methods, to which requests."""
 
-    handler: EndpointHandler
+    handler: Handler
     access: EndpointAccess
     methods: tuple[str, ...] = READ_METHODS
 
@@ -60,9 +58,9 @@ _MAX_BODY_BYTES: Final = 64 * 1024
 """Largest body of a request to these paths."""
 
 
-async def _send_draining(send: Send, backend: Backend) -> None:
+def _send_draining(exchange: Exchange, backend: Backend) -> None:
     answer = {"backend": backend.url, "draining": backend.is_draining, "in_flight": backend.in_flight}
-    await asgi.send_json(send, 200, answer)
+    send_json(exchange, 200, answer)
 
 
 class AdminEndpoints:
@@ -113,15 +111,15 @@ class AdminEndpoints:
         self._by_prefix.update(by_prefix)
         self._health_fields = health_fields
 
-    async def answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer_request(self, exchange: Exchange) -> None:
         """Answer a request for any path that is not forwarded."""
         try:
-            await self._dispatch(scope, receive, send)
+            await self._dispatch(exchange)
         except ApiError as error:
-            await asgi.send_error(send, error)
+            send_error(exchange, error)
 
-    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
+    async def _dispatch(self, exchange: Exchange) -> None:
+        path, method = exchange.path, exchange.method
         endpoint = self._endpoints.get(path) or next(
             (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
         )
@@ -130,57 +128,57 @@ class AdminEndpoints:
         if method not in endpoint.methods:
             raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
         if endpoint.access is EndpointAccess.KEY:
-            self._keys().authenticate(asgi.get_header(scope, AUTHORIZATION_HEADER))
+            self._keys().authenticate(exchange.get_header(AUTHORIZATION_HEADER))
         elif endpoint.access is EndpointAccess.ADMIN:
-            self._keys().require_administrator(asgi.get_header(scope, AUTHORIZATION_HEADER), scope)
-        await endpoint.handler(scope, receive, send)
+            self._keys().require_administrator(exchange.get_header(AUTHORIZATION_HEADER), exchange.client, exchange.headers)
+        await endpoint.handler(exchange)
 
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _models(self, exchange: Exchange) -> None:
         if not self._fleet.healthy:
             raise error_responses.upstream_failed(None)
-        await asgi.send_json(send, 200, {"object": "list", "data": self._fleet.list_models()})
+        send_json(exchange, 200, {"object": "list", "data": self._fleet.list_models()})
 
-    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = scope["path"].removeprefix(MODEL_PATH_PREFIX)
+    async def _model(self, exchange: Exchange) -> None:
+        name = exchange.path.removeprefix(MODEL_PATH_PREFIX)
         for model in self._fleet.list_models():
             if model["id"] == name:
-                await asgi.send_json(send, 200, model)
+                send_json(exchange, 200, model)
                 return
         raise error_responses.model_unavailable(self._fleet, name)
 
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _health(self, exchange: Exchange) -> None:
         """Answer 200 even if less than the configuration is in force: a restart would not help."""
         fallback = self._fallback()
         status: dict[str, Any] = {"status": "ok"} if fallback is None else {"status": "degraded", "problems": [fallback]}
-        await asgi.send_json(send, 200, status if self._health_fields is None else {**status, **self._health_fields()})
+        send_json(exchange, 200, status if self._health_fields is None else {**status, **self._health_fields()})
 
-    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ready(self, exchange: Exchange) -> None:
         state = self._take_snapshot()
-        await asgi.send_json(send, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
+        send_json(exchange, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
 
-    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_bytes(send, 200, self._collector.render(), b"text/plain; version=0.0.4; charset=utf-8")
+    async def _metrics(self, exchange: Exchange) -> None:
+        send_bytes(exchange, 200, self._collector.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_json(send, 200, self._take_snapshot())
+    async def _state(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, self._take_snapshot())
 
-    async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_json(send, 200, self._settings().redacted())
+    async def _config(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, self._settings().redacted())
 
-    async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        backend = await self._named_backend(scope, receive)
+    async def _drain(self, exchange: Exchange) -> None:
+        backend = await self._named_backend(exchange)
         self._fleet.drain(backend)
-        await _send_draining(send, backend)
+        _send_draining(exchange, backend)
 
-    async def _undrain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        backend = await self._named_backend(scope, receive)
+    async def _undrain(self, exchange: Exchange) -> None:
+        backend = await self._named_backend(exchange)
         self._fleet.undrain(backend)
-        await _send_draining(send, backend)
+        _send_draining(exchange, backend)
 
-    async def _named_backend(self, scope: Scope, receive: Receive) -> Backend:
+    async def _named_backend(self, exchange: Exchange) -> Backend:
         """Return the backend that the body names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
         try:
-            named = _decode_named_backend(await asgi.read_body(scope, receive, _MAX_BODY_BYTES)).backend
+            named = _decode_named_backend(await exchange.read_body(_MAX_BODY_BYTES)).backend
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise error_responses.no_backend_named(str(error)) from error
         for backend in self._fleet.backends:
@@ -188,9 +186,9 @@ class AdminEndpoints:
                 return backend
         raise error_responses.unknown_backend(named, [backend.url for backend in self._fleet.backends])
 
-    async def _reload(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _reload(self, exchange: Exchange) -> None:
         try:
             reloaded = await self._reloader.reload()
         except ConfigError as error:
             raise error_responses.invalid_config(str(error)) from error
-        await asgi.send_json(send, 200, reloaded)
+        send_json(exchange, 200, reloaded)

@@ -12,8 +12,9 @@ from maitred.gateway.driver import AdmissionRejected
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramRejected
 from maitred.programs import ProgramReason
-from maitred.wire.asgi import ApiError, Headers
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
+from maitred.wire.exchange import ApiError
+from maitred.wire.framing import Headers
 
 _MAX_REPEATED_CHARS: Final = 200
 _RETRY_SOON = ((b"retry-after", b"1"),)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from maitred.wire.asgi import Headers
+from maitred.wire.framing import Headers
 
 
 class LocalAccess:

@@ -21,8 +21,7 @@ from maitred.gateway.auth import Viewer
 from maitred.gateway.endpoints import WRITE_METHODS, Endpoint, EndpointAccess
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_views import ProgramViews
-from maitred.wire import asgi
-from maitred.wire.asgi import Receive, Scope, Send
+from maitred.wire.exchange import ClientDisconnected, Exchange, send_json
 
 PROFILE_PATH_PREFIX: Final = "/profiles/"
 _MAX_BODY_BYTES: Final = 64 * 1024
@@ -36,7 +35,7 @@ class ProgramEndpoints:
         self,
         driver: RealTimePrograms,
         views: ProgramViews,
-        identify: Callable[[Scope], Viewer],
+        identify: Callable[[Exchange], Viewer],
         *,
         has_profiles: bool,
     ) -> None:
@@ -53,73 +52,73 @@ class ProgramEndpoints:
         }
         self.by_prefix: Mapping[str, Endpoint] = {PROFILE_PATH_PREFIX: Endpoint(self._profile, EndpointAccess.KEY)}
 
-    async def _programs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_json(send, 200, self._views.list_programs(self._identify(scope)))
+    async def _programs(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, self._views.list_programs(self._identify(exchange)))
 
-    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await asgi.send_json(send, 200, self._views.metrics_page())
+    async def _metrics(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, self._views.metrics_page())
 
-    async def _release(self, scope: Scope, receive: Receive, send: Send) -> None:
-        viewer = self._identify(scope)
+    async def _release(self, exchange: Exchange) -> None:
+        viewer = self._identify(exchange)
         try:
-            fields = msgspec.json.decode(await asgi.read_body(scope, receive, _MAX_BODY_BYTES))
+            fields = msgspec.json.decode(await exchange.read_body(_MAX_BODY_BYTES))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            await _send_detail(send, "Invalid JSON")
+            _send_detail(exchange, "Invalid JSON")
             return
-        except asgi.ClientDisconnected:
+        except ClientDisconnected:
             return
         if not isinstance(fields, dict):
-            await _send_detail(send, "The body must be a JSON object")
+            _send_detail(exchange, "The body must be a JSON object")
             return
         name, tenant = fields.get("program_id"), fields.get("tenant")
         if not name:
-            await _send_detail(send, "Missing program_id")
+            _send_detail(exchange, "Missing program_id")
         elif not isinstance(name, str):
-            await _send_detail(send, "program_id must be a string")
+            _send_detail(exchange, "program_id must be a string")
         elif tenant is not None and not isinstance(tenant, str):
-            await _send_detail(send, "tenant must be a string")
+            _send_detail(exchange, "tenant must be a string")
         else:
-            await self._release_named(viewer, name, tenant, send)
+            self._release_named(viewer, name, tenant, exchange)
 
-    async def _release_named(self, viewer: Viewer, name: str, tenant: str | None, send: Send) -> None:
+    def _release_named(self, viewer: Viewer, name: str, tenant: str | None, exchange: Exchange) -> None:
         """Release a program of the tenant that is named; without one, of the viewer's, else of the only one that has it."""
         owners = {program.key.tenant for program in self._views.visible_programs(viewer) if program.key.name == name}
         if tenant is None:
             tenant = viewer.tenant
             if tenant not in owners and len(owners) > 1:
-                await _send_detail(send, f"Several tenants have this program; name one as tenant: {', '.join(sorted(owners))}")
+                _send_detail(exchange, f"Several tenants have this program; name one as tenant: {', '.join(sorted(owners))}")
                 return
             if tenant not in owners and owners:
                 (tenant,) = owners
         released = tenant in owners and self._driver.release(tenant, name)
-        await asgi.send_json(send, 200, {"program_id": name, "released": released})
+        send_json(exchange, 200, {"program_id": name, "released": released})
 
-    async def _profiles(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _profiles(self, exchange: Exchange) -> None:
         if self._has_profiles:
-            await asgi.send_json(send, 200, self._views.list_profiles(self._identify(scope)))
+            send_json(exchange, 200, self._views.list_profiles(self._identify(exchange)))
         else:
-            await _send_no_profiles(send)
+            _send_no_profiles(exchange)
 
-    async def _profile(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _profile(self, exchange: Exchange) -> None:
         if not self._has_profiles:
-            await _send_no_profiles(send)
+            _send_no_profiles(exchange)
             return
-        name = unquote(scope["path"].removeprefix(PROFILE_PATH_PREFIX))
-        found = self._views.list_profiles(self._identify(scope)).get(name)
+        name = unquote(exchange.path.removeprefix(PROFILE_PATH_PREFIX))
+        found = self._views.list_profiles(self._identify(exchange)).get(name)
         if found is None:
-            await _send_error(send, 404, f"No steps of a program {name!r} are known")
+            _send_error(exchange, 404, f"No steps of a program {name!r} are known")
         else:
-            await asgi.send_json(send, 200, {"program_id": name, **msgspec.to_builtins(found)})
+            send_json(exchange, 200, {"program_id": name, **msgspec.to_builtins(found)})
 
 
-async def _send_detail(send: Send, detail: str) -> None:
-    await asgi.send_json(send, 400, {"detail": detail})
+def _send_detail(exchange: Exchange, detail: str) -> None:
+    send_json(exchange, 400, {"detail": detail})
 
 
-async def _send_no_profiles(send: Send) -> None:
-    await _send_error(send, 400, "Profiling is off; turn it on with --profile")
+def _send_no_profiles(exchange: Exchange) -> None:
+    _send_error(exchange, 400, "Profiling is off; turn it on with --profile")
 
 
-async def _send_error(send: Send, status: int, message: str) -> None:
+def _send_error(exchange: Exchange, status: int, message: str) -> None:
     answer: dict[str, Any] = {"error": message}
-    await asgi.send_json(send, status, answer)
+    send_json(exchange, status, answer)

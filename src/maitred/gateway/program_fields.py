@@ -23,7 +23,8 @@ from typing import Final
 import msgspec
 
 from maitred.gateway.request_fields import Route
-from maitred.wire.asgi import ApiError, Headers
+from maitred.wire.exchange import ApiError
+from maitred.wire.framing import Headers
 
 PROGRAM_HEADER: Final = b"x-maitred-program-id"
 PARENT_HEADER: Final = b"x-maitred-parent-program-id"

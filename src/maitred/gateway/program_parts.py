@@ -23,7 +23,7 @@ from maitred.gateway.program_state import ProgramStateKeeper
 from maitred.gateway.program_store import ProgramStore
 from maitred.gateway.program_views import ProgramViews
 from maitred.programs import Programs, ProgramsConfig, RecordedPrograms
-from maitred.wire.asgi import Scope
+from maitred.wire.exchange import Exchange
 
 log = logging.getLogger("maitred.gateway")
 NO_STATE = "none"
@@ -69,7 +69,7 @@ class ProgramParts:
             if part is not None:
                 await part.close()
 
-    def endpoints(self, identify: Callable[[Scope], Viewer]) -> ProgramEndpoints:
+    def endpoints(self, identify: Callable[[Exchange], Viewer]) -> ProgramEndpoints:
         """Return the paths that show programs. `identify` returns the viewer that sends a request, or raises ApiError 401."""
         return ProgramEndpoints(self.driver, self._views, identify, has_profiles=self.profiler is not None)
 

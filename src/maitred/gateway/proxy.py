@@ -8,7 +8,7 @@
     _try_backend()    send the request to one backend, and its response to the client (`response_forwarder`)
 
 **Slots and places in a queue** are freed in `_hold_slot` alone: by its `finally`, and by `yield_slot` for a request that is
-preempted. When a client disconnects, the `DisconnectWatcher` cancels the task of its request, wherever that task waits: in the
+preempted. When a client disconnects, the exchange cancels the task of its request, wherever that task waits: in the
 queue (`slot.wait`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request has
 ended with CLIENT_GONE; so it does when the server shuts down, for every cancellation that gets so far counts as that. The core
 (`Admission.release`) hands it to the pool, which frees what the request has: its place in the queue, or its slot
@@ -61,10 +61,9 @@ from maitred.gateway.response_forwarder import ResponseForwarder
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
 from maitred.programs import ProgramRequest
-from maitred.wire import asgi
-from maitred.wire.asgi import ApiError, DisconnectWatcher, Receive, Scope, Send
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, Disconnected, Truncated, UpstreamError
+from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
 from maitred.wire.response import UpstreamResponse
 
 log = logging.getLogger("maitred.gateway")
@@ -114,39 +113,37 @@ class Proxy:
         self._memories = memories
         self._programs = programs
 
-    async def proxy_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def proxy_request(self, exchange: Exchange) -> None:
         """Answer one request. An answer that breaks off is left without an end, and the server cuts the connection."""
-        proxied = await self._intake.take_in(scope, receive, send)
+        proxied = await self._intake.take_in(exchange)
         if proxied is None:
             return
-        send, recorded = self._waiting_send(proxied, send), None
+        writer, recorded = self._waiting_writer(proxied, exchange), None
         if self._recorder is not None and proxied.route.generates:
-            recorded = RecordedResponse(proxied.request, send)
-            send = recorded.send
+            writer = recorded = RecordedResponse(proxied.request, writer)
         task = asyncio.current_task()
         assert task is not None
-        # The body has been read, so all that the server can still report is a disconnect.
-        disconnect = DisconnectWatcher(receive, task.cancel)
+        exchange.watch_disconnect(task.cancel)
         try:
             if proxied.program is not None and self._programs is not None:
-                await self._hold_memory(self._programs, proxied.program, proxied, send, disconnect)
+                await self._hold_memory(self._programs, proxied.program, proxied, writer)
             elif proxied.route.needs_slot:
-                await self._hold_slot(proxied, send, disconnect)
+                await self._hold_slot(proxied, writer)
             else:
-                await self._try_backends(proxied, send, disconnect)
+                await self._try_backends(proxied, writer)
         except ApiError as error:
-            disconnect.stop()
-            await asgi.send_error(send, error, [(REQUEST_ID_HEADER, proxied.request_id)])
+            exchange.stop_watching()
+            send_error(writer, error, [(REQUEST_ID_HEADER, proxied.request_id)])
         except asyncio.CancelledError:
-            if not disconnect.is_disconnected:
-                await _send_error_or_cut(proxied, send, error_responses.shutting_down())
+            if not exchange.is_disconnected:
+                _send_error_or_cut(proxied, writer, error_responses.shutting_down())
                 raise
             task.uncancel()  # The disconnect cancelled the task: it ends here, without an answer.
         except Exception:
             log.exception("request %s failed", proxied.request_id.decode("latin-1"))
-            await _send_error_or_cut(proxied, send, error_responses.internal_error())
+            _send_error_or_cut(proxied, writer, error_responses.internal_error())
         finally:
-            disconnect.stop()
+            exchange.stop_watching()
             if proxied.waiting_stream is not None:
                 proxied.waiting_stream.stop()
             proxied.body_lease.release()
@@ -154,21 +151,20 @@ class Proxy:
                 recorded.usage = None if proxied.step is None else proxied.step.usage
                 self._recorder.write_row(recorded)
 
-    def _waiting_send(self, proxied: ProxyRequest, send: Send) -> Send:
-        """Return the `send` of a request, with comments before it if the request may wait for memory and wants them."""
+    def _waiting_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
+        """Return the writer of a response, with comments before it if the request may wait for memory and wants them."""
         config = None if self._programs is None or proxied.program is None else self._programs.core.config
         if config is None or not (proxied.request.stream and config.wait_keepalive_secs):
-            return send
-        proxied.waiting_stream = WaitingStream(send, config.wait_keepalive_secs, proxied.request_id)
-        return proxied.waiting_stream.send
+            return writer
+        proxied.waiting_stream = WaitingStream(writer, config.wait_keepalive_secs, proxied.request_id)
+        return proxied.waiting_stream
 
     async def _hold_memory(
         self,
         programs: RealTimePrograms,
         program: ProgramRequest,
         proxied: ProxyRequest,
-        send: Send,
-        disconnect: DisconnectWatcher,
+        writer: ResponseWriter,
     ) -> None:
         """Serve a request while its program has a place in KV memory. Raises ApiError if it gets none, or cannot be served.
 
@@ -180,13 +176,13 @@ class Proxy:
             while True:
                 await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))
                 with contextlib.suppress(MemoryLost):
-                    return await self._hold_slot(proxied, send, disconnect)
+                    return await self._hold_slot(proxied, writer)
         except ProgramRejected as rejected:
             raise error_responses.program_rejected(rejected, programs.core.config.interval) from rejected
         finally:
             programs.end(step)
 
-    async def _hold_slot(self, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher) -> None:
+    async def _hold_slot(self, proxied: ProxyRequest, writer: ResponseWriter) -> None:
         """Serve one request while it holds a slot. Raises ApiError if it gets none, loses it, or no backend answers.
 
         No other function of the gateway frees a slot or a place in a queue.
@@ -198,9 +194,9 @@ class Proxy:
                 try:
                     await slot.wait()
                     if proxied.step is None:
-                        end = await self._try_backends(proxied, send, disconnect)
+                        end = await self._try_backends(proxied, writer)
                     else:
-                        end = await self._try_granted(proxied.step, proxied, send, disconnect)
+                        end = await self._try_granted(proxied.step, proxied, writer)
                     return
                 except asyncio.CancelledError:
                     if not slot.absorb_preemption():
@@ -219,7 +215,7 @@ class Proxy:
         finally:
             self._admission.release(request.id, end)
 
-    async def _try_backends(self, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher) -> ReleaseReason:
+    async def _try_backends(self, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
         """Return DRAINED when the response has been sent whole, FAILED when it broke off. Raises ApiError if no backend
         answers; nothing has been sent then."""
         model = proxied.request.model
@@ -233,7 +229,7 @@ class Proxy:
             choice = self._router.choose(proxied.request, untried, self._admission.now())
             backend = self._fleet.backends[choice.instance]
             try:
-                return await self._try_backend(backend, proxied, send, disconnect)
+                return await self._try_backend(backend, proxied, writer)
             except UpstreamError as error:
                 failure = error
                 self._count_failure(backend, error)
@@ -248,9 +244,7 @@ class Proxy:
                 untried = [backend]
         raise error_responses.upstream_failed(failure)
 
-    async def _try_granted(
-        self, step: ProgramStep, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher
-    ) -> ReleaseReason:
+    async def _try_granted(self, step: ProgramStep, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
         """Do the same at the backend where the program of the request has memory. If that fails, the program moves.
 
         Raises MemoryLost if it has to wait for memory elsewhere, or gets none: the slot must be free then.
@@ -263,7 +257,7 @@ class Proxy:
             is_up = target.backend in self._fleet.backends_serving(proxied.request.model)
             if is_up:
                 try:
-                    return await self._try_backend(target.backend, proxied, send, disconnect, target.rank)
+                    return await self._try_backend(target.backend, proxied, writer, target.rank)
                 except UpstreamError as error:
                     failure = error
                     self._count_failure(target.backend, error)
@@ -282,7 +276,7 @@ class Proxy:
         raise error_responses.upstream_failed(failure)
 
     async def _try_backend(
-        self, backend: Backend, proxied: ProxyRequest, send: Send, disconnect: DisconnectWatcher, rank: int | None = None
+        self, backend: Backend, proxied: ProxyRequest, writer: ResponseWriter, rank: int | None = None
     ) -> ReleaseReason:
         """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
         and ApiError if the request loses its slot before its first byte."""
@@ -291,7 +285,7 @@ class Proxy:
         try:
             headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
             response = await self._client.request(backend.origin, "POST", proxied.path, headers, proxied.body, resends=False)
-            forwarder = ResponseForwarder(proxied, response, send, disconnect, self._config.sse_keepalive_secs)
+            forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs)
             if proxied.step is not None:
                 forwarder.reader = self._answer_reader(proxied, proxied.step, response, forwarder)
             await forwarder.wait_for_data()
@@ -350,7 +344,7 @@ def _was_kept(failure: UpstreamError | None) -> bool:
     return isinstance(failure, Disconnected) and failure.was_kept
 
 
-async def _send_error_or_cut(proxied: ProxyRequest, send: Send, error: ApiError) -> None:
+def _send_error_or_cut(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
     """Send an error if no response has started; otherwise return without an end, and the server cuts the connection."""
     if not proxied.response_started:
-        await asgi.send_error(send, error, [(REQUEST_ID_HEADER, proxied.request_id)])
+        send_error(writer, error, [(REQUEST_ID_HEADER, proxied.request_id)])

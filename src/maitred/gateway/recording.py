@@ -16,6 +16,7 @@ The recorder only observes what is sent. Times are those of the wall clock at th
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -29,7 +30,8 @@ from maitred.core.units import Micros
 from maitred.gateway.append_file import AppendFile
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
-from maitred.wire.asgi import Message, Send
+from maitred.wire.exchange import ResponseWriter
+from maitred.wire.framing import Headers
 from maitred.workload.formats.maitred import ALL_COLUMNS, COMPLETED, format_row
 from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.trace_writer import csv_line
@@ -98,30 +100,35 @@ class TrafficRecorder:
 
 
 class RecordedResponse:
-    """Stands between one response and its `send`, and observes what is sent."""
+    """Stands between one response and its writer, and observes what is sent."""
 
-    __slots__ = ("_bytes", "_complete", "_events", "_send", "_status", "_tail", "request", "usage")
+    __slots__ = ("_bytes", "_complete", "_events", "_status", "_tail", "_writer", "request", "usage")
 
-    def __init__(self, request: Request, send: Send) -> None:
+    def __init__(self, request: Request, writer: ResponseWriter) -> None:
         self.request = request
         self.usage: Usage | None = None
         """What the backend has reported, if the gateway has read it: it may have kept it from the client."""
-        self._send = send
+        self._writer = writer
         self._status = 0
         self._complete = False
         self._bytes = 0
         self._events = 0
         self._tail = b"\n"  # The first event has no line end before it.
 
-    async def send(self, message: Message) -> None:
-        """Observe `message` and send it."""
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            await self._send(message)
-            return
-        self._observe(message["body"])
-        await self._send(message)
-        self._complete = not message.get("more_body", False)
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Observe the beginning of a response, and send it."""
+        self._status = status
+        self._observe(piece)
+        busy = self._writer.start_response(status, headers, piece, more)
+        self._complete = not more
+        return busy
+
+    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Observe a piece, and send it."""
+        self._observe(piece)
+        busy = self._writer.send_piece(piece, more)
+        self._complete = not more
+        return busy
 
     @property
     def outcome(self) -> str:

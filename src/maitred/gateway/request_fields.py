@@ -30,7 +30,8 @@ from maitred.core.request import PrefixKeys, PriorityClass
 from maitred.gateway.config import ForwardPriority
 from maitred.kv.block_hashes import PromptTextBytes
 from maitred.routing import Signals
-from maitred.wire.asgi import ApiError, Headers, describe_json_error
+from maitred.wire.exchange import ApiError, describe_json_error
+from maitred.wire.framing import Headers
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):

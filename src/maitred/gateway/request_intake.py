@@ -51,8 +51,9 @@ from maitred.gateway.waiting_stream import WaitingStream
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
-from maitred.wire import asgi
-from maitred.wire.asgi import ApiError, Headers, Receive, Scope, Send
+from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_bytes, send_error
+from maitred.wire.framing import Headers
+from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
 
@@ -62,8 +63,15 @@ class BodyBudget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.parked_bytes = 0
-        """Bytes held now. More than `limit` only after a reload has lowered it."""
+        self.taken_bytes = 0
+        """Bytes held by leases."""
+        self.server: ServerContext | None = None
+        """What keeps further requests that a connection has sent; None while there is none."""
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes held now. More than `limit` only after a reload has lowered it, or by requests that wait behind others."""
+        return self.taken_bytes + (0 if self.server is None else self.server.parked_bytes)
 
     def open_lease(self) -> BodyLease:
         """Return a lease that holds no bytes yet."""
@@ -83,12 +91,12 @@ class BodyLease:
         """Hold `size` more bytes. Raises ApiError 503 if fewer are left in the budget."""
         if self._budget.parked_bytes + size > self._budget.limit:
             raise error_responses.body_budget_exhausted()
-        self._budget.parked_bytes += size
+        self._budget.taken_bytes += size
         self._held_bytes += size
 
     def release(self) -> None:
         """Return all bytes to the budget. Idempotent."""
-        self._budget.parked_bytes -= self._held_bytes
+        self._budget.taken_bytes -= self._held_bytes
         self._held_bytes = 0
 
 
@@ -180,22 +188,26 @@ class RequestIntake:
         """The API keys in force."""
         return self._rules.keys
 
-    def identify(self, scope: Scope) -> Viewer:
+    def identify(self, exchange: Exchange) -> Viewer:
         """Return the viewer that sends a request which is not forwarded. Raises ApiError 401."""
-        inbound = self._rules.headers.sort_headers(scope["headers"])
-        return identify_viewer(self._rules.keys, inbound.authorization, inbound.tenant, scope)
+        inbound = self._rules.headers.sort_headers(exchange.headers)
+        return identify_viewer(self._rules.keys, inbound.authorization, inbound.tenant, exchange.client, exchange.headers)
 
     @property
     def parked_bytes(self) -> int:
         """Size of all bodies that are being read or kept."""
         return self._budget.parked_bytes
 
+    def watch_server(self, server: ServerContext) -> None:
+        """Count what `server` keeps of further requests as parked, too."""
+        self._budget.server = server
+
     def apply_config(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         """Use this configuration for the requests that arrive from now on."""
         self._rules = IntakeRules(config, programs)
         self._budget.limit = config.max_parked_body_bytes
 
-    async def take_in(self, scope: Scope, receive: Receive, send: Send) -> ProxyRequest | None:
+    async def take_in(self, exchange: Exchange) -> ProxyRequest | None:
         """Return a request that may be forwarded, or None if it was refused, or if its client has disconnected.
 
         Call `release` on its `body_lease` when the request has ended.
@@ -203,11 +215,11 @@ class RequestIntake:
         lease = self._budget.open_lease()
         proxied: ProxyRequest | None = None
         try:
-            proxied = await self._read_request(scope, receive, lease)
+            proxied = await self._read_request(exchange, lease)
             return proxied
         except ApiError as error:
             refusal = error
-        except asgi.ClientDisconnected:
+        except ClientDisconnected:
             return None
         except Exception:
             log.exception("a request could not be taken in")
@@ -215,30 +227,30 @@ class RequestIntake:
         finally:
             if proxied is None:
                 lease.release()
-        await self._send_refusal(send, refusal)
+        self._send_refusal(exchange, refusal)
         return None
 
-    async def _send_refusal(self, send: Send, error: ApiError) -> None:
+    def _send_refusal(self, exchange: Exchange, error: ApiError) -> None:
         self._counters.refused_before_admission[error.code or "invalid_request"] += 1
         if error.status == 401 and not self._core_config().preset.describes_unauthorized:
-            await asgi.send_bytes(send, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
+            send_bytes(exchange, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
         else:
-            await asgi.send_error(send, error)
+            send_error(exchange, error)
 
-    async def _read_request(self, scope: Scope, receive: Receive, lease: BodyLease) -> ProxyRequest:
+    async def _read_request(self, exchange: Exchange, lease: BodyLease) -> ProxyRequest:
         """Read a request whole. Raises ApiError for one that cannot be forwarded, and ClientDisconnected."""
-        route, rules = ROUTES[scope["path"]], self._rules
-        inbound = rules.headers.sort_headers(scope["headers"])
-        tenant = resolve_tenant(rules.keys.authenticate(inbound.authorization), inbound.tenant, scope)
-        body = await asgi.read_body(scope, receive, rules.config.max_body_bytes, lease.take_bytes)
+        route, rules = ROUTES[exchange.path], self._rules
+        inbound = rules.headers.sort_headers(exchange.headers)
+        tenant = resolve_tenant(rules.keys.authenticate(inbound.authorization), inbound.tenant, exchange.client)
+        body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
         fields = parse_body_fields(body, route)
         model = self._model_of(fields)
         if not self._fleet.backends_serving(model):
             raise error_responses.model_unavailable(self._fleet, model)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
         stream = fields.stream is True
-        found = rules.programs.read(scope["headers"], body, route, stream=stream) if rules.programs else NO_PROGRAM
-        hints = self._hint_reader.read_hints(scope["headers"], body, model)
+        found = rules.programs.read(exchange.headers, body, route, stream=stream) if rules.programs else NO_PROGRAM
+        hints = self._hint_reader.read_hints(exchange.headers, body, model)
         number = next(self._ids)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
@@ -257,7 +269,7 @@ class RequestIntake:
             prefix=hints.prefix,
         )
         forward = [*inbound.forwarded, *rules.authorization, (REQUEST_ID_HEADER, request_id)]
-        proxied = ProxyRequest(route, request, _target(scope), forward, body, request_id, lease)
+        proxied = ProxyRequest(route, request, _target(exchange), forward, body, request_id, lease)
         if rules.programs is not None:
             _set_program(proxied, found, body)
         if route.needs_slot and rules.config.forward_priority != "off":
@@ -317,7 +329,6 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, received: bytes
     )
 
 
-def _target(scope: Scope) -> str:
-    query = scope["query_string"]
-    path: str = scope["path"]
+def _target(exchange: Exchange) -> str:
+    query, path = exchange.query, exchange.path
     return f"{path}?{query.decode('latin-1')}" if query else path

@@ -23,7 +23,8 @@ from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.wire import sse
-from maitred.wire.asgi import DisconnectWatcher, Headers, Message, Send, send_eagerly
+from maitred.wire.exchange import ResponseWriter
+from maitred.wire.framing import Headers
 from maitred.wire.response import PieceWriter, UpstreamResponse
 
 MAX_WITHHELD_BYTES: Final = 16_384
@@ -37,23 +38,17 @@ class ResponseForwarder:
     """One response on its way. First `wait_for_data`; then, if the client may receive it, `forward`."""
 
     __slots__ = (
-        *("_disconnect", "_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_send", "_withheld"),
+        *("_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_withheld", "_writer"),
         "reader",
     )
 
     def __init__(
-        self,
-        proxied: ProxyRequest,
-        response: UpstreamResponse,
-        send: Send,
-        disconnect: DisconnectWatcher,
-        keepalive_secs: float,
+        self, proxied: ProxyRequest, response: UpstreamResponse, writer: ResponseWriter, keepalive_secs: float
     ) -> None:
         """`keepalive_secs` is the silence, in seconds, after which a comment is sent; 0 turns comments off."""
         self._proxied = proxied
         self._response = response
-        self._send = send
-        self._disconnect = disconnect
+        self._writer = writer
         self._is_stream = proxied.request.stream and sse.is_event_stream(response.headers)
         has_comments = keepalive_secs and self._is_stream and allows_comments(response.headers)
         self._keepalive_secs = keepalive_secs if has_comments else 0.0
@@ -87,27 +82,30 @@ class ResponseForwarder:
 
     async def forward(self, on_first_data: Callable[[], None]) -> None:
         """Send the whole response; call `on_first_data` as its first data goes out. Raises UpstreamError if it breaks off."""
-        response, send = self._response, self._send
+        response, writer = self._response, self._writer
         keepalive = None
         if self._keepalive_secs:
-            keepalive = SseKeepalive(send, self._keepalive_secs)
-            send = keepalive.send
-        head = {"type": "http.response.start", "status": response.status, "headers": self._client_headers()}
-        self._proxied.response_started = True
+            writer = keepalive = SseKeepalive(writer, self._keepalive_secs)
         try:
             if self._has_data:
                 on_first_data()
-                await send(head)
+                more = not response.is_complete
+                self._proxied.response_started = True
+                busy = writer.start_response(response.status, self._client_headers(), self._withheld, more)
             else:
                 # The silence has lasted `keepalive_secs`. With the head sent, the request can be neither retried nor refused.
-                await send(head)
-                await send({"type": "http.response.body", "body": sse.KEEPALIVE_COMMENT, "more_body": True})
+                self._proxied.response_started = True
+                busy = writer.start_response(response.status, self._client_headers(), sse.KEEPALIVE_COMMENT, True)
+                if busy is not None:
+                    await busy
                 await self._read_until_data()
                 on_first_data()
-            more = not response.is_complete
-            await send({"type": "http.response.body", "body": self._withheld, "more_body": more})
+                more = not response.is_complete
+                busy = writer.send_piece(self._withheld, more)
+            if busy is not None:
+                await busy
             if more:
-                await response.pipe_body(self._piece_writer(send))
+                await response.pipe_body(self._piece_writer(writer))
         finally:
             if keepalive is not None:
                 keepalive.stop()
@@ -135,54 +133,51 @@ class ResponseForwarder:
             headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
         return headers
 
-    def _piece_writer(self, send: Send) -> PieceWriter:
+    def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
         """Return what sends a piece of the body as soon as it arrives, without waking a task."""
-        disconnect = self._disconnect
-
-        async def send_last(message: Message) -> None:
-            await send(message)
-            disconnect.stop()  # ASGI reports a disconnect after the end of a response, too.
-
         reader = self.reader
+        if reader is None:
+            return writer.send_piece
 
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
-            if reader is not None:
-                piece = reader.take(piece, more=more)
-                if more and not piece:
-                    return None
-            message = {"type": "http.response.body", "body": piece, "more_body": more}
-            return send_eagerly(send if more else send_last, message)
+            piece = reader.take(piece, more=more)
+            if more and not piece:
+                return None
+            return writer.send_piece(piece, more)
 
         return write
 
 
 class SseKeepalive:
-    """Stands between a response and its `send`. Begins with the head of the response, and must be stopped."""
+    """Stands between a response and its writer. Begins with the head of the response, and must be stopped."""
 
-    def __init__(self, send: Send, secs: float) -> None:
+    def __init__(self, writer: ResponseWriter, secs: float) -> None:
         """`secs` is the silence in seconds after which a comment is sent, more than 0."""
-        self._send = send
+        self._writer = writer
         self._secs = secs
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._last_sent = 0.0
         self._tail = b"\n\n"
         """The last bytes of the body."""
-        self._is_sending = False
-        self._comment: asyncio.Future[None] | None = None
+        self._busy: asyncio.Future[None] | None = None
+        """Done when the client has taken what was sent last, or None if it has."""
 
-    async def send(self, message: Message) -> None:
-        """Send `message`, and measure silence from its end."""
-        if message["type"] == "http.response.start":
-            self._timer = self._loop.call_later(self._secs, self._on_timer)
-        elif not message["more_body"]:
-            self.stop()
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send the beginning of a response, and measure silence from then on."""
+        self._timer = self._loop.call_later(self._secs, self._on_timer)
+        self._note_sent(piece)
+        self._busy = self._writer.start_response(status, headers, piece, more)
+        return self._busy
+
+    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send a piece, and measure silence from then on."""
+        if more:
+            self._note_sent(piece)
         else:
-            self._tail = (self._tail + message["body"][-_MAX_EVENT_END_BYTES:])[-_MAX_EVENT_END_BYTES:]
-        self._is_sending = True
-        await self._send(message)
-        self._is_sending = False
-        self._last_sent = self._loop.time()
+            self.stop()
+        self._busy = self._writer.send_piece(piece, more)
+        return self._busy
 
     def stop(self) -> None:
         """Send no more comments. Idempotent."""
@@ -191,20 +186,23 @@ class SseKeepalive:
             self._timer = None
 
     def _on_timer(self) -> None:
-        # A message only notes its time, and the timer is set again when it rings: a stream of tokens sets hardly any.
+        # A piece only notes its time, and the timer is set again when it rings: a stream of tokens sets hardly any.
         silence_left = self._last_sent + self._secs - self._loop.time()
         if silence_left <= 0:
             self._send_comment()
             silence_left = self._secs
         self._timer = self._loop.call_later(silence_left, self._on_timer)
 
+    def _note_sent(self, piece: bytes) -> None:
+        self._tail = (self._tail + piece[-_MAX_EVENT_END_BYTES:])[-_MAX_EVENT_END_BYTES:]
+        self._last_sent = self._loop.time()
+
     def _send_comment(self) -> None:
         """Send a comment if the body stands between two events and the client has taken all that was sent before."""
-        is_client_ready = not self._is_sending and (self._comment is None or self._comment.done())
+        is_client_ready = self._busy is None or self._busy.done()
         if is_client_ready and self._tail.endswith(_EVENT_ENDS):
             self._last_sent = self._loop.time()
-            message = {"type": "http.response.body", "body": sse.KEEPALIVE_COMMENT, "more_body": True}
-            self._comment = send_eagerly(self._send, message)
+            self._busy = self._writer.send_piece(sse.KEEPALIVE_COMMENT, True)
 
 
 def allows_comments(headers: Headers) -> bool:

@@ -22,19 +22,20 @@ from maitred.gateway.error_responses import upstream_failed
 from maitred.gateway.program_driver import ProgramStep
 from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.wire import sse
-from maitred.wire.asgi import Message, Send, send_eagerly
 from maitred.wire.errors import ProtocolError
+from maitred.wire.exchange import ResponseWriter
+from maitred.wire.framing import Headers
 
 _ENCODED: Final = upstream_failed(ProtocolError("the backend has encoded its stream")).body()
 """What the client gets in place of one, because the head has said that nothing is encoded."""
 
 
 class WaitingStream:
-    """Stands between the proxy and the `send` of one streamed request. Must be stopped."""
+    """Stands between the proxy and the writer of one streamed response. Must be stopped."""
 
-    def __init__(self, send: Send, secs: float, request_id: bytes) -> None:
+    def __init__(self, writer: ResponseWriter, secs: float, request_id: bytes) -> None:
         """`secs` is the silence in seconds after which a comment is sent, more than 0."""
-        self._send = send
+        self._writer = writer
         self._secs = secs
         self._request_id = request_id
         self._has_begun = False
@@ -46,7 +47,8 @@ class WaitingStream:
         self._is_encoded = False
         """Whether that cannot be shown."""
         self._timer: asyncio.TimerHandle | None = None
-        self._comment: asyncio.Future[None] | None = None
+        self._busy: asyncio.Future[None] | None = None
+        """Done when the client has taken the last comment, or None if it has."""
 
     async def wait(self, step: ProgramStep) -> None:
         """Return when a step has memory, and send comments until then. Raises ProgramRejected if it will get none."""
@@ -64,46 +66,36 @@ class WaitingStream:
             self._timer.cancel()
             self._timer = None
 
-    async def send(self, message: Message) -> None:
-        """Send a message of the response, as a part of the stream if that has begun."""
-        is_head = message["type"] == "http.response.start"
-        if is_head:
-            self.stop()
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send the beginning of the response, as a part of the stream if that has begun."""
+        self.stop()
         if not self._has_begun:
-            await self._send(message)
-            return
-        if self._comment is not None:
-            await self._comment
-            self._comment = None
-        more = message.get("more_body", False)
-        if is_head:
-            self._note_head(message)
-        elif self._is_stream:
-            await self._send(message)
-        elif more:
-            self._body += message["body"]
-        else:
-            body = _ENCODED if self._is_encoded else b" ".join((self._body + message["body"]).splitlines())
-            await self._send({"type": "http.response.body", "body": sse.encode_event(body), "more_body": False})
-
-    def _note_head(self, message: Message) -> None:
-        """Find out how the response continues the stream."""
-        headers = message["headers"]
+            return self._writer.start_response(status, headers, piece, more)
         self._is_encoded = any(name == b"content-encoding" and value != b"identity" for name, value in headers)
-        self._is_stream = message["status"] == 200 and sse.is_event_stream(headers) and not self._is_encoded
+        self._is_stream = status == 200 and sse.is_event_stream(headers) and not self._is_encoded
+        return self.send_piece(piece, more)
+
+    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send a piece of the response, as a part of the stream if that has begun."""
+        if not self._has_begun or self._is_stream:
+            return self._writer.send_piece(piece, more)
+        if more:
+            self._body += piece
+            return None
+        body = _ENCODED if self._is_encoded else b" ".join((self._body + piece).splitlines())
+        return self._writer.send_piece(sse.encode_event(body), False)
 
     def _on_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._secs, self._on_timer)
-        if self._comment is None or self._comment.done():  # The client has taken what was sent before.
-            self._comment = send_eagerly(self._send_comment, {})
-
-    async def _send_comment(self, _: Message) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            headers = [
-                (b"content-type", sse.EVENT_STREAM_TYPE),
-                (b"cache-control", b"no-cache"),
-                (REQUEST_ID_HEADER, self._request_id),
-            ]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": sse.KEEPALIVE_COMMENT, "more_body": True})
+        if self._busy is not None and not self._busy.done():
+            return  # The client has not taken what was sent before.
+        if self._has_begun:
+            self._busy = self._writer.send_piece(sse.KEEPALIVE_COMMENT, True)
+            return
+        self._has_begun = True
+        headers = [
+            (b"content-type", sse.EVENT_STREAM_TYPE),
+            (b"cache-control", b"no-cache"),
+            (REQUEST_ID_HEADER, self._request_id),
+        ]
+        self._busy = self._writer.start_response(200, headers, sse.KEEPALIVE_COMMENT, True)

@@ -1,14 +1,20 @@
 """HTTP: what the gateway and the emulated engine share on the wire.
 
-    asgi         raw ASGI apps: bodies within a limit, JSON, OpenAI error objects, disconnects
-    server       serves such an app on uvicorn until told to stop
-    protocol     limits what a client may send to it
-    client       sends requests to upstreams, over pooled connections
-    connection   one HTTP/1.1 connection to an upstream
-    response     a response with a body that is still arriving
-    tls          the same client over TLS
-    errors       limits of the client, and how a request can fail
-    sse          server-sent events
+    framing          where HTTP/1.1 messages begin and end, without I/O: states, limits, events
+    server_framing   the same for a server: request heads in, responses out
+    client_framing   the same for a client: requests out, response heads in
+    exchange         a request and its response, as a handler sees them; JSON, OpenAI error objects
+    protocol         one connection from a client: time, memory, slow readers
+    hangups          clients that leave while nothing is read from them
+    refusals         the errors that a server answers with by itself
+    server_context   what the connections of a server share
+    server           serves an app until told to stop
+    client           sends requests to upstreams, over pooled connections
+    connection       one HTTP/1.1 connection to an upstream
+    response         a response with a body that is still arriving
+    tls              the same client over TLS
+    errors           limits of the client, and how a request can fail
+    sse              server-sent events
 
-HTTP is parsed by httptools in both directions.
+HTTP is parsed by httptools in both directions, never by hand.
 """

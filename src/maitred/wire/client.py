@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +32,10 @@ from maitred.wire.response import UpstreamResponse
 
 if TYPE_CHECKING:
     from maitred.wire.tls import TlsClient
+
+
+UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]], bytes]
+"""Method, target, authority, headers and body."""
 
 
 class ConnectionPool:
@@ -72,6 +76,14 @@ class ConnectionPool:
             self._free_places -= 1
             return await self._connect()
         return await self._wait_for_connection()
+
+    def send_request(self, connection: UpstreamConnection, request: UpstreamRequest) -> UpstreamResponse:
+        """Send a request over a connection that was acquired. Raises ValueError if a header contains a line end."""
+        try:
+            return connection.send_request(*request)
+        except ValueError:
+            self._return_unused(connection)
+            raise
 
     def close_idle(self) -> None:
         """Close the idle connections: one of them was closed by the upstream, so the others may be closed as well."""
@@ -242,7 +254,7 @@ class UpstreamClient:
         origin: Origin,
         method: str,
         target: str,
-        headers: Iterable[tuple[bytes, bytes]] = (),
+        headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
         *,
         resends: bool = True,
@@ -257,11 +269,10 @@ class UpstreamClient:
         if origin.tls:
             return await self._tls_client().request(str(origin), method, target, headers, body)
         pool = self.pool(origin)
-        head = _encode_head(pool.authority, method, target, headers, body)
-        bodiless = method == "HEAD"
         connection = pool.pop_idle() or await pool.acquire()
+        request = method, target, pool.authority, headers, body
         try:
-            return await connection.send_request(head, body, bodiless=bodiless).wait_for_head()
+            return await pool.send_request(connection, request).wait_for_head()
         except Disconnected as error:
             # On a fresh connection, or after a first byte, age cannot be the reason, and the caller decides what to do.
             if not connection.was_used or connection.has_received:
@@ -271,7 +282,7 @@ class UpstreamClient:
                 error.was_kept = True
                 raise
         connection = await pool.acquire()
-        return await connection.send_request(head, body, bodiless=bodiless).wait_for_head()
+        return await pool.send_request(connection, request).wait_for_head()
 
     def pool(self, origin: Origin) -> ConnectionPool:
         """Return the connections to `origin`."""
@@ -302,15 +313,3 @@ def _ascii_host(host: str) -> str | None:
     except UnicodeError:
         return None
     return named if ":" in host or _HOST.fullmatch(named) else None
-
-
-def _encode_head(authority: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1\r\nhost: {authority}".encode("latin-1")]
-    lines += [b"%b: %b" % header for header in headers]
-    if body or method not in ("GET", "HEAD"):
-        lines.append(b"content-length: %d" % len(body))
-    head = b"\r\n".join(lines)
-    # A line end in a name or value would let a client add headers, or a whole request, to what this connection sends.
-    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-        raise ValueError("a header with a line end in it")
-    return head + b"\r\n\r\n"

@@ -1,33 +1,42 @@
-"""A connection from a client: uvicorn's protocol, with the limits that uvicorn leaves to a proxy in front.
+"""A connection from a client: between the sockets of the event loop and the exchanges of a handler.
 
-    head        at most `MAX_HEAD_BYTES`, within `HEAD_SECS` of its first byte; else 431 or 408
+`ServerFraming` says what the bytes mean; here is what takes time or memory.
+
+    head        within `HEAD_SECS` of its first byte; else 408
     body        may take any time, but may be silent for `BODY_SILENCE_SECS` at most; else 408. It holds memory meanwhile.
-    upgrades    are ignored: no OpenAI API switches protocols
-    pipelines   `MAX_PIPELINED` requests may wait behind the current one and are read, so that a disconnect is noticed
-    HTTP/1.0    knows no chunks: a body without a length ends with the connection
+    pipelines   requests behind the one being answered are kept as bytes; from `MAX_PARKED_BYTES` on the socket is not read
+    answers     a client must take `MIN_BYTES_PER_SEC` while an answer waits for it, measured over the send timeout
+    idle        a connection without a request is closed after `KEEP_ALIVE_SECS`
     errors      are OpenAI error objects, like all others
 
-The parser keeps the received part of a head, so the size of reads is added up while a head is incomplete. A head is measured
-only if it came in several reads or in a large one. A timer is set only while a head or a body is incomplete after a read, so a
-usual request costs none.
+**Reading.** The socket is read on while a request is answered, so that a client that leaves is noticed at once. While it is not
+read (too much is parked, or a body is not taken), `HangupWatch` notices it.
 
-A request that offers an upgrade stops the parser behind its head, with the body unread. A new parser then reads the same head
-without the offer, and what follows. For example, `GET / HTTP/1.1`, `upgrade: h2c`, `host: a` is fed again as `GET / HTTP/1.1`,
-`host: a`.
+**Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
+begun before enough of the last answer was taken. With a send timeout of 60 s, a client that has taken fewer than 14,400 bytes
+60 s after the writing stopped is cut off.
+
+**Time.** One timer watches all of this. One that is due early is left alone and set again when it rings, so that a usual
+request sets none.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import logging
+from collections.abc import Callable
+from typing import Final, cast
 
-import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from maitred.wire.exchange import ApiError, ClientAddress, Exchange
+from maitred.wire.framing import END, Event, FramingError, Headers, RequestHead, State
+from maitred.wire.refusals import framing_refused, internal_error, request_timeout
+from maitred.wire.server_context import ServerContext
+from maitred.wire.server_framing import CONTINUE, ServerFraming
 
-from maitred.wire.asgi import ApiError, Message
+log = logging.getLogger("maitred.wire")
 
 MAX_HEAD_BYTES = 65_536
-"""Largest head of a request (request line and all headers), in bytes."""
+"""Largest head of a request (target and all headers), in bytes."""
 
 HEAD_SECS = 20.0
 """Seconds from the first byte of a head to its end."""
@@ -35,260 +44,342 @@ HEAD_SECS = 20.0
 BODY_SILENCE_SECS = 60.0
 """Seconds between two pieces of a request body."""
 
-MAX_PIPELINED = 8
-"""Number of requests that are read behind the one being answered."""
+KEEP_ALIVE_SECS = 75.0
+"""Seconds for which a client's idle connection is kept: longer than clients keep theirs, so that the client closes it."""
+
+MAX_PARKED_BYTES = 262_144
+"""Bytes of further requests, or of a body that is not read, from which on a socket is not read."""
+
+MIN_BYTES_PER_SEC = 240
+"""Least rate at which a client must take an answer that waits for it. (Kestrel's `MinResponseDataRate` is the same.)"""
 
 LINGER_SECS = 1.0
 """Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
 
+MAX_JOINED_BYTES: Final = 16_384
+"""Size up to which a piece is copied behind its head: cheaper than a vector of two. Either way is one system call."""
 
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits on heads and bodies."""
+_NEVER: Final = float("inf")
 
-    transport: Any
-    cycle: Any
-    """The latest request and its response, or None before the first."""
+
+class ServerConnection(asyncio.Protocol):
+    """One connection, as the event loop calls it."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._loop = context.loop
+        self._framing = ServerFraming(MAX_HEAD_BYTES)
+        self._exchange: Exchange | None = None
+        """The exchange under way, until both its request and its response have ended."""
+        self._client: ClientAddress = None
+        self._writable: asyncio.Future[None] | None = None
+        """Done when the client has taken enough; None if it can be sent more."""
+        self._is_refused = False
+        """Whether what the client sends is dropped."""
+        self._is_reading = True
+        self._socket = -1
+        """The descriptor of the socket; negative if there is none."""
+        self._parked_bytes = 0
+        """What this connection has added to the context's."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_since = 0.0
+        """When the first byte of an incomplete head came; 0 if there is none."""
+        self._last_received = 0.0
+        self._idle_since = 0.0
+        self._unsent: tuple[float, int] | None = None
+        """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
+
+    # The event loop calls the next five.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, transport))
-        self.transport = _HeadJoiningTransport(self.transport)
-        self._in_head = False
-        self._head_size = 0  # Bytes of the reads that brought the head, without the first and the present one.
-        self._read_size = 0  # Bytes of the present read.
-        self._head_timer: asyncio.TimerHandle | None = None  # Runs while a head is incomplete.
-        self._running_cycle: Any = None  # The cycle that is being answered; `cycle` may wait behind it.
-        self._in_body = False
-        self._body_last_received = 0.0
-        self._body_timer: asyncio.TimerHandle | None = None  # Runs while a body is incomplete.
-        self._is_refused = False
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head_timer()
-        self._cancel_body_timer()
-        self._unset_keepalive_if_required()
-        if self._running_cycle is not None:  # uvicorn informs only the latest cycle.
-            self._running_cycle.disconnected = True
-            self._running_cycle.message_event.set()
-        super().connection_lost(exc)
+        self._transport = cast(asyncio.Transport, transport)
+        self._write = self._transport.write
+        peer = transport.get_extra_info("peername")
+        self._client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and len(peer) >= 2 else None
+        socket = transport.get_extra_info("socket")
+        self._socket = -1 if socket is None else socket.fileno()
+        self._context.connections.add(self)
+        self._idle_since = self._loop.time()
+        self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        self._read_size = len(data)
+        events = self._framing.receive_data(data)
+        if events:
+            self._handle_events(events)
+        self._after_read()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._framing.receive_eof()
+        self._count_parked()
+        self._watch_hangup(False)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.on_disconnect()
+        self.resume_writing()
+        connections = self._context.connections
+        connections.discard(self)
+        if not connections:
+            self._context.all_closed.set()
+
+    def pause_writing(self) -> None:
+        if self._writable is None:
+            self._writable = self._loop.create_future()
+            self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None:
+            self._unsent = None
+            if not writable.done():
+                writable.set_result(None)
+            if self._transport.is_closing():
+                self._watch_unsent()
+            elif self._exchange is not None and self._exchange.response_ended:
+                self._end_exchange()
+
+    # The exchange calls the next four.
+
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        framing = self._framing
+        head = framing.start_response(status, headers)
+        body = framing.send_data(piece, more) if piece or not more else b""
+        if len(body) <= MAX_JOINED_BYTES:
+            self._write(head + body)
+        else:
+            self._transport.writelines((head, body))
+        if not more:
+            self._end_exchange()
+        return self._writable
+
+    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        data = self._framing.send_data(piece, more)
+        if data:
+            self._write(data)
+        if not more:
+            self._end_exchange()
+        return self._writable
+
+    def send_continue(self) -> None:
+        if self._framing.peer is State.SEND_BODY and self._framing.own is State.SEND_RESPONSE:
+            self._write(CONTINUE)
+
+    def on_body_read(self) -> None:
+        if not self._is_reading:
+            self._update_reading()
+
+    # The server calls the next two.
+
+    def drain(self) -> None:
+        """Close the connection now if it is idle, else after the response under way."""
+        self._framing.keep_alive = False
+        if self._exchange is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+    def _handle_events(self, events: list[Event]) -> None:
+        for event in events:
+            if type(event) is bytes:
+                exchange = self._exchange
+                if exchange is not None and not exchange.response_ended:
+                    exchange.on_body(event)
+            elif event is END:
+                exchange = self._exchange
+                if exchange is not None:
+                    exchange.on_body_end()
+                    if exchange.response_ended:
+                        self._end_exchange()
+            elif type(event) is RequestHead:
+                self._start_exchange(event)
+            else:
+                self._refuse(framing_refused(cast(FramingError, event)))
+
+    def _start_exchange(self, head: RequestHead) -> None:
+        self._head_since = 0.0
+        if self._context.is_draining:
+            self._framing.keep_alive = False
+        self._exchange = exchange = Exchange(head, self, self._client)
+        exchange.task = task = self._loop.create_task(self._serve(exchange))
+        self._context.tasks.add(task)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        """Run the handler, and end the exchange if the handler has not."""
         try:
-            while data:
-                data = self._feed_parser(data)
-        except ApiError as error:
-            self._refuse_request(error)
+            await self._context.handler(exchange)
+        except asyncio.CancelledError:
+            self._cut(exchange)
+            raise
+        except Exception:
+            log.exception("the handler of %s %s failed", exchange.method, exchange.path)
+        finally:
+            self._context.tasks.discard(exchange.task)
+        if not exchange.response_ended:
+            self._cut(exchange)
+
+    def _cut(self, exchange: Exchange) -> None:
+        """Close the connection if the exchange has not ended: a response that breaks off must not look whole."""
+        if self._exchange is exchange and not exchange.response_ended:
+            if exchange.response_started or self._transport.is_closing():
+                self._transport.close()
+            else:
+                self._refuse(internal_error())
+
+    def _end_exchange(self) -> None:
+        """Go on to the next request, when the client has sent all of this one and has taken enough of its answer."""
+        framing = self._framing
+        if framing.own is State.MUST_CLOSE:
+            self._close_after_answer()
+        elif self._writable is None and framing.peer is State.DONE:
+            self._exchange = None
+            self._idle_since = self._loop.time()
+            if self._timer is None:
+                self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
+            events = framing.next_exchange()
+            if events:
+                self._handle_events(events)
+            self._after_read()
+        elif self._writable is None:  # The rest of the request is read and dropped.
+            self._after_read()
+
+    def _close_after_answer(self) -> None:
+        """Close the connection when all of the answer has been sent."""
+        self._exchange = None
+        if self._framing.peer is State.SEND_BODY or not self._is_reading:
+            self._linger()  # Closing at once would reset the connection, and the client might lose the answer.
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection when everything was sent, or when that takes too long."""
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._watch_unsent()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Send `error` if no other response has started, and read no more."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.on_disconnect()
+        if self._transport.is_closing():
             return
-        if self._in_head:
-            self._on_partial_head()
-        elif self._in_body:
-            self._on_partial_body()
+        if exchange is not None and exchange.response_started:
+            self._close()
+            return
+        self._framing.keep_alive = False
+        body = error.body()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers.append((b"x-smg-error-code", (error.code or "").encode()))
+        self._write(self._framing.start_response(error.status, headers) + self._framing.send_data(body, False))
+        self._linger()
 
-    # The parser and uvicorn call the next five.
+    def _linger(self) -> None:
+        """Send nothing more, and drop what the client still sends, for a moment."""
+        self._is_refused = True
+        self._transport.write_eof()
+        self._idle_since = self._loop.time()
+        self._set_timer(self._idle_since + LINGER_SECS)
+        self._count_parked()
+        self._update_reading()
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._unset_keepalive_if_required()
-        self._in_head = True
-        # The first read may begin with earlier requests, so it does not count: this cancels what `_on_partial_head` adds.
-        self._head_size = -self._read_size
+    # Reading.
 
-    def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
-        if self._head_timer is not None:
-            self._cancel_head_timer()
-        in_one_read = self._head_size == -self._read_size
-        if not (in_one_read and self._read_size <= MAX_HEAD_BYTES) and self._head_bytes() > MAX_HEAD_BYTES:
-            raise _head_too_large()
-        self._unset_keepalive_if_required()
-        before = self.cycle
-        super().on_headers_complete()
-        # uvicorn stops reading behind a pipelined request, and then no disconnect would be noticed.
-        if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
-            self.flow.resume_reading()
-        if self.scope["http_version"] != "1.1" and self.cycle is not before:
-            # uvicorn creates the cycle itself and can be given no other class, so the class is changed afterwards.
-            self.cycle.__class__ = _UnchunkedCycle
-            self.cycle.keep_alive = False
+    def _after_read(self) -> None:
+        """Note what a read has left incomplete, or waiting."""
+        framing = self._framing
+        if framing.peer is State.SEND_BODY:
+            self._last_received = self._loop.time()
+            self._set_timer(self._last_received + BODY_SILENCE_SECS)
+        elif framing.is_in_head and framing.peer is State.IDLE and not self._head_since:
+            self._head_since = self._loop.time()
+            self._set_timer(self._head_since + HEAD_SECS)
+        if framing.pending_bytes != self._parked_bytes:
+            self._count_parked()
+        exchange = self._exchange
+        if self._parked_bytes or not self._is_reading or (exchange is not None and exchange.unread_bytes > MAX_PARKED_BYTES):
+            self._update_reading()
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._running_cycle = cycle
-        super()._start_asgi_task(cycle, app)
+    def _count_parked(self) -> None:
+        parked = self._framing.pending_bytes
+        self._context.parked_bytes += parked - self._parked_bytes
+        self._parked_bytes = parked
 
-    def on_message_complete(self) -> None:
-        self._in_body = False
-        super().on_message_complete()
+    def _update_reading(self) -> None:
+        exchange = self._exchange
+        unread = 0 if exchange is None or exchange.response_ended else exchange.unread_bytes
+        may_read = self._parked_bytes <= MAX_PARKED_BYTES and unread <= MAX_PARKED_BYTES
+        if may_read != self._is_reading and not self._transport.is_closing():
+            self._is_reading = may_read
+            self._watch_hangup(not may_read)
+            if may_read:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
-    def _should_upgrade(self) -> bool:
-        """Return True. uvicorn asks only when the parser has stopped for an upgrade, and must then leave the request alone."""
-        return True
+    def _watch_hangup(self, watch: bool) -> None:
+        if self._socket < 0:
+            return
+        if watch:
+            self._context.hangups.watch(self._socket, self.abort)
+        else:
+            self._context.hangups.stop_watching(self._socket)
 
-    def _feed_parser(self, data: bytes) -> bytes:
-        """Feed `data` to the parser, and return what must be fed next. Raises ApiError."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return self._restart_without_upgrade() + data[upgrade.args[0] :]
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            raise cause if isinstance(cause, ApiError) else _invalid_http(cause) from error
-        except httptools.HttpParserError as error:
-            raise _invalid_http(error) from error
-        return b""
+    # Time.
 
-    def _restart_without_upgrade(self) -> bytes:
-        """Make a new parser, and return the head that was read, without its offer, to be fed again. Raises ApiError."""
-        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
-        if method == b"CONNECT":
-            raise ApiError(400, "CONNECT is for proxies, and this is none", kind="invalid_request_error", code="bad_request")
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn has it.
-        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
-        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
-        return b"\r\n".join(lines) + b"\r\n\r\n"
+    def _set_timer(self, at: float) -> None:
+        """Check what is due at `at` at the latest. A timer that is due earlier stays: when it rings, it is set again."""
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._on_timer)
 
-    def _head_bytes(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+    def _on_timer(self) -> None:
+        self._timer = None
+        due, act = self._next_deadline()
+        if due > self._loop.time():
+            if due != _NEVER:
+                self._set_timer(due)
+        else:
+            act()
 
-    def _on_partial_head(self) -> None:
-        self._head_size += self._read_size
-        if self._head_size > MAX_HEAD_BYTES:
-            self._refuse_request(_head_too_large())
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECS, self._on_head_timeout)
+    def _next_deadline(self) -> tuple[float, Callable[[], None]]:
+        """Return what will be too late, unless the client does something, and what is done then."""
+        if self._unsent is not None:
+            return self._unsent[0] + self._context.send_timeout_secs, self._check_unsent
+        if self._is_refused:
+            return self._idle_since + LINGER_SECS, self._close
+        if self._exchange is None:
+            if self._head_since:
+                return self._head_since + HEAD_SECS, self._on_head_timeout
+            return self._idle_since + KEEP_ALIVE_SECS, self._close
+        if self._framing.peer is State.SEND_BODY and self._is_reading:
+            return self._last_received + BODY_SILENCE_SECS, self._on_body_silence
+        return _NEVER, self._close
 
     def _on_head_timeout(self) -> None:
-        self._head_timer = None
-        if self.cycle is not None and not self.cycle.response_complete:  # Then it is the server that does not read on.
-            self._head_timer = self.loop.call_later(HEAD_SECS, self._on_head_timeout)
+        self._refuse(request_timeout(f"the head of the request was not complete within {HEAD_SECS:g} s"))
+
+    def _on_body_silence(self) -> None:
+        self._refuse(request_timeout(f"nothing more of the request body came for {BODY_SILENCE_SECS:g} s"))
+
+    def _watch_unsent(self) -> None:
+        """From now on the client must take what is sent to it."""
+        self._unsent = self._loop.time(), self._transport.get_write_buffer_size()
+        self._set_timer(self._unsent[0] + self._context.send_timeout_secs)
+
+    def _check_unsent(self) -> None:
+        """Cut a client off that takes an answer too slowly."""
+        assert self._unsent is not None
+        taken = self._unsent[1] - self._transport.get_write_buffer_size()
+        if taken < MIN_BYTES_PER_SEC * self._context.send_timeout_secs:
+            log.info("a client was cut off: it took %d bytes of its answer in %g s", taken, self._context.send_timeout_secs)
+            self.abort()
         else:
-            words = f"the head of the request was not complete within {HEAD_SECS:g} s"
-            self._refuse_request(ApiError(408, words, kind="invalid_request_error", code="request_timeout"))
-
-    def _on_partial_body(self) -> None:
-        self._body_last_received = self.loop.time()
-        if self._body_timer is None:
-            self._body_timer = self.loop.call_later(BODY_SILENCE_SECS, self._check_body_silence)
-
-    def _check_body_silence(self) -> None:
-        """Refuse a body that has been silent for too long; check one that goes on again later."""
-        self._body_timer = None
-        if not self._in_body:
-            return
-        # The silence is ours if the server has paused reading, or has not come to this request yet.
-        is_ours = self.flow.read_paused or self._running_cycle is not self.cycle
-        silent = 0.0 if is_ours else self.loop.time() - self._body_last_received
-        if silent < BODY_SILENCE_SECS:
-            self._body_timer = self.loop.call_later(BODY_SILENCE_SECS - silent, self._check_body_silence)
-        elif self.cycle.response_complete:
-            self.transport.close()
-        else:
-            words = f"nothing more of the request body came for {BODY_SILENCE_SECS:g} s"
-            self._refuse_request(ApiError(408, words, kind="invalid_request_error", code="request_timeout"))
-
-    def _cancel_body_timer(self) -> None:
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
-
-    def _cancel_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _refuse_request(self, error: ApiError) -> None:
-        """Send `error` if no other response has started, and read no more."""
-        self._is_refused = True
-        self._cancel_head_timer()
-        self._cancel_body_timer()
-        cycle = self.cycle
-        answering = self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete)
-        if answering or self.transport.is_closing():
-            self.transport.close()
-            return
-        if cycle is not None:  # Its body was wrong: for its app the client has disconnected.
-            cycle.disconnected = True
-            cycle.message_event.set()
-        self.transport.write_last(_encode_error(error))
-        self.timeout_keep_alive_task = self.loop.call_later(LINGER_SECS, self.timeout_keep_alive_handler)
-
-
-class _UnchunkedCycle(RequestResponseCycle):
-    """The response to an HTTP/1.0 client: without a length in its head it ends with the connection."""
-
-    _has_length = True
-
-    async def send(self, message: Message) -> None:  # type: ignore[override]
-        if message["type"] == "http.response.start":
-            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
-            if not self._has_length:
-                self.chunked_encoding = False
-        elif not self._has_length:
-            # uvicorn takes a body that is longer or shorter than expected for an error, and here no length is known before.
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(cast(Any, message))
-
-
-class _HeadJoiningTransport:
-    """A transport, as far as uvicorn uses it for responses, that sends a head together with the body that follows.
-
-    uvicorn writes them apart, and uvloop sends each write at once, so every small response would cost a second system call. A
-    head without a following write is sent in the next iteration of the loop; so is a piece of a body that begins like a head.
-    """
-
-    __slots__ = ("_call_soon", "_held", "_transport", "_write", "_writelines", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._write, self._writelines = transport.write, transport.writelines
-        self._call_soon = asyncio.get_running_loop().call_soon
-        self._held = b""
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            self._writelines((held, data))
-        elif data.startswith(b"HTTP/1.1 "):
-            self._held = data
-            self._call_soon(self._flush)
-        else:
-            self._write(data)
-
-    def write_last(self, data: bytes) -> None:
-        """Write the last bytes to the client, which may go on sending."""
-        self._flush()
-        self._write(data)
-        self._transport.write_eof()
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            self._transport.write(held)
-
-
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-
-
-def _encode_error(error: ApiError) -> bytes:
-    body = error.body()
-    head = (
-        b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-smg-error-code: %b\r\nconnection: close"
-    )
-    return head % (error.status, _REASONS[error.status], len(body), (error.code or "").encode()) + b"\r\n\r\n" + body
-
-
-def _head_too_large() -> ApiError:
-    words = f"the request line and headers are larger than the {MAX_HEAD_BYTES} bytes allowed here"
-    return ApiError(431, words, kind="invalid_request_error", code="headers_too_large")
-
-
-def _invalid_http(error: BaseException | None) -> ApiError:
-    return ApiError(400, f"this is no HTTP/1.1 request: {error}", kind="invalid_request_error", code="bad_request")
+            self._watch_unsent()

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, TypeAlias
 
-from maitred.wire.asgi import Headers
+from maitred.wire.framing import Headers
 
 PieceWriter: TypeAlias = Callable[[bytes, bool], "asyncio.Future[None] | None"]
 """`write(piece, more)` takes a piece; `more` is False for the last one, which may be empty. Returns None, or a future that is

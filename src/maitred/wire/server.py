@@ -1,7 +1,8 @@
-"""Serve a raw ASGI app on uvicorn (uvloop, httptools) until told to stop.
+"""Serve an app over HTTP/1.1 until told to stop.
 
-The first SIGINT or SIGTERM stops accepting connections and lets requests in flight end, for `drain_secs` at most; a second one
-ends at once. Either way the process goes on after `run_server` returns: a server that was told to stop has not failed.
+The first SIGINT or SIGTERM stops accepting connections, closes those that are idle, and lets requests in flight end, for
+`drain_secs` at most; then their handlers are cancelled, and may still answer. A second signal ends at once. Either way the
+process goes on after `run_server` returns: a server that was told to stop has not failed.
 """
 
 from __future__ import annotations
@@ -10,19 +11,36 @@ import asyncio
 import contextlib
 import errno
 import gc
-import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 
-import uvicorn
+import uvloop
 
 from maitred.core.errors import ConfigError
-from maitred.wire.asgi import App
-from maitred.wire.protocol import BoundedHttpProtocol
+from maitred.wire.exchange import Exchange
+from maitred.wire.protocol import ServerConnection
+from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
 
-CLIENT_KEEP_ALIVE_SECS = 75
-"""Seconds for which a client's idle connection is kept: longer than clients keep theirs, so that the client closes it."""
+CANCEL_SECS = 5.0
+"""Seconds that handlers have to end once they are cancelled."""
+
+
+class App:
+    """What a server serves: a handler, and what is done before the first request and after the last."""
+
+    send_timeout_secs = SEND_TIMEOUT_SECS
+    """Seconds over which the rate of a slow client is measured."""
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        raise NotImplementedError
+
+    async def start(self, server: ServerContext) -> None:
+        """Prepare for the first request. `server` shows what its connections hold."""
+
+    async def stop(self) -> None:
+        """Release everything, after the last request has ended."""
 
 
 def run_server(
@@ -40,28 +58,99 @@ def run_server(
     without it, SIGHUP ends the process, as is its default. Raises ConfigError if the address cannot be listened on.
     """
     listener = open_listener(host, port)
-    server = _Server(_uvicorn_config(app, drain_secs), lambda: on_ready(listener_url(listener)), on_hangup)
     _tune_garbage_collector()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        server.run(sockets=[listener])
+        uvloop.run(_serve_until_signal(app, listener, drain_secs, on_ready, on_hangup))
 
 
 @contextlib.asynccontextmanager
 async def running_server(app: App, *, host: str = "127.0.0.1", port: int = 0, drain_secs: float = 1.0) -> AsyncIterator[str]:
     """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL."""
     listener = open_listener(host, port)
-    up = asyncio.Event()
-    server = _Server(_uvicorn_config(app, drain_secs), up.set)
-    running = asyncio.create_task(server._serve([listener]))
-    starting = asyncio.create_task(up.wait())
-    await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
-    starting.cancel()
+    server = _Server(app, drain_secs)
+    await server.start(listener)
     try:
-        if up.is_set():
-            yield listener_url(listener)
+        yield listener_url(listener)
     finally:
-        server.stop()
-        await running
+        await server.stop()
+
+
+async def _serve_until_signal(
+    app: App,
+    listener: socket.socket,
+    drain_secs: float,
+    on_ready: Callable[[str], object],
+    on_hangup: Callable[[], object] | None,
+) -> None:
+    server = _Server(app, drain_secs)
+    with server.signal_handlers(on_hangup):
+        await server.start(listener)
+        on_ready(listener_url(listener))
+        await server.told_to_stop.wait()
+        await server.stop()
+
+
+class _Server:
+    def __init__(self, app: App, drain_secs: float) -> None:
+        self.told_to_stop = asyncio.Event()
+        self._app = app
+        self._drain_secs = drain_secs
+        self._context = ServerContext(app, asyncio.get_running_loop(), app.send_timeout_secs)
+        self._told_twice = asyncio.Event()
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections."""
+        await self._app.start(self._context)
+        loop = self._context.loop
+        self._accepting = await loop.create_server(lambda: ServerConnection(self._context), sock=listener, backlog=2048)
+
+    async def stop(self) -> None:
+        """Accept no more connections, let requests in flight end, and close everything."""
+        self._accepting.close()
+        context = self._context
+        context.is_draining = True
+        for connection in tuple(context.connections):
+            connection.drain()
+        await self._wait_until_closed(self._drain_secs)
+        for task in tuple(context.tasks):
+            task.cancel()
+        if not self._told_twice.is_set():
+            if context.tasks:
+                await asyncio.wait(context.tasks, timeout=CANCEL_SECS)
+            await self._app.stop()
+        for connection in tuple(context.connections):
+            connection.abort()
+        context.hangups.close()
+
+    @contextlib.contextmanager
+    def signal_handlers(self, on_hangup: Callable[[], object] | None) -> Iterator[None]:
+        """Handle signals in the loop."""
+        handlers: dict[int, Callable[[], object]] = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
+        if on_hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
+            handlers[signal.SIGHUP] = on_hangup
+        loop = self._context.loop
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self.told_to_stop.is_set():
+            self._told_twice.set()
+        self.told_to_stop.set()
+
+    async def _wait_until_closed(self, secs: float) -> None:
+        """Wait until the last connection has ended, for `secs` at most, or for a second signal."""
+        if not self._context.connections:
+            return
+        self._context.all_closed.clear()
+        waits = [asyncio.create_task(event.wait()) for event in (self._context.all_closed, self._told_twice)]
+        await asyncio.wait(waits, timeout=secs, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -98,61 +187,3 @@ def _listen_error(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(f"{host} is no address of this machine", where="--host", hint="127.0.0.1, or 0.0.0.0 for all")
     return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="--port")
-
-
-def _uvicorn_config(app: App, drain_secs: float) -> uvicorn.Config:
-    # An app logs its own errors; uvicorn would add noise for every connection that is cut on purpose.
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    return uvicorn.Config(
-        app,
-        loop="uvloop",
-        http=BoundedHttpProtocol,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=CLIENT_KEEP_ALIVE_SECS,
-        timeout_graceful_shutdown=drain_secs,  # type: ignore[arg-type]  # Typed int, but given to `wait_for` as it is.
-    )
-
-
-class _Server(uvicorn.Server):
-    def __init__(
-        self, config: uvicorn.Config, on_started: Callable[[], object], on_hangup: Callable[[], object] | None = None
-    ) -> None:
-        super().__init__(config)
-        self._on_started = on_started
-        self._handlers: dict[int, Callable[[], object]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.stop}
-        if on_hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
-            self._handlers[signal.SIGHUP] = on_hangup
-        self._stopping = asyncio.Event()
-
-    def stop(self) -> None:
-        """Accept no more connections, and let requests in flight end. The second call ends at once."""
-        if self.should_exit:
-            self.force_exit = True
-        self.should_exit = True
-        self._stopping.set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_started()
-
-    async def main_loop(self) -> None:
-        """Wait for `stop`. uvicorn's own checks ten times a second whether it should exit; nothing else of it is needed."""
-        await self._stopping.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals in the loop. uvicorn's own raises the signal again afterwards, which would end the process."""
-        loop = asyncio.get_running_loop()
-        for number, handler in self._handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number in self._handlers:
-                loop.remove_signal_handler(number)

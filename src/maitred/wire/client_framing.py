@@ -1,0 +1,161 @@
+"""The framing of a client: requests out, response heads in. States and limits are in `framing`.
+
+The end of a response must never be guessed: what follows it would be taken for the next response, which belongs to another
+request. A response ends
+
+    1. by its `Transfer-Encoding: chunked`,
+    2. by its one `Content-Length`,
+    3. at once (204, 304, HEAD), or else
+    4. at the end of the connection.
+
+A response with both of the first two, with two lengths, or with another coding, is refused. The connection may be used again
+only if its response ended in one of the first three ways, and nothing followed it (RFC 9112, 6.3 and 9.3).
+
+Interim responses, such as 103, are dropped. They count towards the limit of the head, so that there can be no endless row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import httptools
+
+from maitred.wire.framing import END, Event, FramingError, FramingMisuse, Kind, MessageFraming, ResponseHead, State
+
+
+class ClientFraming(MessageFraming):
+    """The framing of one connection to a server."""
+
+    _bodiless = False
+    _until_close = False
+
+    def _make_parser(self) -> Any:
+        return httptools.HttpResponseParser(self)
+
+    def _begin_response(self) -> None:
+        self._begin_message()
+        self._until_close = False
+        self._is_over = False
+        """Whether the response has ended, so that what follows belongs to no request."""
+
+    # Out.
+
+    def send_request(
+        self, method: str, target: str, authority: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int
+    ) -> bytes:
+        """Return the head of a request. Its body must follow as it is; nothing more may be sent then.
+
+        `headers` must contain neither Host nor headers about framing or the connection. Raises ValueError if a header contains
+        a line end.
+        """
+        lines = [f"{method} {target} HTTP/1.1\r\nhost: {authority}".encode("latin-1")]
+        lines += [b"%b: %b" % header for header in headers]
+        if body_bytes or method not in ("GET", "HEAD"):
+            lines.append(b"content-length: %d" % body_bytes)
+        head = b"\r\n".join(lines)
+        # A line end in a name or value would let a client add headers, or a whole request, to what this connection sends.
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError("a header with a line end in it")
+        self._move_own(Kind.REQUEST)
+        self._move_own(Kind.END)
+        self.peer = State.SEND_RESPONSE
+        self._bodiless = method == "HEAD"
+        self._begin_response()
+        return head + b"\r\n\r\n"
+
+    # In.
+
+    def receive_data(self, data: bytes) -> list[Event]:
+        """Return the events in what a read has brought."""
+        self._feed_parser(data)
+        return self._take_events()
+
+    def receive_eof(self) -> list[Event]:
+        """Take note that the server sends nothing more, and return the end of a response that it ends."""
+        if not self._until_close or self._is_over:
+            self.peer = State.CLOSED
+            return []
+        self._end_response(is_reusable=False)
+        return self._take_events()
+
+    def next_exchange(self) -> None:
+        """Begin the next exchange, when both ends are DONE."""
+        if self.own is not State.DONE or self.peer is not State.DONE:
+            raise FramingMisuse(f"there is no next exchange: {self.own.name}, {self.peer.name}")
+        self.own = self.peer = State.IDLE
+
+    def close(self) -> None:
+        """Take note that the connection is closed."""
+        self._move_own(Kind.CLOSE)
+        self._parser = None  # It refers to this object: without the circle both are freed at once.
+
+    def _take_events(self) -> list[Event]:
+        events, self._inbox = self._inbox, []
+        if self.peer is State.SEND_BODY and not self._is_over and self._parser is not None:  # Pieces of a body alone.
+            return events
+        for event in events:
+            if type(event) is ResponseHead:
+                self._move_peer(Kind.RESPONSE)
+            elif event is END:
+                self._move_peer(Kind.END)
+            elif type(event) is FramingError:
+                self.peer = State.ERROR
+        return events
+
+    # The parser calls the next five.
+
+    def on_message_begin(self) -> None:
+        if self._is_over:
+            self.keep_alive = False  # Something follows the response.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_over:
+            return
+        self._count_head_bytes(len(name) + len(value) + 4)
+        if self._in_body:  # A trailer is never a header.
+            return
+        name = name.lower()
+        self._headers.append((name, value))
+        if name == b"content-length":
+            self._length = int(value)
+        elif name == b"transfer-encoding":
+            # Another coding, or chunked twice, would make the end of the body a matter of interpretation.
+            if self._is_chunked or value.strip().lower() != b"chunked":
+                raise FramingError("the upstream's response has a transfer coding other than chunked")
+            self._is_chunked = True
+
+    def on_headers_complete(self) -> None:
+        if self._is_over:
+            return
+        status, version = self._parser.get_status_code(), self._parser.get_http_version()
+        if version != "1.1" and (version != "1.0" or self._is_chunked):
+            raise FramingError(f"the upstream speaks HTTP/{version}, and this is no such response")
+        if status == 101:
+            raise FramingError("the upstream switched protocols without being asked to")
+        if not 100 <= status <= 599:
+            raise FramingError(f"the upstream answered with the status {status}, which there is not")
+        if status < 200:  # The final response follows, with headers of its own.
+            self._headers, self._length, self._is_chunked = [], None, False
+            self._count_head_bytes(32)
+            return
+        self._in_body, self._head_bytes = True, 0
+        self._inbox.append(ResponseHead(status, self._headers))
+        if self._bodiless:
+            self._end_response(is_reusable=False)  # The parser cannot be told that no body follows.
+        else:
+            self._until_close = not self._is_chunked and self._length is None and status not in (204, 304)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_over:
+            self._body_bytes += len(body)
+            self._inbox.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._in_body and not self._is_over:
+            self._end_response(is_reusable=self._parser.should_keep_alive())
+
+    def _end_response(self, *, is_reusable: bool) -> None:
+        self._is_over = True
+        self.keep_alive = is_reusable
+        self._inbox.append(END)

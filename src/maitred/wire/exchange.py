@@ -1,0 +1,259 @@
+"""A request and its response, as their handler sees them, and the answers that every server of ours gives.
+
+A handler is called once per request with an `Exchange`, in a task of its own. Header names come in lower case, names and values
+as bytes, and they are compared as bytes: decoding them all would cost more than the rest of a small request.
+
+    read_body          the whole body, within a limit
+    start_response     the head and the first piece of the body, in one write
+    send_piece         every further piece; returns a future while the client is too slow to take more
+    watch_disconnect   calls back when the client leaves
+
+What is sent to a client that has left is dropped. A handler that returns without the end of a response has its connection cut,
+because a response that breaks off must not look whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+
+from maitred.core.errors import MaitredError
+from maitred.wire.framing import FramingMisuse, Headers, RequestHead
+
+_encode = msgspec.json.Encoder().encode
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]", re.ASCII)
+
+
+class ApiError(MaitredError):
+    """An error response as OpenAI's clients expect it: a status and an error object.
+
+    `kind` is OpenAI's `type` (`invalid_request_error`, `rate_limit_error`, `server_error`); `code` is a stable word for
+    programs.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        self.status, self.message, self.kind, self.code, self.param = status, message, kind, code, param
+        self.headers = tuple(headers)
+        super().__init__(message)
+
+    def body(self) -> bytes:
+        """Return the JSON error object."""
+        return _encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+
+
+class ClientDisconnected(Exception):  # noqa: N818  (an event, not an error)
+    """The client disconnected before its request was complete: no answer can be sent."""
+
+
+class ResponseWriter(Protocol):
+    """What takes a response. Both methods return a future while the client cannot take more: send nothing until it is done."""
+
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send the head and the first piece of the body; `more` is False if that is all of it."""
+        ...
+
+    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send a further piece; `more` is False for the last one, which may be empty."""
+        ...
+
+
+class ExchangeConnection(ResponseWriter, Protocol):
+    """The connection of an exchange."""
+
+    def send_continue(self) -> None:
+        """Tell a client that waits for it to send the body."""
+        ...
+
+    def on_body_read(self) -> None:
+        """Take note that all pieces of the body that have arrived were read."""
+        ...
+
+
+def _ignore_size(size: int) -> None:
+    """Do nothing."""
+
+
+ClientAddress: TypeAlias = tuple[str, int] | None
+"""Address and port of a client, or None if it came over no network."""
+
+
+class Exchange:
+    """One request and its response."""
+
+    __slots__ = (
+        *("_body_is_whole", "_connection", "_expects_continue", "_head", "_on_disconnect", "_waiter"),
+        *("client", "headers", "is_disconnected", "method", "path", "query", "response_ended", "response_started"),
+        *("task", "unread", "unread_bytes"),
+    )
+
+    def __init__(self, head: RequestHead, connection: ExchangeConnection, client: ClientAddress = None) -> None:
+        self.method = head.method
+        self.headers = head.headers
+        path, _, query = head.target.partition(b"?")
+        self.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
+        self.query = query
+        """The query as it came, without `?`; empty if there is none."""
+        self.client = client
+        self.is_disconnected = False
+        """Whether the client has left before the end of the response."""
+        self.response_started = False
+        self.response_ended = False
+        self.task: asyncio.Task[None] | None = None
+        """The task of its handler."""
+        self.unread: list[bytes] = []
+        """Pieces of the body that have arrived and were not read."""
+        self.unread_bytes = 0
+        self._head = head
+        self._connection = connection
+        self._body_is_whole = False
+        self._expects_continue = head.expects_continue
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_disconnect: Callable[[], object] | None = None
+
+    def get_header(self, name: bytes) -> bytes | None:
+        """Return the first value of the header `name` (lower case), or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    async def read_body(self, limit: int, on_piece: Callable[[int], object] = _ignore_size) -> bytes:
+        """Return the whole body, at most `limit` bytes. `on_piece` is called with the size of each piece, and may raise.
+
+        Raises ApiError 413 as soon as the body is known to be longer, ClientDisconnected, and what `on_piece` raises. The rest
+        of a refused body is read and dropped: if the connection is closed while a client sends, it may miss the answer.
+        """
+        declared = self._head.length
+        if declared is not None and declared > limit:
+            raise body_too_large(limit)
+        if self._expects_continue and not (self.unread or self._body_is_whole):
+            self._connection.send_continue()
+        self._expects_continue = False
+        taken: list[bytes] = []
+        size = 0
+        while True:
+            if self.unread:
+                pieces, self.unread, self.unread_bytes = self.unread, [], 0
+                for piece in pieces:
+                    size += len(piece)
+                    if size > limit:
+                        raise body_too_large(limit)
+                    on_piece(len(piece))
+                taken += pieces
+            if self._body_is_whole:
+                return taken[0] if len(taken) == 1 else b"".join(taken)
+            if self.is_disconnected:
+                raise ClientDisconnected
+            self._connection.on_body_read()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send the head and the first piece of the body, as `ResponseWriter` says."""
+        if self.is_disconnected:
+            return None
+        if self.response_started:
+            raise FramingMisuse("the response has started already")
+        self.response_started, self.response_ended = True, not more
+        return self._connection.start_response(status, headers, piece, more)
+
+    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
+        """Send a further piece of the body, as `ResponseWriter` says."""
+        if self.is_disconnected:
+            return None
+        if self.response_ended:
+            raise FramingMisuse("the response has ended already")
+        self.response_ended = not more
+        return self._connection.send_piece(piece, more)
+
+    def watch_disconnect(self, on_disconnect: Callable[[], object]) -> None:
+        """Call `on_disconnect` once if the client leaves before the end of the response; at once if it has left already."""
+        self._on_disconnect = on_disconnect
+        if self.is_disconnected:
+            self._tell_disconnect()
+
+    def stop_watching(self) -> None:
+        """Do not call `on_disconnect` any more. Idempotent."""
+        self._on_disconnect = None
+
+    # The connection calls the next three.
+
+    def on_body(self, piece: bytes) -> None:
+        """Take a piece of the body."""
+        self.unread.append(piece)
+        self.unread_bytes += len(piece)
+        self._wake()
+
+    def on_body_end(self) -> None:
+        """Take note that the body is whole."""
+        self._body_is_whole = True
+        self._wake()
+
+    def on_disconnect(self) -> None:
+        """Take note that the client has left, or cannot be understood any more."""
+        self.is_disconnected = True
+        self._wake()
+        self._tell_disconnect()
+
+    def _tell_disconnect(self) -> None:
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
+        if on_disconnect is not None:
+            on_disconnect()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
+
+
+def body_too_large(limit: int) -> ApiError:
+    """Return the error for a request body of more than `limit` bytes."""
+    return ApiError(
+        413,
+        f"the request body is larger than the {limit} bytes allowed here",
+        kind="invalid_request_error",
+        code="request_too_large",
+    )
+
+
+def describe_json_error(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
+    """Return in a few words what is wrong with a body that msgspec could not decode."""
+    if _LONE_SURROGATE.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half of the pair.
+        return "half of a surrogate pair in a text is no character"
+    return str(error)
+
+
+def send_bytes(
+    writer: ResponseWriter, status: int, body: bytes, content_type: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """Send a whole response, with its Content-Length."""
+    own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    writer.start_response(status, [*own, *headers], body, False)
+
+
+def send_json(writer: ResponseWriter, status: int, payload: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Send `payload`, anything that msgspec can encode, as JSON."""
+    send_bytes(writer, status, _encode(payload), b"application/json", headers)
+
+
+def send_error(writer: ResponseWriter, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Send `error` as a response, with the header X-SMG-Error-Code if it has a code."""
+    code = [(b"x-smg-error-code", error.code.encode())] if error.code else []
+    send_bytes(writer, error.status, error.body(), b"application/json", [*code, *error.headers, *headers])

@@ -1,0 +1,278 @@
+"""HTTP/1.1 framing without I/O: where messages begin and end, in both directions of one connection.
+
+Both ends of a connection are in a state. What an end sends moves it on, and only what is in its row may be sent:
+
+    client    IDLE -request-> SEND_BODY -data-> SEND_BODY -end-> DONE
+    server    IDLE -request from the client-> SEND_RESPONSE -response-> SEND_BODY -data-> SEND_BODY -end-> DONE
+              IDLE -response-> SEND_BODY: an error, when no request could be read
+
+When both ends are DONE, `next_exchange` takes both back to IDLE. An end that may send nothing more after its message is in
+MUST_CLOSE instead of DONE, one that has broken the rules in ERROR, one whose connection has ended in CLOSED.
+
+`receive_data` takes what a read has brought, and returns events: a head, pieces of a body (bytes), `END`, or a `FramingError`
+as the last one. It never returns events of a second message: what follows the end of a request is kept as it came, unparsed
+(`pending_bytes`), until its answer has ended. The parser stops at the first slice of `SLICE_BYTES` in which a message ends, so
+a read of many requests makes objects of a slice, and no more.
+
+Example, on the server: the bytes of two requests come in one read. `receive_data` returns [RequestHead, END] for the first;
+client DONE, server SEND_RESPONSE. The answer is sent (`start_response`, `send_data`), both are DONE, and `next_exchange`
+returns [RequestHead, END] for the second.
+
+HTTP is parsed by httptools, in its strict mode. What RFC 9112 asks beyond that is in `server_framing` and `client_framing`.
+Limits hold for what a message has beside its body, so that none of it can grow without end:
+
+    head        `max_head` bytes (request line, or none, and all headers)
+    one line    `max_head` bytes without a complete header or a piece of a body: an endless line, an endless chunk extension
+    trailers    `max_head` bytes; they are dropped, and never become headers
+    chunks      what is no data may be `max_head` bytes and 16 bytes for each byte of data
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, IntEnum, auto
+from typing import Any, Final, Literal, TypeAlias
+
+import httptools
+import msgspec
+
+from maitred.core.errors import MaitredError
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+"""In the order of the wire; names in lower case."""
+
+SLICE_BYTES: Final = 4_096
+"""Bytes that the parser of a server is given at once, unless the body that it reads is known to be longer."""
+_FRAMING_BYTES_PER_BYTE: Final = 16
+"""Bytes of chunk framing that each byte of data allows; a chunk of one byte needs five."""
+
+
+class State(IntEnum):
+    """What one end of a connection may do."""
+
+    IDLE = auto()
+    SEND_RESPONSE = auto()
+    SEND_BODY = auto()
+    DONE = auto()
+    MUST_CLOSE = auto()
+    CLOSED = auto()
+    ERROR = auto()
+
+
+class Kind(IntEnum):
+    """What an end sends."""
+
+    REQUEST = auto()
+    RESPONSE = auto()
+    END = auto()
+    CLOSE = auto()
+
+
+class EndOfMessage(Enum):
+    """The event at the end of a message."""
+
+    END = auto()
+
+
+END: Final = EndOfMessage.END
+
+
+class RequestHead(msgspec.Struct, gc=False):
+    """The head of a request."""
+
+    method: str
+    target: bytes
+    """In origin-form (`/path?query`), or `*`."""
+    headers: Headers
+    is_http_11: bool
+    """Whether the client may be sent chunks and interim responses; otherwise it speaks HTTP/1.0."""
+    expects_continue: bool
+    """Whether the client waits for `100 Continue` before it sends the body."""
+    length: int | None
+    """The declared length of the body, or None."""
+    keep_alive: bool
+    """Whether the client leaves the connection open for another request."""
+
+
+class ResponseHead(msgspec.Struct, gc=False):
+    """The head of a final response."""
+
+    status: int
+    headers: Headers
+
+
+class FramingError(MaitredError):
+    """The peer has broken the rules, and what it sends can be trusted no more. Its connection must be closed."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        """`status` is for the answer to a request."""
+        self.status = status
+        super().__init__(message)
+
+
+class FramingMisuse(RuntimeError):  # noqa: N818  (a defect of the caller)
+    """The own end was told to send what its state does not allow."""
+
+
+Event: TypeAlias = RequestHead | ResponseHead | bytes | Literal[EndOfMessage.END] | FramingError
+
+TRANSITIONS: Final[dict[State, dict[Kind, State]]] = {
+    State.IDLE: {Kind.REQUEST: State.SEND_BODY, Kind.RESPONSE: State.SEND_BODY, Kind.CLOSE: State.CLOSED},
+    State.SEND_RESPONSE: {Kind.RESPONSE: State.SEND_BODY, Kind.CLOSE: State.CLOSED},
+    State.SEND_BODY: {Kind.END: State.DONE, Kind.CLOSE: State.CLOSED},
+    State.DONE: {Kind.CLOSE: State.CLOSED},
+    State.MUST_CLOSE: {Kind.CLOSE: State.CLOSED},
+    State.CLOSED: {Kind.CLOSE: State.CLOSED},
+    State.ERROR: {Kind.CLOSE: State.CLOSED},
+}
+"""The state of an end after what it has sent. Data leaves it in SEND_BODY, and a request that is received takes the server from
+IDLE to SEND_RESPONSE. What a row lacks, its state does not allow."""
+
+
+class MessageFraming:
+    """What both ends have in common: states, the parser and its limits, pieces of bodies."""
+
+    def __init__(self, max_head: int) -> None:
+        """`max_head` is the largest head, in bytes."""
+        self.own = State.IDLE
+        """This end."""
+        self.peer = State.IDLE
+        """The other end."""
+        self.keep_alive = True
+        """Whether the connection may be used again after this exchange."""
+        self._max_head = max_head
+        self._parser: Any = self._make_parser()
+        self._inbox: list[Event] = []
+        """Events that were parsed and not returned yet."""
+        self._num_ends = 0
+        """Messages that end in the inbox."""
+        self._pending: deque[bytes] = deque()
+        self.pending_bytes = 0
+        """Bytes that were received and wait, unparsed, for the end of the exchange before them."""
+        self._has_body_out = True
+        """Whether the own message may have a body; if not, its data is dropped."""
+        self._is_chunked_out = False
+        self._bytes_left_out: int | None = None
+        """Bytes of the own body that are still to be sent; None if its length was not declared."""
+        self._begin_message()
+
+    def _make_parser(self) -> Any:
+        raise NotImplementedError
+
+    def _begin_message(self) -> None:
+        self._headers: Headers = []
+        self._head_bytes = 0
+        """Bytes of the head, or of its trailers once the head is complete."""
+        self._body_bytes = 0
+        self._quiet_bytes = 0
+        """Bytes since the last header or piece of a body."""
+        self._framing_bytes = 0
+        """Bytes that are no data, less what the data allows."""
+        self._in_body = False
+        """Whether the head is complete, and the message is not."""
+        self._length: int | None = None
+        """The declared length of the body, or None."""
+        self._is_chunked = False
+
+    # States.
+
+    def _move_own(self, kind: Kind) -> None:
+        """Move this end on. Raises FramingMisuse if its state does not allow it."""
+        following = TRANSITIONS[self.own].get(kind)
+        if following is None:
+            raise FramingMisuse(f"{kind.name} cannot be sent in the state {self.own.name}")
+        if following is State.DONE and not self.keep_alive:
+            following = State.MUST_CLOSE
+        self.own = following
+
+    def _move_peer(self, kind: Kind) -> None:
+        following = TRANSITIONS[self.peer][kind]
+        if following is State.DONE and not self.keep_alive:
+            following = State.MUST_CLOSE
+        self.peer = following
+
+    # What the own end sends.
+
+    def send_data(self, piece: bytes, more: bool) -> bytes:
+        """Return the bytes of a piece of the body; `more` is False for the last one, which may be empty.
+
+        Raises FramingMisuse if the body gets longer than declared, or ends before.
+        """
+        if self.own is not State.SEND_BODY:
+            raise FramingMisuse(f"data cannot be sent in the state {self.own.name}")
+        left = self._bytes_left_out
+        if not self._has_body_out:
+            piece = b""
+        elif left is not None:
+            left -= len(piece)
+            if left < 0 or (left and not more):
+                raise FramingMisuse(f"the body is not as long as declared: {left} bytes are missing")
+            self._bytes_left_out = left
+        elif self._is_chunked_out:
+            if more:
+                return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+            self._move_own(Kind.END)
+            return b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
+        if not more:
+            self._move_own(Kind.END)
+        return piece
+
+    # What the peer sends.
+
+    def _feed_parser(self, data: bytes | memoryview) -> None:
+        """Parse `data` into the inbox; a fault ends up there as the last event."""
+        size, head_bytes, body_bytes = len(data), self._head_bytes, self._body_bytes
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._on_upgrade(bytes(data[upgrade.args[0] :]))
+            return
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self._on_fault(cause if isinstance(cause, FramingError) else FramingError(f"this is no HTTP/1.1: {cause}"))
+            return
+        except httptools.HttpParserError as error:
+            self._on_fault(FramingError(f"this is no HTTP/1.1: {error}"))
+            return
+        if self._body_bytes == body_bytes and self._head_bytes == head_bytes:
+            self._quiet_bytes += size
+            if self._quiet_bytes > self._max_head:
+                self._on_fault(self._too_large())
+        else:
+            self._quiet_bytes = 0
+        if self._is_chunked and self._in_body:
+            self._framing_bytes += size - (1 + _FRAMING_BYTES_PER_BYTE) * (self._body_bytes - body_bytes)
+            if self._framing_bytes > self._max_head:
+                self._on_fault(FramingError("the chunks of the body are hardly anything but framing"))
+
+    def _on_upgrade(self, rest: bytes) -> None:
+        """Go on behind a head at which the parser has stopped, because it switches protocols; `rest` is what follows it."""
+        self._on_fault(FramingError("the protocol was switched without being asked to"))
+
+    def _on_fault(self, error: FramingError) -> None:
+        """Parse no more. What has been parsed stands."""
+        self._drop_pending()
+        if self._parser is not None:
+            self._parser = None
+            self._inbox.append(error)
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self.pending_bytes = 0
+
+    def _too_large(self) -> FramingError:
+        if self._in_body:
+            return FramingError(f"what the body has beside its data is larger than {self._max_head} bytes")
+        return FramingError(f"the head is larger than the {self._max_head} bytes allowed here", 431)
+
+    def _count_head_bytes(self, size: int) -> None:
+        """Count bytes of a head, or of trailers. Raises FramingError."""
+        self._head_bytes += size
+        if self._head_bytes > self._max_head:
+            raise self._too_large()
+
+    # The parser calls the next one, and those of the subclasses.
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._inbox.append(body)

@@ -1,0 +1,55 @@
+"""Notice that a peer has hung up while nothing is read from it.
+
+A socket that is not read reports no end: the end is behind the bytes that nobody takes. On Linux, epoll tells of it apart
+(EPOLLRDHUP). Sockets that are paused are in an epoll set of their own, which is itself a file that the event loop watches.
+
+Example: a client has sent more requests than are kept, is paused, and waits for its first answer. It closes. The set gets
+readable, and its connection is closed within the same turn of the loop, so that its answer is no longer worked on.
+
+Where there is no epoll, a hangup is noticed when the socket is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+from collections.abc import Callable
+
+
+class HangupWatch:
+    """The paused sockets of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self._on_hangup: dict[int, Callable[[], object]] = {}
+        if self._epoll is not None:
+            loop.add_reader(self._epoll.fileno(), self._on_readable)
+
+    def watch(self, descriptor: int, on_hangup: Callable[[], object]) -> None:
+        """Call `on_hangup` once if the peer of this socket hangs up."""
+        if self._epoll is not None and descriptor not in self._on_hangup:
+            self._epoll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            self._on_hangup[descriptor] = on_hangup
+
+    def stop_watching(self, descriptor: int) -> None:
+        """Watch this socket no more. Idempotent."""
+        if self._on_hangup.pop(descriptor, None) is not None and self._epoll is not None:
+            with contextlib.suppress(OSError):  # A socket that is closed has left the set.
+                self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Watch nothing more."""
+        if self._epoll is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
+
+    def _on_readable(self) -> None:
+        assert self._epoll is not None
+        for descriptor, _ in self._epoll.poll(0):
+            on_hangup = self._on_hangup.get(descriptor)
+            self.stop_watching(descriptor)
+            if on_hangup is not None:
+                on_hangup()

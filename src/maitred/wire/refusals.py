@@ -1,0 +1,30 @@
+"""The errors that a server answers with before its handler has a request, or when the handler fails."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from maitred.wire.exchange import ApiError
+from maitred.wire.framing import FramingError
+
+FRAMING_CODES: Final = {
+    400: "bad_request",
+    431: "headers_too_large",
+    501: "unsupported_transfer_coding",
+    505: "unsupported_http_version",
+}
+
+
+def framing_refused(error: FramingError) -> ApiError:
+    """Return the error for a request that breaks the rules of HTTP."""
+    return ApiError(error.status, str(error), kind="invalid_request_error", code=FRAMING_CODES[error.status])
+
+
+def request_timeout(message: str) -> ApiError:
+    """Return the error for a request that is too slow."""
+    return ApiError(408, message, kind="invalid_request_error", code="request_timeout")
+
+
+def internal_error() -> ApiError:
+    """Return the error for a handler that has failed."""
+    return ApiError(500, "the server failed; its log says why", kind="server_error", code="internal_error")

@@ -1,0 +1,43 @@
+"""What the connections of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from maitred.wire.exchange import Handler
+from maitred.wire.hangups import HangupWatch
+
+SEND_TIMEOUT_SECS: Final = 60.0
+
+
+class OpenConnection(Protocol):
+    """A connection from a client."""
+
+    def drain(self) -> None:
+        """Close the connection now if it is idle, else after the response under way."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        ...
+
+
+class ServerContext:
+    """What all connections of a server share."""
+
+    def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop, send_timeout_secs: float = SEND_TIMEOUT_SECS) -> None:
+        """`send_timeout_secs` is the time over which the rate of a slow client is measured."""
+        self.handler = handler
+        self.loop = loop
+        self.send_timeout_secs = send_timeout_secs
+        self.connections: set[OpenConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """The handlers that run."""
+        self.parked_bytes = 0
+        """Bytes of requests that wait behind others."""
+        self.hangups = HangupWatch(loop)
+        self.is_draining = False
+        """Whether no connection may be used for a further request."""
+        self.all_closed = asyncio.Event()
+        """Set each time the last connection has ended."""

@@ -1,0 +1,278 @@
+"""The framing of a server: request heads in, responses out. States and limits are in `framing`.
+
+A proxy and its backend must see the same requests in the same bytes. Beyond what the parser refuses (two lengths, a length
+beside chunks, folded lines, bare line feeds, spaces before a colon), a request is refused with
+
+    505   another version than 1.1 and 1.0 (RFC 9112, 2.3); 400 for a request line without any
+    400   no Host, two, or one that is none (3.2); with HTTP/1.0 it may be missing
+    501   another transfer coding than `chunked`, or two (6.1); 400 for any with HTTP/1.0
+    400   a target that is neither a path, nor a URL, nor `*`; a tunnel (CONNECT)
+    431   a head beyond the limit
+
+An offer to switch protocols is ignored, as RFC 9110 (7.8) allows. The parser stops behind such a head. A new one is given the
+same head without the offer, and what follows. For example, `GET / HTTP/1.1`, `upgrade: h2c`, `host: a` is fed again as
+`GET / HTTP/1.1`, `host: a`.
+
+A response has the length that its headers declare, else chunks. A client of HTTP/1.0 knows none, so that its response ends with
+the connection. A response to HEAD, and one with 204 or 304, has no body, whatever is sent.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, Final
+
+import httptools
+
+from maitred.wire.framing import (
+    END,
+    SLICE_BYTES,
+    Event,
+    FramingError,
+    FramingMisuse,
+    Headers,
+    Kind,
+    MessageFraming,
+    RequestHead,
+    State,
+)
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
+_FRAMING_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"))
+_AFTER_REQUEST: Final = frozenset((State.DONE, State.MUST_CLOSE, State.CLOSED, State.ERROR))
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+
+
+@lru_cache(1024)
+def _is_host(value: bytes) -> bool:
+    return _HOST.fullmatch(value) is not None
+
+
+class ServerFraming(MessageFraming):
+    """The framing of one connection from a client."""
+
+    is_in_head = False
+    """Whether the first bytes of a head have been parsed, and not the last."""
+    _is_http_11 = True
+    _is_head_request = False
+
+    def _make_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        # What follows a request with `Connection: close` is no error: it is not looked at.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _begin_message(self) -> None:
+        super()._begin_message()
+        self._target = b""
+        self._hosts: list[bytes] = []
+        self._codings: list[bytes] = []
+        self._expects_continue = False
+        self._upgrade_was_offered = False
+        self._is_restarting = False
+        """Whether the parser is about to stop behind an offer to upgrade."""
+
+    # In.
+
+    def receive_data(self, data: bytes) -> list[Event]:
+        """Return the events in what a read has brought, as far as the exchange before it has ended."""
+        if self.peer in _AFTER_REQUEST:
+            if self.peer is State.DONE and self._parser is not None:
+                self._pending.append(data)
+                self.pending_bytes += len(data)
+            return []
+        self._feed(data)
+        return self._take_events()
+
+    def next_exchange(self) -> list[Event]:
+        """Begin the next exchange, when both ends are DONE, and return the events in what was received of it."""
+        if self.own is not State.DONE or self.peer is not State.DONE:
+            raise FramingMisuse(f"there is no next exchange: {self.own.name}, {self.peer.name}")
+        self.own = self.peer = State.IDLE
+        while self._pending and not self._num_ends and self._parser is not None:
+            data = self._pending.popleft()
+            self.pending_bytes -= len(data)
+            self._feed(data)
+        return self._take_events() if self._inbox else []
+
+    def receive_eof(self) -> None:
+        """Take note that the client sends nothing more: what waits is dropped."""
+        self._move_peer(Kind.CLOSE)
+        self._drop_pending()
+        self._parser = None  # It refers to this object: without the circle both are freed at once.
+
+    def _feed(self, data: bytes) -> None:
+        """Parse `data` as far as the slice in which a message ends; the rest goes back in front of what waits."""
+        size, at = len(data), 0
+        if size <= SLICE_BYTES:
+            self._feed_parser(data)
+            return
+        view = memoryview(data)
+        while at < size and not self._num_ends and self._parser is not None:
+            length = self._length if self._in_body else None
+            step = SLICE_BYTES if length is None else length - self._body_bytes
+            self._feed_parser(view[at : at + step])
+            at += step
+        if at < size and self._parser is not None:
+            self._pending.appendleft(data[at:])
+            self.pending_bytes += size - at
+
+    def _take_events(self) -> list[Event]:
+        """Return the events up to the end of the first message, and move the states by them."""
+        events, self._inbox = self._inbox, []
+        if self._num_ends:
+            self._num_ends -= 1
+            end = events.index(END) + 1
+            if end < len(events):
+                events, self._inbox = events[:end], events[end:]
+        for event in events:
+            if type(event) is RequestHead:
+                self._move_peer(Kind.REQUEST)
+                self.own = State.SEND_RESPONSE
+                self._is_http_11, self._is_head_request = event.is_http_11, event.method == "HEAD"
+                self.keep_alive = event.keep_alive
+            elif event is END:
+                self._move_peer(Kind.END)
+                if self.peer is State.MUST_CLOSE:
+                    self._drop_pending()
+            elif type(event) is FramingError:
+                self.peer, self.keep_alive = State.ERROR, False
+        return events
+
+    # The parser calls the next five.
+
+    def on_message_begin(self) -> None:
+        self._begin_message()
+        self.is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head_bytes(len(url))
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head_bytes(len(name) + len(value) + 4)
+        if self._in_body:  # A trailer is never a header.
+            return
+        name = name.lower()
+        if name in _FRAMING_HEADERS:
+            self._note_header(name, value)
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        is_http_11 = _check_version(parser.get_http_version())
+        method = parser.get_method().decode("ascii")
+        if method == "CONNECT":
+            raise FramingError("CONNECT is for proxies, and this is none")
+        if self._upgrade_was_offered and parser.should_upgrade():
+            self._is_restarting = True
+            return
+        _check_hosts(self._hosts, is_http_11)
+        if self._codings:
+            _check_codings(self._codings, is_http_11)
+            self._is_chunked = True
+        self._in_body, self._head_bytes, self.is_in_head = True, 0, False
+        target = self._target if self._target.startswith(b"/") and b"#" not in self._target else _origin_form(self._target)
+        expects_continue = self._expects_continue and is_http_11
+        keep_alive = is_http_11 and parser.should_keep_alive()
+        self._inbox.append(RequestHead(method, target, self._headers, is_http_11, expects_continue, self._length, keep_alive))
+
+    def on_message_complete(self) -> None:
+        if not self._is_restarting:
+            self._inbox.append(END)
+            self._num_ends += 1
+            self._in_body = False
+
+    def _note_header(self, name: bytes, value: bytes) -> None:
+        if name == b"host":
+            self._hosts.append(value.strip())
+        elif name == b"content-length":
+            self._length = int(value)
+        elif name == b"transfer-encoding":
+            self._codings.append(value.strip().lower())
+        elif name == b"expect":
+            self._expects_continue = value.strip().lower() == b"100-continue"
+        else:
+            self._upgrade_was_offered = True
+
+    def _on_upgrade(self, rest: bytes) -> None:
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self._target, version)]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        self._parser = self._make_parser()
+        self._feed_parser(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    # Out.
+
+    def start_response(self, status: int, headers: Headers) -> bytes:
+        """Return the head of a response. Raises FramingMisuse, also for a header with a line end in it."""
+        self._move_own(Kind.RESPONSE)
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
+        length: int | None = None
+        for header in headers:
+            lines.append(b"%b: %b" % header)
+            if header[0] == b"content-length":
+                length = int(header[1])
+        self._bytes_left_out, self._is_chunked_out = length, False
+        self._has_body_out = not (self._is_head_request or status in _BODILESS)
+        if self._has_body_out and length is None:
+            if self._is_http_11:
+                self._is_chunked_out = True
+                lines.append(b"transfer-encoding: chunked")
+            else:
+                self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines)
+        # A line end in a value would add headers, or a whole response, to what this connection sends.
+        if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+            raise FramingMisuse("a header with a line end in it")
+        return head + b"\r\n\r\n"
+
+
+_BODILESS: Final = (204, 304)
+
+
+def _check_version(version: str) -> bool:
+    """Return whether it is HTTP/1.1 and not 1.0. Raises FramingError for any other."""
+    if version == "1.1":
+        return True
+    if version == "1.0":
+        return False
+    if version == "0.9":
+        raise FramingError("the request line has no version, or 0.9")
+    raise FramingError(f"HTTP/{version} is not spoken here, but HTTP/1.1", 505)
+
+
+def _check_hosts(hosts: list[bytes], is_http_11: bool) -> None:
+    """Raise FramingError unless there is one Host, which with HTTP/1.0 may be missing."""
+    if len(hosts) == 1:
+        if not _is_host(hosts[0]):
+            raise FramingError("the Host header names no host")
+    elif hosts or is_http_11:
+        raise FramingError(f"a request must have one Host header, and this one has {len(hosts)}")
+
+
+def _check_codings(codings: list[bytes], is_http_11: bool) -> None:
+    """Raise FramingError unless the body is in chunks and nothing else."""
+    if not is_http_11:
+        raise FramingError("HTTP/1.0 has no transfer codings")
+    if codings != [b"chunked"]:
+        raise FramingError("the only transfer coding that is understood here is chunked", 501)
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return the path and query of a target that is a URL, or `*`. Raises FramingError."""
+    if target == b"*":
+        return target
+    try:
+        url = httptools.parse_url(target)
+    except httptools.HttpParserInvalidURLError as error:
+        raise FramingError(f"the target of the request is no path: {error}") from error
+    if b"#" in target or url.schema not in (b"http", b"https"):
+        raise FramingError("the target of the request is neither a path nor a URL without a fragment")
+    path = url.path or b"/"
+    return path + b"?" + url.query if url.query else path
