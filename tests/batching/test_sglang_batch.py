@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from maitred.compat.instance_rules import new_instance
+from maitred.compat.sglang.engine_host import EngineHost
+from maitred.compat.sglang.rules import PassRules, PrefillLimits, SGLangRules
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
+from maitred.core.sequence import SequenceState
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.instance.sglang_config import SGLangConfig
 from maitred.instance.step_meter import ItlLog, StepMeter
-from maitred.kv import PromptTokenIds
+from maitred.kv import BlockManager, PrefixBlockManager, PromptTokenIds, RadixCache
 
 Job = tuple[Request, int]
 
@@ -59,6 +62,7 @@ class Played:
         return [(at, number) for at, name, number in self.events if name == kind]
 
 
+PRIORITIES = {"scheduler": "sglang(fcfs, priority=high-first)"}
 TWO = [job(0, 0, 50, 10), job(1, 200, 50, 3)]
 
 
@@ -97,6 +101,15 @@ def test_a_prompt_is_cut_at_pages_and_the_next_one_takes_the_rest() -> None:
     played = Played(sglang(block_size_in_tokens=16, max_num_batched_tokens=32), *jobs)
     # The last piece of request 0 is charged a page, which leaves one for request 1.
     assert [chunks for _, chunks, _ in played.steps] == [[(0, 32)], [(0, 32)], [(0, 6), (1, 16)], [(1, 24)]]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "second"), [("sglang(shortest-prefill-first)", [(0, 32), (1, 20)]), ("sglang(fcfs)", [(0, 64)])]
+)
+def test_a_shorter_prompt_gets_its_part_of_the_chunk(scheduler: str, second: list[tuple[int, int]]) -> None:
+    jobs = [job(0, 0, 300, 1), job(1, 100, 20, 1)]
+    keys = {"block_size_in_tokens": 16, "max_num_batched_tokens": 64, "scheduler": scheduler}
+    assert [chunks for _, chunks, _ in Played(sglang(**keys), *jobs).steps][:2] == [[(0, 64)], second]
 
 
 def test_without_chunks_a_prompt_is_computed_whole_and_the_first_may_be_too_long() -> None:
@@ -195,6 +208,43 @@ def test_where_a_chunk_and_the_last_running_request_lack_memory_the_request_is_r
     assert sorted(number for _, number in played.of("FINISHED")) == [0, 1]
 
 
+def test_a_gap_counts_from_the_last_token_also_where_the_held_request_gives_way() -> None:
+    """Request 0 has tokens at 150 and 260, is held to 410 while request 1 prefills, and then gives way to request 2, which ends
+    at 560. It finds its prompt again, computes its 2 tokens, and emits at 662."""
+    instance = sglang({"priority_scheduling_preemption_threshold": 0}, max_num_seqs=2, **PRIORITIES)
+    log = ItlLog()
+    instance.observe(StepMeter(instance._core.latency, log), log)
+    played = Played(instance, job(0, 0, 50, 3), job(1, 200, 50, 9, priority=5), job(2, 300, 50, 1, priority=20))
+    assert played.of("KV_PREEMPTED") == [(410, 0)]
+    assert (560, [(0, 2)], 0) in played.steps
+    assert (0, 662 - 260) in [*zip(log.paused_request_ids, log.pauses, strict=True)]
+
+
+def host(blocks: BlockManager) -> EngineHost:
+    rules = SGLangRules(passes=PassRules(PrefillLimits(), 8), max_model_len=100)
+    return EngineHost(rules, blocks, lambda seq: None)
+
+
+def test_a_request_that_comes_back_has_a_new_place_in_the_queue() -> None:
+    engine = host(BlockManager(60, 1))
+    seq = SequenceState(job(0, 100, 50, 10)[0], 0, 50)
+    request = engine.request_of(seq)
+    assert (request.queued_at, request.max_new_tokens, request.output_tokens) == (100, 10, 0)
+    seq.num_output_tokens, request.cached_tokens = 7, 50
+    engine.requeue(request, 900)
+    assert engine.request_of(seq) is request
+    assert (request.queued_at, request.output_tokens, request.cached_tokens) == (900, 7, 0)
+
+
+def test_room_is_made_by_eviction() -> None:
+    blocks = PrefixBlockManager(RadixCache(1, 60))
+    blocks.cache.insert([*range(30)])
+    host(blocks).evict_until_free(30)
+    assert blocks.cache.free_uncached == 30
+    host(blocks).evict_until_free(31)
+    assert blocks.cache.free_uncached == 60  # whole leaves
+
+
 def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
     instance = sglang({"schedule_conservativeness": 0.0}, total_kv_blocks=40)
     Played(instance, *RETRACTED)
@@ -208,9 +258,6 @@ def test_a_full_batch_looks_at_no_request_until_one_leaves() -> None:
     end = {number: at for at, number in played.of("FINISHED")}[0]
     assert [start for start, _, _ in played.steps] == [0, end]
     assert played.steps[1][1] == [(1, 30), (2, 2)]
-
-
-PRIORITIES = {"scheduler": "sglang(fcfs, priority=high-first)"}
 
 
 @pytest.mark.parametrize(("priority", "preempted"), [(11, [(260, 0)]), (10, [])])
