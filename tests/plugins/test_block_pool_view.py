@@ -106,6 +106,17 @@ def test_what_a_request_stores_on_its_way_in_is_not_found_by_itself() -> None:
     assert view.num_cached_tokens(request) == 32
 
 
+def test_what_running_requests_store_between_two_steps_is_found() -> None:
+    view, pool = made_view()
+    queue = PolicyQueue(SCHEDULERS.create("vtc").make_queue(view, Random(0)), FakeEngine(pool, view))
+    queue.add_request(prompt("ab"))
+    queue.begin_step()
+    queue.peek_request()
+    queue.end_step({})
+    pool.store("a", 1)
+    assert view.num_cached_tokens(describe_request(prompt("ab"), 0, 0, 16)) == 16
+
+
 def test_a_cache_aware_policy_follows_the_block_pool() -> None:
     """The prompt of which most is cached goes first, also when that changes while both wait."""
     view, pool = made_view()

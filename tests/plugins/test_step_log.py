@@ -84,6 +84,32 @@ def test_another_policy_makes_other_steps() -> None:
     assert [*StepReplay(other, lines).steps()] != [line for line in lines if isinstance(line, StepLine)]
 
 
+def test_a_deadline_is_for_the_policy_and_ends_no_request(tmp_path: Path) -> None:
+    """The second request has the earlier deadline, goes first, and is answered long after its deadline, as in vLLM."""
+    lines = [
+        StepLogHeader(FORMAT, "0.32.0", 0, {**INSTANCE, "scheduler": "edf", "max_num_seqs": 1}),
+        RequestLine(0, "late", 0, 30, 9, {"deadline": 10_000}, ()),
+        RequestLine(1, "early", 1, 40, 9, {"deadline": 150}, ()),
+        *(StepLine(i, 100 * (i + 1), step) for i, step in enumerate([[(1, 40)], [(1, 1)], [(1, 1)], [(0, 30)]])),
+        EndLine(1, 400, 3, True, ()),
+    ]
+    assert [pair for pair in compare_steps(written(lines, tmp_path / "log")) if pair.vllm != pair.simulator] == []
+
+
+def test_an_answer_that_a_later_prompt_continues_is_found_in_the_cache(tmp_path: Path) -> None:
+    """16 tokens of prompt and 17 of answer fill two blocks, since the last token has no KV. The next prompt has both."""
+    lines = [
+        StepLogHeader(FORMAT, "0.32.0", 0, INSTANCE),
+        RequestLine(0, "first", 0, 16, 17, {}, (1,)),
+        *(StepLine(i, 100 * (i + 1), [(0, 16 if i == 0 else 1)]) for i in range(17)),
+        EndLine(0, 1800, 17, True, (1, 2)),
+        RequestLine(1, "next", 1801, 48, 1, {}, (1, 2, 3)),
+        StepLine(17, 1900, [(1, 16)]),
+        EndLine(1, 2000, 1, True, (1, 2, 3)),
+    ]
+    assert [pair for pair in compare_steps(written(lines, tmp_path / "log")) if pair.vllm != pair.simulator] == []
+
+
 def test_steps_are_printed_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

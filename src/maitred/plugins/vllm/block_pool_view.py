@@ -137,7 +137,7 @@ class BlockPoolView(PrefixCacheView):
         self._stored_since_head = set()
 
     def on_head_settled(self) -> None:
-        """Note that the head has left the queue, or will not in this step."""
+        """Note that vLLM admits no head any more in this step."""
         self._stored_since_head = None
 
     def on_reset(self, were_cached: Sequence[bytes]) -> None:

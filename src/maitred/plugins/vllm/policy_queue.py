@@ -49,7 +49,7 @@ class EngineState(Protocol):
         ...
 
     def on_head_settled(self) -> None:
-        """Note that the head was admitted, or will not be in this step."""
+        """Note that no head is admitted any more in this step."""
         ...
 
     def running_requests(self) -> Sequence[EngineRequest]:
@@ -154,7 +154,6 @@ class PolicyQueue(StepView):
     def pop_request(self) -> EngineRequest:
         """Remove and return the head. Raises IndexError when empty."""
         engine_id = self._engine_ids[self._queue.pop().request.id]
-        self._engine.on_head_settled()
         sequence = self._prefilling[engine_id] = self._waiting.pop(engine_id)
         return sequence.request
 
