@@ -65,11 +65,9 @@ def engine_flags(options: argparse.Namespace) -> list[str]:
 class Service:
     """A process of maitred on a port of its own, which may be killed and started again."""
 
-    def __init__(self, *arguments: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        self._arguments = [*MAITRED, *arguments, "--port", self.url.rpartition(":")[2]]
+    def __init__(self, port: int, *arguments: str) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._arguments = [*MAITRED, *arguments, "--port", str(port)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -96,13 +94,23 @@ class Service:
         sys.exit(f"{' '.join(self._arguments)} did not start")
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now, all different."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
 @contextlib.contextmanager
 def run_cluster(options: argparse.Namespace, folder: Path) -> Iterator[tuple[Service, list[Service]]]:
     """Run the engines and the gateway. Yield the gateway and the engines."""
-    engines = [Service("engine", *engine_flags(options), "--seed", str(number)) for number in range(NUM_ENGINES)]
+    port, *ports = free_ports(1 + NUM_ENGINES)
+    engines = [Service(each, "engine", *engine_flags(options), "--seed", str(number)) for number, each in enumerate(ports)]
     flags = ["--router", "tr", *programs_flags(options), "--state", str(folder / "programs.sqlite")]
     record = [] if options.kill else ["--record", str(folder / "recorded.csv")]
-    gateway = Service("serve", "--backends", ",".join(engine.url for engine in engines), *flags, *record)
+    gateway = Service(port, "serve", "--backends", ",".join(engine.url for engine in engines), *flags, *record)
     services = [*engines, gateway]
     try:
         for service in services:

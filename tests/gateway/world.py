@@ -120,6 +120,9 @@ class Backend:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self._server is None:  # It was stopped before this connection was handed over.
+            writer.close()
+            return
         self._tasks.add(task)
         try:
             while True:
