@@ -1,12 +1,13 @@
 """Benchmark of the simulator: requests per CPU second, and memory per request.
 
-    python bench/simulate.py [--requests 20000] [--rounds 5] [--scheduler fcfs] [--every-policy] [--million]
+    python bench/simulate.py [--requests 20000] [--rounds 5] [--scheduler fcfs] [--every-policy] [--every-flavour] [--million]
     PYTHONPATH=build/compiled python bench/simulate.py ...      # after `make compile`
 
 Prompts have about 500 tokens and answers about 64, 250 and 1000, at the request rates at which BLIS's figures were taken. Cases
 vary the prefix cache, the latency model, and the number of instances up to 256. The busier the instances, the more requests
 share a step, and the less each costs; fleets of growing size have the same load per instance. `--every-policy` adds each
-queueing policy with the cache off and on, `--million` one run of a million requests on 64 instances.
+queueing policy with the cache off and on, `--every-flavour` each way of batching with answers of all three lengths, and
+`--million` one run of a million requests on 64 instances.
 
 Rounds are interleaved: each runs every case once, beside a calibration loop (plain Python) and a baseline (the heap operations
 that any event loop would make for the same arrivals and ends). Figures are medians over the rounds, of CPU time, not wall time.
@@ -27,6 +28,7 @@ from time import perf_counter, process_time
 import msgspec
 
 from maitred import InstanceConfig, Job, is_compiled, synthetic
+from maitred.instance.flavours import FLAVOURS
 from maitred.queueing import SCHEDULERS
 from maitred.sim import ClusterConfig, simulate
 from measuring import CALIBRATION_LOOPS, calibrate
@@ -158,6 +160,24 @@ def policies(requests: int, rounds: int) -> None:
         print(f"{name:24s} {off:12,.0f} {on:28,.0f}")
 
 
+def flavours(requests: int, rounds: int) -> None:
+    """Print what a request costs under each flavour, by the length of the answer."""
+    kinds = {name: InstanceConfig.of_flavour(name) for name in FLAVOURS}
+    kinds["trtllm, max-utilization"] = InstanceConfig.of_flavour("trtllm", batching="max-utilization")
+    loads = [list(case.jobs(requests)) for case in LENGTHS]
+    costs: dict[str, list[list[float]]] = {name: [[] for _ in LENGTHS] for name in kinds}
+    for _ in range(rounds):
+        for name, kind in kinds.items():
+            for case, jobs, seconds in zip(LENGTHS, loads, costs[name], strict=True):
+                cluster = ClusterConfig(num_instances=case.instances)
+                used = cpu(lambda jobs=jobs, cluster=cluster, kind=kind: simulate(jobs, cluster, kind))
+                seconds.append(used / requests * 1e6)
+    print(f"\n{'flavour':26} CPU µs/request at {', '.join(str(case.output) for case in LENGTHS)} output tokens   within")
+    for name, each in costs.items():
+        micros = [statistics.median(seconds) for seconds in each]
+        print(f"{name:26} {' '.join(f'{one:12.1f}' for one in micros)} {max(micros) / min(micros):25.2f}x")
+
+
 def million() -> None:
     """Run a million requests once. Jobs are made during the run."""
     began, used = perf_counter(), process_time()
@@ -196,11 +216,14 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scheduler", default="fcfs")
     parser.add_argument("--every-policy", action="store_true")
+    parser.add_argument("--every-flavour", action="store_true")
     parser.add_argument("--million", action="store_true")
     options = parser.parse_args()
     speed(options.requests, options.rounds, options.scheduler)
     memory(options.requests)
     if options.every_policy:
         policies(options.requests, options.rounds)
+    if options.every_flavour:
+        flavours(options.requests, options.rounds)
     if options.million:
         million()

@@ -139,7 +139,7 @@ def test_an_empty_step_is_explained() -> None:
     output = active.schedule_request([running, *waiting], set())
     assert (ids(output.generation_requests), ids(output.context_requests)) == ([1], [4])
     assert active.why_waiting(waiting[0]) == "its prompt needs 30 KV blocks, and 19 are free"  # the running one opens a block
-    assert active.why_waiting(waiting[1]) == "it is predicted to need 599 KV tokens, 299 more than there will be"
+    assert active.why_waiting(waiting[1]) == "it is predicted to need 595 KV tokens, 295 more than there will be"
     assert active.why_waiting(waiting[2]) is None
     assert active.why_waiting(waiting[3]) == "all places in the batch are taken"
 

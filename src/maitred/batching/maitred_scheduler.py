@@ -13,7 +13,7 @@ answer becomes as long as its client allows) or from the next step alone (max-ut
 With much memory that admits all, as max-utilization does. The less there is, and the more a pause costs, the nearer it comes to
 guaranteed-no-evict.
 
-**When predictions fail.** If a request is paused before it was worth it, predicted lengths are raised by a half, up to four
+**When predictions fail.** If a request is paused before it was worth it, predicted lengths are raised by a tenth, up to four
 times, and fall back as requests complete. A paused request does not return before another one has ended, and is never paused
 more than `max_pauses` times: then it returns only when the blocks of its longest answer are free beside those of the others
 that came back like that. Their needs together never exceed the memory, so there is always another victim.

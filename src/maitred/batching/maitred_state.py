@@ -2,14 +2,15 @@
 
 **The horizon.** What a pause costs is small beside what a request does before it, if that is long enough. A request that runs
 for D steps beside n others has brought D tokens that it would not have brought while it waited. If it is paused then, its KV
-is computed again: with s tokens of KV and v prompt tokens that are computed in the time of a step, s / v steps, in which n
+is computed again: with s tokens of it and v prompt tokens that are computed in the time of a step, s / v steps, in which n
 requests emit nothing. So it was worth beginning if
 
     D > n × s / v
 
 and the memory need not be foreseen farther. A GPU computes v = flops × utilisation / bandwidth prompt tokens in the time that
-it takes to read the weights once: 93 on H200 and 133 on H100 in half precision. (`prefill_speed` is about twice that, since
-the horizon is the least number of steps, and the mean is about twice as long.)
+it takes to read the weights once: 93 on H200 and 133 on H100 in half precision. (`prefill_speed` is about twice that, since the
+horizon is the least number of steps, and the mean is about twice as long.) With a prefix cache a part of s is still cached when
+the request returns. How large it is follows from those that have returned.
 
 Example: 20 requests run, with 3,000 tokens of KV each and answers of up to 4,000. The horizon is 234 steps: one more is
 admitted if the memory suffices for 234 steps, although it will not for 4,000. With 12,000 tokens each, 50 requests and
@@ -30,8 +31,9 @@ from maitred.batching.llm_request import LlmRequest, RequestList
 from maitred.batching.prompt_shares import PromptShares
 
 _MOST_CAUTION: Final = 4.0
-_ALARM: Final = 1.5
-"""Factor on the caution with each step that pauses requests."""
+_ALARM: Final = 1.1
+"""Factor on the caution with each step that pauses a request too early. Where predictions are right on average, about one
+request in a hundred is."""
 _RELAXING: Final = 1 / 64
 """Share of the caution that goes with each complete request, and weight of one request in the mean size."""
 
@@ -82,6 +84,9 @@ class MaitredState:
         """KV tokens of requests in the middle of their answers: the mean over those that are complete, in which old ones fade;
         0 before the first."""
         self.lengths = AnswerLengths()
+        self.recomputed_share = 0.5 if kv_cache.enable_block_reuse else 1.0
+        """Share of its KV that a request computes again after a pause: the rest is still cached. A mean over those that came
+        back, in which old ones fade."""
         self.caution = 1.0
         """Factor on predicted lengths."""
         self.has_ended = True
@@ -112,7 +117,11 @@ class MaitredState:
         """Return for how many steps the memory must suffice for a request to begin, beside `num_running` that have begun."""
         if not self.mean_size:
             return UNLIMITED
-        return 1 + int(self.mean_size * num_running / self.prefill_speed)
+        return 1 + int(self.recomputed_share * self.mean_size * num_running / self.prefill_speed)
+
+    def on_return(self, recomputed_share: float) -> None:
+        """Note that a request is admitted that was paused, and what share of its KV it computes again."""
+        self.recomputed_share += (recomputed_share - self.recomputed_share) * _RELAXING
 
     def tokens_left(self, request: LlmRequest) -> int:
         """Return how many tokens `request` will still emit, as far as can be foreseen; at least 1."""

@@ -211,8 +211,10 @@ class MaitredStep:
         if prompt is None:
             self._disagg.append(request)
             self._held.append(request)
-        else:
-            self._add_prompt(prompt)
+            return
+        self._add_prompt(prompt)
+        if request.num_pauses:
+            self._state.on_return(prompt.rest / request.prompt_len)
 
     def _match(self, request: LlmRequest) -> ReusedPrefix | None:
         """Return what is cached of the prompt of `request`, or None if it is better to wait for a block that is computed."""
@@ -280,8 +282,8 @@ class MaitredStep:
         return self._forecast
 
     def _tokens_held(self, request: LlmRequest, shared_blocks: int) -> int:
-        """Return the tokens of KV for which `request` has blocks that it does not share, with the rest of its last block."""
-        return request.num_tokens + (1 - shared_blocks) * self._block_size - 1
+        """Return the tokens of KV that `request` has in blocks that it does not share, with the mean rest of a last block."""
+        return request.num_tokens - shared_blocks * self._block_size + self._block_size // 2
 
     def _ownerless_tokens(self, requests: RequestList) -> int:
         """Return the tokens in shared blocks of which the first owner has ended."""
