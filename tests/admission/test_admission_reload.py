@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from admission_timeline import BULK, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission import ReleaseReason
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason
+from maitred.core.request import PriorityClass, Request
 
 LIMITED = {"tenant_policies": {"auth:a": {"max_in_flight": 1}}}
 
@@ -44,3 +46,32 @@ def test_one_that_is_tried_again_goes_first_whatever_the_weights() -> None:
     t.release(3.01, "b", ReleaseReason.SLOT_PREEMPTED)
 
     assert t.release(4, "vip") == ["b admit slot_free"]
+
+
+@pytest.mark.parametrize("mode", ["priority", "legacy", "flow-control"])
+def test_a_model_is_removed_without_its_requests_and_not_before(mode: str) -> None:
+    core = Admission(AdmissionConfig(mode=mode), {"a": 1, "b": 1})
+    for number, model in enumerate("aab"):
+        request = Request(id=number, arrival=0, prompt_tokens=1, max_output_tokens=1, model=model)
+        core.submit(core.make_ticket(request, 1), 0)
+    assert not core.is_unused("a")
+    with pytest.raises(ValueError, match="the model 'a' has requests"):
+        core.forget("a", 1)
+
+    for number in (0, 1):
+        core.release(number, ReleaseReason.DRAINED, 2)
+    assert core.is_unused("a")
+    core.forget("a", 3)
+    core.check()
+    with pytest.raises(KeyError):
+        core.is_unused("a")
+    view = core.class_views()[PriorityClass.DEFAULT]
+    assert (view.arrived, view.in_flight + view.waiting) == (3, 1)
+
+    core.reconfigure(AdmissionConfig(mode="off"), 4)
+    assert core.class_views()[PriorityClass.DEFAULT].arrived == 3
+    core.resize("a", 2, 5)
+    core.release(2, ReleaseReason.DRAINED, 6)
+    core.forget("b", 7)
+    core.check()
+    assert core.class_views()[PriorityClass.DEFAULT].arrived == 3

@@ -12,6 +12,7 @@ input is the release of a at 30.2 s. It first rejects b, with the time 30.0 s, a
     release(id)       the slot, or the place in the queue, is free ─▶ waiting requests enter, in other pools too
     advance(now)      timeouts, preemption budgets, starvation, ticks
     resize, reconfigure     capacity and rules may change at any time, also for the requests that are there
+    forget(model)           a model that is not served any more, and has no requests, is removed; its counters stay
 
 The core keeps a ticket from `submit` until its request has left. So a driver may release a request twice, or one that
 was rejected meanwhile: both are ignored. In turn, a core may answer with decisions on requests that the driver has given up
@@ -270,6 +271,18 @@ class Admission:
         _check_capacity(capacity)
         settled = self._coordinator.run_due(now - self._settle_lag)
         return [*settled, *self._coordinator.dispatch([self._resize(pool, capacity)], now)]
+
+    def is_unused(self, pool: str) -> bool:
+        """Return whether no request of this model waits or holds a slot. Raises KeyError for an unknown one."""
+        return self._pools.is_unused(pool)
+
+    def forget(self, pool: str, now: Micros) -> Sequence[Decision]:
+        """Remove a model that is not served any more. What it has counted stays in `class_views`. Raises ValueError if a
+        request of it waits or holds a slot, and KeyError for an unknown model."""
+        settled = self._coordinator.run_due(now - self._settle_lag)
+        self._pools.remove(pool)
+        self._policy_gate.total_slots = self._pools.total_slots
+        return [*settled, *self._coordinator.recompute(now)]
 
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
         """Change all rules at once, for all pools; no request loses a slot or its place in a queue. Raises ConfigError for an

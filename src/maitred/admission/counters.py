@@ -60,6 +60,8 @@ class ClassCounters:
 
     def merge(self, other: ClassCounters) -> None:
         """Add everything that `other` counts."""
+        if not (other.arrived or other.rate_limited):  # Nothing has happened there, as in most pools of many models.
+            return
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in _COUNTS_BY_KEY:

@@ -7,7 +7,7 @@ capacity of each model, and its counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,7 @@ from maitred.admission.flow_dispatcher import Dispatcher
 from maitred.admission.flow_pool import FlowPool
 from maitred.admission.pool import LoadProbe, SlotPool
 from maitred.admission.queues import SequenceNumbers
-from maitred.admission.rules import LANES, resolve_flow_rules, resolve_pool_rules
+from maitred.admission.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket
 from maitred.core.request import PriorityClass
 
@@ -37,6 +37,8 @@ class PoolDirectory:
         self.counters: dict[str, Sequence[ClassCounters]] = {}
         """The counters of each model, by class."""
         self._capacities: dict[str, int] = {}
+        self._former: dict[PriorityClass, ClassView] = {}
+        """What the models counted that have been removed, by class."""
         self._load_probe = load_probe
         self._sequence_numbers = SequenceNumbers()
         self._config: AdmissionConfig
@@ -78,16 +80,39 @@ class PoolDirectory:
         self._assign_pool(model, capacity)
         return self.by_model[model]
 
+    def is_unused(self, model: str) -> bool:
+        """Return whether no request of a model waits or holds a slot. Raises KeyError for an unknown one."""
+        return not any(counters.waiting or counters.in_flight for counters in self.counters[model])
+
+    def remove(self, model: str) -> None:
+        """Remove a model without requests; what it has counted stays. Raises ValueError if it has some."""
+        if not self.is_unused(model):
+            raise ValueError(f"the model {model!r} has requests")
+        if self._is_shared:
+            views: Mapping[PriorityClass, ClassCounters] = {c: self.counters[model][c] for c in PriorityClass}
+        else:
+            views = self.view(model).classes
+            del self.by_name[model]
+        for c, view in views.items():
+            former = self._former.setdefault(c, ClassView())
+            former.merge(view)
+            if isinstance(view, ClassView):
+                former.retry_after_error.merge(view.retry_after_error)
+        del self.by_model[model], self.counters[model], self._capacities[model]
+
     def view(self, name: str) -> PoolView:
         """Return what one pool looks like now. Raises KeyError for an unknown one."""
         return self.by_name[name].view(self.counters_of(name))
 
     def class_views(self) -> dict[PriorityClass, ClassView]:
-        """Return each class over all pools, most urgent first; nothing if there are no pools."""
+        """Return each class over all pools, those that were removed included, most urgent first; nothing if there are none."""
         views: dict[PriorityClass, ClassView] = {}
         for name in self.by_name:
             for c, view in self.view(name).classes.items():
                 views.setdefault(c, ClassView()).merge_view(view)
+        for c in MOST_URGENT_FIRST:
+            if c in self._former:
+                views.setdefault(c, ClassView()).merge_view(self._former[c])
         return views
 
     def counters_of(self, name: str) -> Sequence[ClassCounters]:
@@ -111,7 +136,8 @@ class PoolDirectory:
             counters = self.counters_of(name)
             if (sum(c.in_flight for c in counters), sum(c.waiting for c in counters)) != (len(held), pool.waiting):
                 yield f"pool {name!r}: its counters do not match its slots and queues"
-        if not all(counters.is_balanced() for of_model in self.counters.values() for counters in of_model):
+        of_models = [counters for of_model in self.counters.values() for counters in of_model]
+        if not all(counters.is_balanced() for counters in (*of_models, *self._former.values())):
             yield "requests do not add up"
 
     @property

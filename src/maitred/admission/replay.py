@@ -71,6 +71,9 @@ class RecordedAdmission(Admission):
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
         return self._record("resize", now, super().resize(pool, capacity, now), pool=pool, capacity=capacity)
 
+    def forget(self, pool: str, now: Micros) -> Sequence[Decision]:
+        return self._record("forget", now, super().forget(pool, now), pool=pool)
+
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
         return self._record("reconfigure", now, super().reconfigure(config, now), config=config)
 
@@ -115,6 +118,7 @@ _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], obj
     "first_byte": lambda core, e: core.confirm_first_byte(e["id"], e["at"]),
     "release": lambda core, e: core.release(e["id"], ReleaseReason(e["end"]), e["at"]),
     "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"]),
+    "forget": lambda core, e: core.forget(e["pool"], e["at"]),
     "reconfigure": lambda core, e: core.reconfigure(_decode_config(e), e["at"]),
     "advance": lambda core, e: core.advance(e["at"]),
 }

@@ -58,6 +58,8 @@ class Histogram:
 
     def merge(self, other: Histogram) -> None:
         """Add all values of `other`, which must have the same bounds."""
+        if not any(other._counts):
+            return
         self._counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
         self.total += other.total
 

@@ -71,7 +71,7 @@ class Gateway(App):
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
         self._router_signals = signals_read(router)
-        self._fleet = BackendFleet(config, self._client, self._on_slots_changed, self._wants_load)
+        self._fleet = BackendFleet(config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished)
         self._decision_log = _open_decision_log(config)
         self._recorder = None if config.record is None else TrafficRecorder(config.record)
         self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
@@ -202,6 +202,9 @@ class Gateway(App):
 
     def _on_slots_changed(self, models: Iterable[str]) -> None:
         self._capacity.on_slots_changed(models)
+
+    def _on_vanished(self, model: str) -> bool:
+        return self._capacity.on_vanished(model)
 
 
 def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:

@@ -58,6 +58,14 @@ class CapacityController:
             log.warning("the reservations fit now: serving with classes")
             self._use_config(self._pending_config)
 
+    def on_vanished(self, model: str) -> bool:
+        """Remove the pool of a model that no backend lists any more, and return True; or False if requests are left in it."""
+        if not self._driver.forget_pool(model):
+            return False
+        self._last_logged.pop(model, None)
+        log.info("model `%s` has vanished: no backend lists it any more", model)
+        return True
+
     def check_fit(self, config: AdmissionConfig) -> None:
         """Raise ConfigError for a config with which a start on the present fleet would fall back to mode `legacy`."""
         if config.preset.bootstrap_capacity is not None:

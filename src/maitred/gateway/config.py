@@ -92,6 +92,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     health_failures: int = 3
     """Consecutive polls that must fail before a backend counts as down. Requests that it has not begun to answer then go to
     another backend. A refused connection counts at once."""
+    max_models: int = 256
+    """Models of one backend that are served: the first that it lists."""
     max_attempts: int = 2
     """How often one request may be sent to backends that fail it before its response begins. A refused connection does not
     count; a kept connection that turns out to be closed does, because the backend may have died of the request."""
@@ -117,7 +119,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError("port must be from 0 to 65535")
-        for name in ("max_body_bytes", "health_failures", "max_attempts"):
+        for name in ("max_body_bytes", "health_failures", "max_models", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MAX_SLOTS:

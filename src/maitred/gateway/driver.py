@@ -145,6 +145,13 @@ class RealTimeAdmission:
         """Set the number of slots of `pool`."""
         self._apply_decisions(self.core.resize(pool, capacity, self.now()))
 
+    def forget_pool(self, pool: str) -> bool:
+        """Remove a pool that is not needed any more, and return True; or False if a request waits or holds a slot there."""
+        if not self.core.is_unused(pool):
+            return False
+        self._apply_decisions(self.core.forget(pool, self.now()))
+        return True
+
     def reconfigure(self, config: AdmissionConfig) -> None:
         """Use `config` from now on, for the requests that wait or hold a slot as well."""
         self._apply_decisions(self.core.reconfigure(config, self.now()))

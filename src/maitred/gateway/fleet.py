@@ -16,7 +16,6 @@ left, the model has 8 + 3 slots, then 8 + 2, and so on.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
@@ -31,6 +30,7 @@ from maitred.core.units import Micros
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
 from maitred.gateway.kv_pages import KvReport, has_restarted
 from maitred.gateway.polling import BackendPoller, KvPolling, PollResult, ReportedLoad
+from maitred.gateway.served_models import ServedModels
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ConnectError, LocalError
 
@@ -148,15 +148,18 @@ class BackendFleet:
         client: UpstreamClient,
         on_slots_changed: Callable[[Iterable[str]], object],
         wants_load: Callable[[], bool] = lambda: False,
+        on_vanished: Callable[[str], bool] = lambda model: True,
     ) -> None:
         """`on_slots_changed` is called with the models that may have another number of slots. `wants_load` returns whether the
-        load that backends report is read."""
+        load that backends report is read. `on_vanished` is called with a model that no backend lists any more, and returns
+        whether no request of it was left, so that it is forgotten."""
         self._config = config
         self._on_slots_changed = on_slots_changed
         self._wants_load = wants_load
+        self._on_vanished = on_vanished
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [BackendPoller(client, backend.origin, config) for backend in self.backends]
-        self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._models = ServedModels(self.backends)
         self._observer: BackendObserver | None = None
         self._kv_polling: KvPolling | None = None
 
@@ -189,11 +192,15 @@ class BackendFleet:
 
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
         """Return the healthy backends that serve `model` and are not drained."""
-        return self._serving.get(model, ())
+        return self._models.backends_serving(model)
 
     def may_serve(self, model: str) -> bool:
-        """Return whether a backend has ever served `model`, or one that has never been up might."""
-        return model in self._serving or not all(backend.was_ever_healthy for backend in self.backends)
+        """Return whether a backend has served `model`, or one that has never been up might."""
+        return self._models.was_served(model) or not all(backend.was_ever_healthy for backend in self.backends)
+
+    def is_known(self, model: str) -> bool:
+        """Return whether `model` has a pool of slots."""
+        return self._models.is_known(model)
 
     @property
     def all_polled(self) -> bool:
@@ -202,8 +209,8 @@ class BackendFleet:
 
     @property
     def known_models(self) -> Sequence[str]:
-        """All models that have ever been served."""
-        return list(self._serving)
+        """All models that backends serve, or served when they were last up."""
+        return self._models.names
 
     def total_slots(self, model: str) -> int:
         """Return how many requests for `model` may be in flight."""
@@ -245,11 +252,7 @@ class BackendFleet:
 
     def list_models(self) -> Sequence[dict[str, Any]]:
         """Return what `/v1/models` lists: the models of the healthy backends, each once."""
-        merged: dict[str, dict[str, Any]] = {}
-        for backend in self.healthy:
-            for name, model in backend.models.items():
-                merged.setdefault(name, model)
-        return list(merged.values())
+        return self._models.list_models()
 
     def apply_config(self, config: GatewayConfig) -> None:
         """Use the keys of this configuration for all polls from now on."""
@@ -301,6 +304,8 @@ class BackendFleet:
                 backend.has_been_polled = True
                 self._on_slots_changed(())
             self._tell_observer(backend)
+            if self._models.vanished:
+                self._forget_vanished()
             await asyncio.sleep(self.poll_interval_secs)
 
     async def _poll(self, backend: Backend) -> None:
@@ -310,7 +315,7 @@ class BackendFleet:
             # Refused: the process has ended, or finishes its requests; they are left to it. Any other failure to connect may
             # lie in the network and last, so it counts towards taking the requests away.
             self.mark_down(backend, str(error))
-            if not _is_connection_refused(error):
+            if not error.is_refusal:
                 self._count_failure(backend, str(error))
         except LocalError as error:
             # This says nothing about the backend, so its health stays as it was.
@@ -376,25 +381,20 @@ class BackendFleet:
         resized = found.slots != backend.reported_slots
         # A log that is filtered for warnings shows that the backend went down, and must show that it is up again.
         level = logging.WARNING if backend.was_ever_healthy and not backend.healthy else logging.INFO
-        backend.healthy, backend.was_ever_healthy, backend.models, backend.reported_slots = (
-            True,
-            True,
-            found.models,
-            found.slots,
-        )
+        backend.healthy = backend.was_ever_healthy = True
+        backend.models, backend.reported_slots = found.models, found.slots
         if changed:
             log.log(level, "backend %s is up, serving %s", backend.url, ", ".join(found.models) or "no model")
         if changed or resized:
             self._update_serving()
 
     def _update_serving(self) -> None:
-        # A model that no backend serves any more stays known, so that a request for it gets a 503 and not a 404.
-        names = dict.fromkeys([*self._serving, *(name for backend in self.backends for name in backend.models)])
-        usable = [backend for backend in self.healthy if not backend.is_draining]
-        self._serving = {name: tuple(b for b in usable if name in b.models) for name in names}
-        self._on_slots_changed(names)
+        self._on_slots_changed(self._models.update())
+        self._forget_vanished()
 
-
-def _is_connection_refused(error: ConnectError) -> bool:
-    """Return whether the host has answered that nothing listens there; else nothing is known of the process."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ECONNREFUSED
+    def _forget_vanished(self) -> None:
+        """Drop the models that no backend lists any more, as soon as no request of theirs is left."""
+        for model in list(self._models.vanished):
+            at_backends = any(sent.model == model for backend in self.backends for sent in backend.requests)
+            if not at_backends and self._on_vanished(model):
+                self._models.forget(model)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ MAX_INFO_BYTES: Final = 8 * 1024 * 1024
 """Largest answer of /metrics and of /server_info, which repeats all arguments for each data-parallel rank."""
 SERVER_INFO_PATHS: Final = ("/server_info", "/get_server_info")
 """Where the arguments are; the second is the older path."""
+_MAX_ID_CHARS: Final = 1_024
+"""Longest id of a model. It stands in metrics and in the log."""
 METRICS_PATH: Final = "/metrics"
 _WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
@@ -87,6 +90,7 @@ class BackendPoller:
         self._client = client
         self._origin = origin
         self._timeout_secs = config.health_timeout_secs
+        self._max_models, self._lists_too_many = config.max_models, False
         self._wants_slots = config.slots_per_backend is None
         self._reports_slots = True
         self._slots: int | None = None
@@ -110,7 +114,17 @@ class BackendPoller:
             models = msgspec.json.decode(await self._get("/v1/models"), type=ModelList)
         if (self._wants_slots or self._wants_capacities) and self._reports_slots:
             await self._fetch_slots()
-        return PollResult({model["id"]: model for model in models.data if isinstance(model.get("id"), str)}, self._slots)
+        return PollResult(self._usable_models(models), self._slots)
+
+    def _usable_models(self, listed: ModelList) -> dict[str, dict[str, Any]]:
+        """Return the models by id: the first `max_models`, because each costs memory, and time in every page of metrics."""
+        found = {model["id"]: model for model in listed.data if _is_model_id(model.get("id"))}
+        usable = dict(itertools.islice(found.items(), self._max_models))
+        if len(usable) < len(found) and not self._lists_too_many:
+            message = "backend %s lists %d models, and gateway.max_models is %d: the others are not served"
+            log.warning(message, self._origin, len(found), self._max_models)
+        self._lists_too_many = len(usable) < len(found)
+        return usable
 
     async def fetch_load(self) -> ReportedLoad | None:
         """Return the load that the backend reports, or the last one that it reported, or None if it has reported none."""
@@ -196,6 +210,10 @@ class BackendPoller:
                 if len(body) > max_bytes:
                     raise ProtocolError(f"{path} answered with more than {max_bytes} bytes")
         return response.status, body
+
+
+def _is_model_id(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_ID_CHARS
 
 
 class ServerArguments(msgspec.Struct):

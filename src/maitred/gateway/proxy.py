@@ -188,6 +188,8 @@ class Proxy:
         No other function of the gateway frees a slot or a place in a queue.
         """
         request, end = proxied.request, ReleaseReason.FAILED
+        if not self._fleet.is_known(request.model):  # It has vanished while the request waited for memory.
+            raise error_responses.model_unavailable(self._fleet, request.model)
         try:
             slot = self._admission.submit(request, proxied.token_cost)
             while True:

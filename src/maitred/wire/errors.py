@@ -65,6 +65,11 @@ class ConnectError(UpstreamError):
 
     reason = "connect_failed"
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the host has answered that nothing listens there; else nothing is known of the process."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.ECONNREFUSED
+
 
 class LocalError(UpstreamError):
     """This machine could not make a connection, because it has no descriptors, buffers or ports left.
