@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from raw_upstream import run
 from maitred.wire import protocol
 from maitred.wire.exchange import ClientDisconnected, Exchange, send_bytes
 from maitred.wire.server import App, running_server
+from maitred.wire.server_context import ServerContext
 
 T = TypeVar("T")
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -36,7 +38,13 @@ class Echo(App):
             return
         if path == "/slow":
             await asyncio.sleep(0.15)
-        if path == "/measured":
+        if path == "/large":
+            exchange.watch_disconnect(lambda: GONE.append(path))
+            busy = exchange.start_response(200, [], bytes(LARGE_BYTES), True)
+            if busy is not None:
+                await busy
+            exchange.send_piece(b"", False)
+        elif path == "/measured":
             send_bytes(exchange, 200, body, b"text/plain")
         elif path in ("/hangs", "/waits"):
             left = asyncio.Event()
@@ -51,6 +59,8 @@ class Echo(App):
 
 
 GONE: list[str] = []
+LARGE_BYTES = 16 << 20
+"""More than the buffers of both sockets hold."""
 
 
 def with_server(script: Script[T]) -> T:
@@ -281,3 +291,101 @@ def test_an_old_client_gets_no_chunks(keep_alive: bytes) -> None:
 def test_an_old_client_gets_a_length_where_there_is_one() -> None:
     answer = exchange(b"POST /measured HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
     assert answer.endswith(b"content-length: 2\r\nconnection: close\r\n\r\nhi")
+
+
+@pytest.mark.parametrize("taken", [0, 2_000_000])
+def test_a_client_that_takes_nothing_of_an_answer_that_waits_is_cut_off(taken: int) -> None:
+    GONE.clear()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readexactly(taken)
+        while not GONE:
+            await asyncio.sleep(0.01)
+        with contextlib.suppress(ConnectionError):
+            assert len(await reader.read()) < LARGE_BYTES
+
+    with_server(script)
+
+
+def test_a_client_that_takes_its_answer_slowly_gets_all_of_it() -> None:
+    GONE.clear()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        size = 0
+        while piece := await reader.read(1 << 20):
+            size += len(piece)
+            await asyncio.sleep(0.03)  # longer, all in all, than the send timeout
+        return size
+
+    assert with_server(script) > LARGE_BYTES
+    assert GONE == []
+
+
+@pytest.mark.parametrize("behind", [b"zz\r\n", b"1;" + b"x" * 70_000, b"0\r\nx y: z\r\n\r\n"])
+def test_a_client_that_expects_to_be_told_to_go_on_and_sends_a_bad_chunk_at_once(
+    behind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /x HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert refusal(exchange(head + behind)) == (400, "bad_request")
+    assert caplog.records == []
+
+
+def test_a_client_that_expects_to_be_told_to_go_on_is_told() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"POST /measured HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        told = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"hi")
+        return told + await reader.readuntil(b"\r\n\r\nhi")
+
+    answer = with_server(script)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+def test_a_flood_of_requests_behind_one_is_kept_as_bytes_and_dropped_with_its_connection() -> None:
+    """Objects would take twenty times as much memory."""
+
+    async def scenario() -> tuple[int, int]:
+        shared: list[ServerContext] = []
+
+        class Watched(Echo):
+            async def start(self, server: ServerContext) -> None:
+                shared.append(server)
+
+        async with running_server(Watched(), drain_secs=0.1) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(b"GET /hangs HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 100_000)
+            await reader.readuntil(b"begun")
+            await asyncio.sleep(0.05)
+            kept = shared[0].parked_bytes
+            writer.transport.abort()
+            while shared[0].connections:
+                await asyncio.sleep(0.001)
+            return kept, shared[0].parked_bytes
+
+    kept, left = run(scenario())
+    assert protocol.MAX_PARKED_BYTES <= kept <= 3 * protocol.MAX_PARKED_BYTES
+    assert left == 0
+
+
+def test_a_client_that_leaves_behind_more_than_all_buffers_hold_is_noticed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end stands behind bytes that were never taken."""
+    monkeypatch.setattr(protocol, "PARKED_SECS", 0.1)
+    GONE.clear()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 90000000\r\n\r\n"
+        writer.write(b"GET /waits HTTP/1.1\r\nhost: x\r\n\r\n" + head + bytes(LARGE_BYTES))
+        writer.close()
+        while not GONE:
+            await asyncio.sleep(0.01)
+
+    with_server(script)
+    assert GONE == ["/waits"]
+
+
+def test_an_answer_is_whole_though_what_was_sent_behind_its_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "PARKED_SECS", 0.02)
+    answer = exchange(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * 20_000)
+    assert answer == b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n6\r\n/slow:\r\n0\r\n\r\n"

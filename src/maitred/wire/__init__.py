@@ -5,7 +5,7 @@
     client_framing   the same for a client: requests out, response heads in
     exchange         a request and its response, as a handler sees them; JSON, OpenAI error objects
     protocol         one connection from a client: time, memory, slow readers
-    hangups          clients that leave while nothing is read from them
+    sockets          clients that leave while nothing is read from them, and bytes that they have not taken
     refusals         the errors that a server answers with by itself
     server_context   what the connections of a server share
     server           serves an app until told to stop

@@ -18,9 +18,7 @@ from maitred.wire.client_framing import ClientFraming
 from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamLimits, UpstreamTimeout
 from maitred.wire.framing import END, Event, FramingError, ResponseHead, State
 from maitred.wire.response import UpstreamResponse
-
-MAX_JOINED_BYTES = 16_384
-"""Size up to which a body is copied behind its head: cheaper than a vector of two. Either way is one system call."""
+from maitred.wire.sockets import write_message
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -60,10 +58,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.has_received = self._has_head = self._paused = False
         self._last_received = self._loop.time()
         self._response = UpstreamResponse(self, self.limits.high_water, self._loop)
-        if len(body) <= MAX_JOINED_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
+        write_message(self._transport, head, body)
         self._arm_silence_timer(self.limits.head_secs)
         return self._response
 

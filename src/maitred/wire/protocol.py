@@ -4,13 +4,15 @@
 
     head        within `HEAD_SECS` of its first byte; else 408
     body        may take any time, but may be silent for `BODY_SILENCE_SECS` at most; else 408. It holds memory meanwhile.
-    pipelines   requests behind the one being answered are kept as bytes; from `MAX_PARKED_BYTES` on the socket is not read
+    pipelines   requests behind the one being answered are kept as bytes; from `MAX_PARKED_BYTES` on the socket is not read,
+                and after `PARKED_SECS` they are dropped: the connection ends with the answer, as RFC 9112 (9.3.2) allows
     answers     a client must take `MIN_BYTES_PER_SEC` while an answer waits for it, measured over the send timeout
     idle        a connection without a request is closed after `KEEP_ALIVE_SECS`
     errors      are OpenAI error objects, like all others
 
 **Reading.** The socket is read on while a request is answered, so that a client that leaves is noticed at once. While it is not
-read (too much is parked, or a body is not taken), `HangupWatch` notices it.
+read (too much is parked, or a body is not taken), `HangupWatch` notices it, unless its last bytes found no room in the buffers
+of both machines. That is why what is parked is dropped in the end.
 
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
 begun before enough of the last answer was taken. With a send timeout of 60 s, a client that has taken fewer than 14,400 bytes
@@ -32,6 +34,7 @@ from maitred.wire.framing import END, Event, FramingError, Headers, RequestHead,
 from maitred.wire.refusals import framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
 from maitred.wire.server_framing import CONTINUE, ServerFraming
+from maitred.wire.sockets import num_queued_bytes, write_message
 
 log = logging.getLogger("maitred.wire")
 
@@ -50,14 +53,14 @@ KEEP_ALIVE_SECS = 75.0
 MAX_PARKED_BYTES = 262_144
 """Bytes of further requests, or of a body that is not read, from which on a socket is not read."""
 
+PARKED_SECS = 5.0
+"""Seconds for which a socket is not read because too much is parked."""
+
 MIN_BYTES_PER_SEC = 240
 """Least rate at which a client must take an answer that waits for it. (Kestrel's `MinResponseDataRate` is the same.)"""
 
 LINGER_SECS = 1.0
 """Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
-
-MAX_JOINED_BYTES: Final = 16_384
-"""Size up to which a piece is copied behind its head: cheaper than a vector of two. Either way is one system call."""
 
 _NEVER: Final = float("inf")
 
@@ -86,6 +89,7 @@ class ServerConnection(asyncio.Protocol):
         """When the first byte of an incomplete head came; 0 if there is none."""
         self._last_received = 0.0
         self._idle_since = 0.0
+        self._parked_since = 0.0
         self._unsent: tuple[float, int] | None = None
         """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
 
@@ -148,10 +152,7 @@ class ServerConnection(asyncio.Protocol):
         framing = self._framing
         head = framing.start_response(status, headers)
         body = framing.send_data(piece, more) if piece or not more else b""
-        if len(body) <= MAX_JOINED_BYTES:
-            self._write(head + body)
-        else:
-            self._transport.writelines((head, body))
+        write_message(self._transport, head, body)
         if not more:
             self._end_exchange()
         return self._writable
@@ -251,7 +252,7 @@ class ServerConnection(asyncio.Protocol):
     def _close_after_answer(self) -> None:
         """Close the connection when all of the answer has been sent."""
         self._exchange = None
-        if self._framing.peer is State.SEND_BODY or not self._is_reading:
+        if self._framing.peer is State.SEND_BODY or self._framing.drops_further or not self._is_reading:
             self._linger()  # Closing at once would reset the connection, and the client might lose the answer.
         else:
             self._close()
@@ -321,6 +322,8 @@ class ServerConnection(asyncio.Protocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+                self._parked_since = self._loop.time()
+                self._set_timer(self._parked_since + PARKED_SECS)
 
     def _watch_hangup(self, watch: bool) -> None:
         if self._socket < 0:
@@ -355,6 +358,8 @@ class ServerConnection(asyncio.Protocol):
             return self._unsent[0] + self._context.send_timeout_secs, self._check_unsent
         if self._is_refused:
             return self._idle_since + LINGER_SECS, self._close
+        if not self._is_reading and self._parked_bytes > MAX_PARKED_BYTES:
+            return self._parked_since + PARKED_SECS, self._drop_parked
         if self._exchange is None:
             if self._head_since:
                 return self._head_since + HEAD_SECS, self._on_head_timeout
@@ -362,6 +367,11 @@ class ServerConnection(asyncio.Protocol):
         if self._framing.peer is State.SEND_BODY and self._is_reading:
             return self._last_received + BODY_SILENCE_SECS, self._on_body_silence
         return _NEVER, self._close
+
+    def _drop_parked(self) -> None:
+        self._framing.drop_further()
+        self._count_parked()
+        self._update_reading()
 
     def _on_head_timeout(self) -> None:
         self._refuse(request_timeout(f"the head of the request was not complete within {HEAD_SECS:g} s"))
@@ -371,13 +381,17 @@ class ServerConnection(asyncio.Protocol):
 
     def _watch_unsent(self) -> None:
         """From now on the client must take what is sent to it."""
-        self._unsent = self._loop.time(), self._transport.get_write_buffer_size()
+        self._unsent = self._loop.time(), self._unsent_bytes()
         self._set_timer(self._unsent[0] + self._context.send_timeout_secs)
+
+    def _unsent_bytes(self) -> int:
+        # The system takes megabytes from us before it asks for more, so what it has not sent either counts as well.
+        return self._transport.get_write_buffer_size() + num_queued_bytes(self._socket)
 
     def _check_unsent(self) -> None:
         """Cut a client off that takes an answer too slowly."""
         assert self._unsent is not None
-        taken = self._unsent[1] - self._transport.get_write_buffer_size()
+        taken = self._unsent[1] - self._unsent_bytes()
         if taken < MIN_BYTES_PER_SEC * self._context.send_timeout_secs:
             log.info("a client was cut off: it took %d bytes of its answer in %g s", taken, self._context.send_timeout_secs)
             self.abort()

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final, Protocol
 
 from maitred.wire.exchange import Handler
-from maitred.wire.hangups import HangupWatch
+from maitred.wire.sockets import HangupWatch
 
 SEND_TIMEOUT_SECS: Final = 60.0
 

@@ -54,6 +54,8 @@ def _is_host(value: bytes) -> bool:
 class ServerFraming(MessageFraming):
     """The framing of one connection from a client."""
 
+    drops_further = False
+    """Whether what follows the exchange under way is dropped."""
     is_in_head = False
     """Whether the first bytes of a head have been parsed, and not the last."""
     _is_http_11 = True
@@ -97,6 +99,15 @@ class ServerFraming(MessageFraming):
             self.pending_bytes -= len(data)
             self._feed(data)
         return self._take_events() if self._inbox else []
+
+    def drop_further(self) -> None:
+        """Take no further request: what waits and what comes is dropped, and the connection ends with this exchange."""
+        self.drops_further, self.keep_alive = True, False
+        if self.peer is State.DONE:
+            self.peer = State.MUST_CLOSE
+        self._inbox.clear()
+        self._num_ends = 0
+        self._drop_pending()
 
     def receive_eof(self) -> None:
         """Take note that the client sends nothing more: what waits is dropped."""

@@ -1,7 +1,7 @@
-"""Notice that a peer has hung up while nothing is read from it.
+"""What the system knows of a socket and asyncio does not say: that its peer has hung up, and what it has not taken.
 
-A socket that is not read reports no end: the end is behind the bytes that nobody takes. On Linux, epoll tells of it apart
-(EPOLLRDHUP). Sockets that are paused are in an epoll set of their own, which is itself a file that the event loop watches.
+**Hangups.** A socket that is not read reports no end: the end is behind the bytes that nobody takes. On Linux, epoll tells of it
+apart (EPOLLRDHUP). Sockets that are paused are in an epoll set of their own, which is itself a file that the event loop watches.
 
 Example: a client has sent more requests than are kept, is paused, and waits for its first answer. It closes. The set gets
 readable, and its connection is closed within the same turn of the loop, so that its answer is no longer worked on.
@@ -13,8 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import select
+import struct
+import termios
 from collections.abc import Callable
+from typing import Final
+
+MAX_JOINED_BYTES: Final = 16_384
+"""Size up to which a body is copied behind its head: cheaper than a vector of two. Either way is one system call."""
 
 
 class HangupWatch:
@@ -53,3 +60,20 @@ class HangupWatch:
             self.stop_watching(descriptor)
             if on_hangup is not None:
                 on_hangup()
+
+
+def write_message(transport: asyncio.WriteTransport, head: bytes, body: bytes) -> None:
+    """Write a head and a body at once."""
+    if len(body) <= MAX_JOINED_BYTES:
+        transport.write(head + body)
+    else:
+        transport.writelines((head, body))
+
+
+def num_queued_bytes(descriptor: int) -> int:
+    """Return how many bytes the system keeps for the peer of this socket; 0 where it does not say."""
+    try:
+        (size,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
+    except OSError:
+        return 0
+    return int(size)

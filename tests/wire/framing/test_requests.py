@@ -1,0 +1,262 @@
+"""The rules of RFC 9112 that protect a proxy, for requests: bytes in, events out, whole and cut at every byte."""
+
+from __future__ import annotations
+
+import pytest
+from exchanges import MAX_HEAD, cuts, serve
+
+from maitred.wire.framing import END, SLICE_BYTES, FramingMisuse, State
+from maitred.wire.server_framing import ServerFraming
+
+HOST = b"Host: a\r\n"
+GET = b"GET / HTTP/1.1\r\n"
+POST = b"POST / HTTP/1.1\r\n" + HOST
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+REFUSED = {
+    # RFC 9112, 2.3 and 3: the request line
+    "no version": (b"GET /\r\n\r\n", 400),
+    "HTTP/0.9": (b"GET / HTTP/0.9\r\n" + HOST + b"\r\n", 400),
+    "HTTP/2.0": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
+    "HTTP/1.2": (b"GET / HTTP/1.2\r\n" + HOST + b"\r\n", 400),
+    "http in lower case": (b"GET / http/1.1\r\n" + HOST + b"\r\n", 400),
+    "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "a space behind the version": (b"GET / HTTP/1.1 \r\n" + HOST + b"\r\n", 400),
+    "a tab behind the method": (b"GET\t/ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "a method in lower case": (b"get / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    # 3.2: targets
+    "a fragment": (b"GET /a#b HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "another scheme": (b"GET ftp://a/b HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "a tunnel": (b"CONNECT a:80 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "bytes above ASCII": (b"GET /\xc3\xa9 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    # 3.2: Host
+    "no Host": (GET + b"\r\n", 400),
+    "two Hosts": (GET + HOST + HOST + b"\r\n", 400),
+    "two Hosts that differ": (GET + HOST + b"Host: b\r\n\r\n", 400),
+    "a Host that is none": (GET + b"Host: a/b\r\n\r\n", 400),
+    "two Hosts in one": (GET + b"Host: a, b\r\n\r\n", 400),
+    "two Hosts with HTTP/1.0": (b"GET / HTTP/1.0\r\n" + HOST + HOST + b"\r\n", 400),
+    # 2.2 and 5: lines and fields
+    "a bare line feed behind the request line": (b"GET / HTTP/1.1\n" + HOST + b"\r\n", 400),
+    "a bare line feed behind a header": (GET + b"Host: a\nx: y\r\n\r\n", 400),
+    "a bare carriage return in a header": (GET + b"Host: a\rb\r\n\r\n", 400),
+    "a space before the first header": (GET + b" Host: a\r\n\r\n", 400),
+    "a space before a colon": (GET + HOST + b"Content-Length : 3\r\n\r\nabc", 400),
+    "a folded line": (GET + HOST + b"x: a\r\n b\r\n\r\n", 400),
+    "no colon": (GET + HOST + b"x\r\n\r\n", 400),
+    "no name": (GET + HOST + b": x\r\n\r\n", 400),
+    "a zero byte": (GET + HOST + b"x: a\0b\r\n\r\n", 400),
+    # 6.1: transfer codings
+    "gzip, chunked": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "gzip and chunked in two lines": (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+    "chunked, gzip": (POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n", 400),
+    "chunked twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
+    "two lines with chunked": (POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "identity": (POST + b"Transfer-Encoding: identity\r\n\r\nabc", 501),
+    "xchunked": (POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
+    "chunked in quotes": (POST + b'Transfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n', 501),
+    "chunked with a parameter": (POST + b"Transfer-Encoding: chunked;q=1\r\n\r\n0\r\n\r\n", 501),
+    "chunked behind a vertical tab": (POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", 400),
+    "no coding": (POST + b"Transfer-Encoding:\r\n\r\n0\r\n\r\n", 400),
+    "chunked with HTTP/1.0": (b"POST / HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    # 6.3: lengths
+    "a length and chunks": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "chunks and a length": (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 400),
+    "two lengths": (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+    "the same length twice": (POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400),
+    "a list of lengths": (POST + b"Content-Length: 3, 3\r\n\r\nabc", 400),
+    "a length with a sign": (POST + b"Content-Length: +3\r\n\r\nabc", 400),
+    "a negative length": (POST + b"Content-Length: -3\r\n\r\nabc", 400),
+    "a length in hexadecimal": (POST + b"Content-Length: 0x3\r\n\r\nabc", 400),
+    "an empty length": (POST + b"Content-Length:\r\n\r\nabc", 400),
+    "a length that no number holds": (POST + b"Content-Length: 99999999999999999999\r\n\r\nabc", 400),
+}
+
+CHUNK = {
+    "a size with a prefix": b"0x1\r\na\r\n",
+    "a negative size": b"-1\r\na\r\n",
+    "a size that no number holds": b"10000000000000001\r\na\r\n",
+    "no size": b"\r\na\r\n",
+    "a space behind the size": b"1 \r\na\r\n",
+    "a bare line feed behind the size": b"1\na\r\n",
+    "a bare line feed in an extension": b"1;a\nb\r\na\r\n",
+    "more data than declared": b"1\r\nab\r\n",
+    "a bare line feed behind the data": b"1\r\na\n",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_proxy_must_refuse(what: str) -> None:
+    data, status = REFUSED[what]
+    for pieces in cuts(data):
+        assert serve(pieces) == [status], pieces
+
+
+@pytest.mark.parametrize("what", CHUNK)
+def test_chunks_that_are_none(what: str) -> None:
+    for pieces in cuts(CHUNKED + CHUNK[what]):
+        events = serve(pieces)
+        assert events[0] == ("POST", b"/", [(b"host", b"a"), (b"transfer-encoding", b"chunked")])
+        assert events[-1] == 400
+        assert "end" not in events
+
+
+HEAD = ("GET", b"/", [(b"host", b"a")])
+ACCEPTED = {
+    "a request": (GET + HOST + b"\r\n", [HEAD, "end"]),
+    "empty lines before it (2.2)": (b"\r\n\r\n" + GET + HOST + b"\r\n", [HEAD, "end"]),
+    "a URL (3.2.2)": (b"GET http://b/x?y HTTP/1.1\r\n" + HOST + b"\r\n", [("GET", b"/x?y", [(b"host", b"a")]), "end"]),
+    "a URL without a path": (b"GET http://b HTTP/1.1\r\n" + HOST + b"\r\n", [HEAD, "end"]),
+    "an asterisk (3.2.4)": (b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n", [("OPTIONS", b"*", [(b"host", b"a")]), "end"]),
+    "an empty Host": (GET + b"Host:\r\n\r\n", [("GET", b"/", [(b"host", b"")]), "end"]),
+    "an IPv6 Host": (GET + b"Host: [::1]:80\r\n\r\n", [("GET", b"/", [(b"host", b"[::1]:80")]), "end"]),
+    "HTTP/1.0 without a Host": (b"GET / HTTP/1.0\r\n\r\n", [("GET", b"/", []), "end"]),
+    "names in any case (5.1)": (GET + b"hOSt: a\r\nX-Y: Z\r\n\r\n", [("GET", b"/", [(b"host", b"a"), (b"x-y", b"Z")]), "end"]),
+    "chunked in any case (7)": (
+        POST + b"Transfer-Encoding: CHUNKED\r\n\r\n1\r\na\r\n0\r\n\r\n",
+        [("POST", b"/", [(b"host", b"a"), (b"transfer-encoding", b"CHUNKED")]), b"a", "end"],
+    ),
+    "a length": (
+        POST + b"Content-Length: 3\r\n\r\nabc",
+        [("POST", b"/", [(b"host", b"a"), (b"content-length", b"3")]), b"abc", "end"],
+    ),
+    "chunks, extensions ignored (7.1.1)": (
+        CHUNKED + b"3;a=b\r\nabc\r\n2\r\nde\r\n0;x\r\n\r\n",
+        [("POST", b"/", [(b"host", b"a"), (b"transfer-encoding", b"chunked")]), b"abcde", "end"],
+    ),
+    "two requests (9.3.2)": ((GET + HOST + b"\r\n") * 2, [HEAD, "end"] * 2),
+    "what follows a close is not looked at (9.6)": (
+        GET + HOST + b"Connection: close\r\n\r\n" + GET + HOST + b"\r\n",
+        [("GET", b"/", [(b"host", b"a"), (b"connection", b"close")]), "end"],
+    ),
+    "an offer to upgrade is ignored (RFC 9110, 7.8)": (
+        POST + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nab" + GET + HOST + b"\r\n",
+        [("POST", b"/", [(b"host", b"a"), (b"connection", b"upgrade"), (b"content-length", b"2")]), b"ab", "end", HEAD, "end"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_what_is_served_and_how_it_is_understood(what: str) -> None:
+    data, expected = ACCEPTED[what]
+    for pieces in cuts(data):
+        assert serve(pieces) == expected, pieces
+
+
+def test_trailers_are_never_headers() -> None:
+    data = CHUNKED + b"1\r\na\r\n0\r\nAuthorization: Bearer x\r\nx-smg-priority: system\r\n\r\n" + GET + HOST + b"\r\n"
+    for pieces in cuts(data):
+        head, *rest = serve(pieces)
+        assert head == ("POST", b"/", [(b"host", b"a"), (b"transfer-encoding", b"chunked")])
+        assert rest == [b"a", "end", HEAD, "end"]
+
+
+def endless(*pieces: bytes, repeated: bytes, status: int) -> int:
+    """Return how many bytes of an endless message are taken before it is refused."""
+    framing = ServerFraming(MAX_HEAD)
+    for piece in pieces:
+        framing.receive_data(piece)
+    size = 0
+    while size < 100 * MAX_HEAD:
+        events = framing.receive_data(repeated)
+        size += len(repeated)
+        if framing.peer is State.ERROR:
+            assert getattr(events[-1], "status", None) == status
+            return size
+    raise AssertionError("it was never refused")
+
+
+ENDLESS = {
+    "a target": ((b"GET /",), b"a" * 1000, 431),
+    "a header": ((GET + b"x: ",), b"a" * 1000, 431),
+    "the name of a header": ((GET,), b"a" * 1000, 431),
+    "headers": ((GET,), b"x: y\r\n" * 100, 431),
+    "trailers": ((CHUNKED + b"1\r\na\r\n0\r\n",), b"x: y\r\n" * 100, 400),
+    "a trailer": ((CHUNKED + b"1\r\na\r\n0\r\nx: ",), b"a" * 1000, 400),
+    "an extension": ((CHUNKED + b"1;",), b"a" * 1000, 400),
+    "extensions": ((CHUNKED,), (b"1;" + b"x" * 500 + b"\r\na\r\n") * 10, 400),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_nothing_beside_the_body_is_endless(what: str) -> None:
+    begin, repeated, status = ENDLESS[what]
+    assert endless(*begin, repeated=repeated, status=status) <= 2 * MAX_HEAD + 10_000
+
+
+def test_small_chunks_are_no_offence() -> None:
+    framing = ServerFraming(MAX_HEAD)
+    framing.receive_data(CHUNKED)
+    for _ in range(100):
+        assert len(framing.receive_data(b"1\r\na\r\n" * 1000)) >= 1000 - 1
+    assert framing.receive_data(b"0\r\n\r\n")[-1] is END
+
+
+def test_a_flood_of_requests_is_parsed_one_slice_at_a_time() -> None:
+    framing, one = ServerFraming(MAX_HEAD), GET + HOST + b"\r\n"
+    assert len(framing.receive_data(one * 14_000)) == 2
+    parsed = len(framing._inbox) // 2 + 1
+    assert parsed <= SLICE_BYTES // len(one) + 1
+    assert framing.pending_bytes >= len(one) * (14_000 - parsed - 1)
+    framing.receive_data(one)
+    assert len(framing._inbox) // 2 + 1 == parsed  # what comes later is not parsed either
+    framing.receive_eof()
+    assert (framing.pending_bytes, framing._parser) == (0, None)
+
+
+def test_a_fault_behind_a_request_waits_for_its_answer() -> None:
+    framing = ServerFraming(MAX_HEAD)
+    assert framing.receive_data(GET + HOST + b"\r\n" + b"\0\0\r\n")[-1] is END
+    assert framing.peer is State.DONE
+    framing.start_response(200, [])
+    framing.send_data(b"", False)
+    (fault,) = framing.next_exchange()
+    assert getattr(fault, "status", None) == 400
+
+
+def test_what_the_server_sends_depends_on_the_client() -> None:
+    def answered(request: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> bytes:
+        framing = ServerFraming(MAX_HEAD)
+        framing.receive_data(request)
+        return framing.start_response(status, list(headers)) + framing.send_data(b"ab", False)
+
+    length = (b"content-length", b"2")
+    assert answered(GET + HOST + b"\r\n") == b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    assert answered(GET + HOST + b"\r\n", 200, length) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nab"
+    assert answered(b"GET / HTTP/1.0\r\n\r\n") == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nab"
+    assert answered(b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", 200, length) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
+    assert answered(GET + HOST + b"\r\n", 204) == b"HTTP/1.1 204 No Content\r\n\r\n"
+    close = GET + HOST + b"Connection: close\r\n\r\n"
+    assert answered(close, 200, length) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nab"
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\nb", b"a\rb"])
+def test_a_line_end_in_a_header_of_a_response_is_never_sent(value: bytes) -> None:
+    framing = ServerFraming(MAX_HEAD)
+    framing.receive_data(GET + HOST + b"\r\n")
+    with pytest.raises(FramingMisuse):
+        framing.start_response(200, [(b"x", value)])
+
+
+@pytest.mark.parametrize("body", [b"abc", b"a"])
+def test_a_body_is_as_long_as_its_head_says(body: bytes) -> None:
+    framing = ServerFraming(MAX_HEAD)
+    framing.receive_data(GET + HOST + b"\r\n")
+    framing.start_response(200, [(b"content-length", b"2")])
+    with pytest.raises(FramingMisuse):
+        framing.send_data(body, False)
+
+
+def test_an_end_sends_only_what_its_state_allows() -> None:
+    framing = ServerFraming(MAX_HEAD)
+    with pytest.raises(FramingMisuse):
+        framing.send_data(b"", True)
+    framing.receive_data(GET + HOST + b"\r\n")
+    with pytest.raises(FramingMisuse):
+        framing.next_exchange()
+    framing.start_response(200, [])
+    with pytest.raises(FramingMisuse):
+        framing.start_response(200, [])
+    framing.send_data(b"", False)
+    with pytest.raises(FramingMisuse):
+        framing.send_data(b"", True)
