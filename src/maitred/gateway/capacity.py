@@ -23,8 +23,9 @@ import msgspec
 
 from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, overcommit_problem
 from maitred.core.errors import ConfigError
+from maitred.gateway.backend import ModelSlots
 from maitred.gateway.driver import RealTimeAdmission
-from maitred.gateway.fleet import BackendFleet, ModelSlots
+from maitred.gateway.fleet import BackendFleet
 
 log = logging.getLogger("maitred.gateway")
 

@@ -14,7 +14,8 @@ import msgspec
 from maitred.core.errors import ConfigError
 from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys
-from maitred.gateway.fleet import Backend, BackendFleet
+from maitred.gateway.backend import Backend
+from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import AUTHORIZATION_HEADER

@@ -43,7 +43,8 @@ from collections.abc import Collection
 from math import ceil
 from typing import Final, NamedTuple
 
-from maitred.gateway.fleet import Backend, BackendFleet, BackendObserver
+from maitred.gateway.backend import Backend, BackendObserver
+from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.kv_pages import KvMemory
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.programs import BackendMemory, BackendStatus, ProgramStatus

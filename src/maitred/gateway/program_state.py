@@ -19,8 +19,9 @@ from itertools import islice
 from typing import Final
 
 from maitred.core.units import Micros
+from maitred.gateway.backend import Backend, BackendObserver
 from maitred.gateway.background_writer import BackgroundWriter, BatchSource
-from maitred.gateway.fleet import Backend, BackendFleet, BackendObserver
+from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_store import ProgramChanges, ProgramStore, StateChanges, StoredProgram

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from maitred.gateway.auth import Viewer
-from maitred.gateway.fleet import Backend, BackendFleet
+from maitred.gateway.backend import Backend
+from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.kv_pages import EngineCounts
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_profiles import ProfileSummary, ProgramProfiler

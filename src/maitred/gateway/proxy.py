@@ -49,9 +49,10 @@ from maitred.core.contracts import Router
 from maitred.core.errors import MaitredError
 from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
+from maitred.gateway.backend import Backend
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
-from maitred.gateway.fleet import Backend, BackendFleet
+from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramRejected, ProgramStep, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories, with_rank
 from maitred.gateway.recording import RecordedResponse, TrafficRecorder

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from maitred.gateway.fleet import Backend
+    from maitred.gateway.backend import Backend
 
 MAX_FORMER_MODELS: Final = 1_000
 """Models that have vanished and are remembered; beyond, the one that vanished first is forgotten."""

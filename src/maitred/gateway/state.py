@@ -17,9 +17,10 @@ from maitred.admission import Admission, ClassView, PoolView, ReleaseReason
 from maitred.admission.config import MAX_SLOTS
 from maitred.core.histogram import Histogram
 from maitred.core.request import PriorityClass
+from maitred.gateway.backend import Backend, SlotSource
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.driver import RealTimeAdmission
-from maitred.gateway.fleet import Backend, BackendFleet, SlotSource
+from maitred.gateway.fleet import BackendFleet
 
 OTHER_TENANTS = "other"
 """The label of all tenants without a label of their own."""

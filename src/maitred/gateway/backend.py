@@ -1,0 +1,119 @@
+"""A backend as the gateway knows it, the requests that it has, and what wants to know how it is (`BackendObserver`).
+
+`fleet` keeps all backends up to date; nothing else changes one, except for the requests in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from maitred.core.request import Request
+from maitred.gateway.kv_pages import KvReport
+from maitred.gateway.polling import ReportedLoad
+from maitred.wire.client import Origin
+
+SlotSource: TypeAlias = Literal["configured", "reported", "default", "mixed", "none"]
+"""Where a number of slots comes from; `none` if no backend is up, so that there are none."""
+
+
+class ModelSlots(msgspec.Struct, frozen=True):
+    """A number of slots, and where it comes from."""
+
+    slots: int
+    source: SlotSource
+
+
+class Backend:
+    """An engine behind HTTP, as routers see it (`InstanceView`)."""
+
+    __slots__ = (
+        *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
+        *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
+    )
+
+    def __init__(self, index: int, url: str) -> None:
+        self.index = index
+        self.origin = Origin.parse(url, where="--backend")
+        self.url = str(self.origin)
+        self.requests: set[UpstreamRequest] = set()
+        self.has_been_polled = False
+        """Whether a poll has ended, with or without success."""
+        self.healthy = False
+        self.was_ever_healthy = False
+        """Whether it has been healthy before."""
+        self.models: dict[str, dict[str, Any]] = {}
+        """The models in its last good answer, by id; kept while it is down."""
+        self.reported_slots: int | None = None
+        """Requests that the backend reports it can run at once, or None if it reports no number."""
+        self.load: ReportedLoad | None = None
+        """The load that the backend reports, or None if it reports none or nothing reads it."""
+        self.kv: KvReport | None = None
+        """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
+        self.kv_read_at = 0.0
+        """When that was read, s of the event loop's clock."""
+        self.is_draining = False
+        """Whether an operator wants nothing more to be sent to it."""
+        self.failures_in_a_row = 0
+        self.problem = "not polled yet"
+        """Why the backend is not healthy, or "" if it is."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this gateway that the backend has now."""
+        return len(self.requests)
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self.load is None else self.load.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests that run there; those of this gateway if it does not report its load."""
+        return len(self.requests) if self.load is None else self.load.running
+
+    @property
+    def kv_usage(self) -> float:
+        return 0.0 if self.load is None else self.load.kv_usage
+
+    def cached_blocks(self, request: Request) -> int:
+        return 0
+
+
+class UpstreamRequest:
+    """A request at a backend. Made by the task that waits for the response."""
+
+    __slots__ = ("_task", "backend", "is_abandoned", "model", "response_started")
+
+    def __init__(self, backend: Backend, model: str) -> None:
+        self.backend = backend
+        self.model = model
+        self.response_started = False
+        """Whether a part of the response may have been sent to the client."""
+        self.is_abandoned = False
+        self._task = asyncio.current_task()
+
+    def abandon(self) -> None:
+        """Cancel its task, which then calls `absorb_abandonment`."""
+        assert self._task is not None
+        self.is_abandoned = True
+        self._task.cancel()
+
+    def absorb_abandonment(self) -> bool:
+        """Return whether the task was cancelled by `abandon` alone, and take that cancellation back (see `driver`)."""
+        assert self._task is not None
+        return self.is_abandoned and self._task.uncancel() == 0
+
+
+class BackendObserver(Protocol):
+    """What wants to know how backends are."""
+
+    def on_backend_polled(self, backend: Backend) -> None:
+        """Called after each poll of a backend, and when it is down, drained or in use again."""
+        ...
+
+    def on_backend_restarted(self, backend: Backend) -> None:
+        """Called before `on_backend_polled` when the engine has started anew between two polls."""
+        ...
