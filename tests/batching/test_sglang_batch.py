@@ -317,6 +317,13 @@ def test_a_request_that_could_never_be_admitted_is_refused_at_once() -> None:
         assert played.events[-1][1] == kind
 
 
+def test_an_empty_schedule_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is too long for admission, and was accepted nevertheless, would wait for ever."""
+    monkeypatch.setattr(SGLangConfig, "unused_tokens", lambda options, block_size: 0)
+    with pytest.raises(ConfigError, match="request 0 needs 40 tokens of KV and those of its answer, and 61 are free"):
+        Played(sglang(total_kv_blocks=61), job(0, 0, 40, 21))
+
+
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [

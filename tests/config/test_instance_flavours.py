@@ -68,3 +68,11 @@ def test_check_prints_what_the_flavour_has_set(tmp_path: Path) -> None:
     file.write_text("instance: {flavour: trtllm, batching: max-utilization}")
     output = CliRunner().invoke(app, ["check", str(file)]).output
     assert "flavour trtllm: batching max-utilization, enable_prefix_caching True" in output
+
+
+def test_check_finds_what_only_the_parts_of_an_instance_know(tmp_path: Path) -> None:
+    file = tmp_path / "maitred.yaml"
+    file.write_text("instance: {flavour: sglang, sglang: {retraction_policy: priority}}")
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert isinstance(result.exception, ConfigError)
+    assert "instance.sglang.retraction_policy: retraction_policy priority needs priorities" in str(result.exception)

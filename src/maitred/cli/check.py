@@ -34,6 +34,7 @@ def run(
 
     If it is invalid, print every error with its place, and exit with 2.
     """
+    from maitred.compat.instance_rules import instance_rules
     from maitred.config import ConfigSources
 
     sources = ConfigSources(
@@ -50,6 +51,7 @@ def run(
     if problems:
         raise typer.Exit(2)
     config = sources.load()
+    instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     for line in _summary_lines(config):
         typer.echo(f"  {printable(line)}")
