@@ -40,13 +40,22 @@ from maitred.kv import NO_HIT, BlockManager
 class ContinuousBatch(RunningBatch):
     """The running batch of one instance, and what its next step holds."""
 
-    __slots__ = ("_largest_chunk", "_max_chunk_tokens", "_preemption_policy", "_threshold")
+    __slots__ = (
+        "_largest_chunk",
+        "_max_chunk_tokens",
+        "_preemption_policy",
+        "_reserves_prompt",
+        "_threshold",
+        "_watermark_blocks",
+    )
 
     def __init__(
         self, limits: BatchLimits, blocks: BlockManager, preemption_policy: PreemptionPolicy = PreemptionPolicy.LAST_ADMITTED
     ) -> None:
         super().__init__(limits, blocks)
         self._preemption_policy = preemption_policy
+        self._reserves_prompt = limits.scheduler_reserve_full_isl
+        self._watermark_blocks = limits.watermark_blocks
         self._threshold = limits.long_prefill_token_threshold
         self._largest_chunk = min(limits.max_chunk_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         self._max_chunk_tokens = self._threshold or self._largest_chunk
@@ -118,9 +127,8 @@ class ContinuousBatch(RunningBatch):
     def _admit_waiting(self, waiting: WaitQueue, chunks: list[PrefillChunk], spare: int, budget: int, now: Micros) -> int:
         """Admit waiting sequences within `spare` blocks and `budget` tokens, and add a chunk for each to `chunks`. Return what
         is left of the budget."""
-        sequences, size, prefixed, limits = self.sequences, self._blocks.block_size, self._prefix_blocks, self._limits
-        most, watermark = limits.max_num_seqs, limits.watermark_blocks
-        reserves_prompt, is_chunked = limits.scheduler_reserve_full_isl, limits.enable_chunked_prefill
+        sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefix_blocks
+        most, watermark = self._limits.max_num_seqs, self._watermark_blocks
         if prefixed is not None:
             prefixed.reserve_next_step()  # decodes take their blocks before prompts do, so they evict first
             prefixed.apply_evictions()
@@ -141,12 +149,12 @@ class ContinuousBatch(RunningBatch):
                 start = seq.transferred_kv_tokens
             tokens = min(seq.num_tokens_to_prefill - start, self._max_chunk_tokens)
             if tokens > budget:
-                if not is_chunked:
+                if not self._limits.enable_chunked_prefill:
                     break
                 tokens = budget
             # The whole prompt must fit, and not only its first chunk: otherwise it could be preempted before it is complete,
             # and what was computed of it would be wasted.
-            if (seq.num_tokens_to_prefill if reserves_prompt else start + tokens) - cached > room * size:
+            if (seq.num_tokens_to_prefill if self._reserves_prompt else start + tokens) - cached > room * size:
                 break
             waiting.pop()
             if seq.transferred_kv_tokens:

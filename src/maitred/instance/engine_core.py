@@ -179,7 +179,7 @@ class EngineCore:
         # result.
         # The first step of decodes that were held is one of its own, since the gaps that it ends are longer.
         limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.since else 1
-        waiting = self.waiting if len(self.sequences) > len(batch.sequences) - len(batch.leaving) else None
+        waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         if unseen is not None and not (batch.num_decodes or plan.chunks or plan.preempted):
             # A plan with nothing in it takes no time: the next one knows what this one could not.
@@ -193,7 +193,6 @@ class EngineCore:
         if not (batch.num_decodes or plan.chunks or plan.preempted):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
         shape = self._spread_shape(plan) if self._is_spread_aware else batch.batch_shape(plan)
-        had_news = unseen is not None and bool(batch.leaving or len(unseen))
         run = self.run = StepRun(now, plan.max_repeats, plan, shape)
         run.outcome_at = run.ends_at = now + self.latency.run_time(shape, run.steps)
         if run.steps > 1 and waiting is not None and not batch.is_full:  # a full batch admits nothing, whatever the order
@@ -201,6 +200,7 @@ class EngineCore:
             if changes_at is not None:
                 self.truncate(run, changes_at)
         if unseen is not None:
+            had_news = bool(batch.leaving or len(unseen))
             run.departed_decodes = batch.num_ghosts
             batch.drop_leaving()
             unseen.reveal_all()
