@@ -101,6 +101,17 @@ def test_the_least_urgent_is_the_victim_and_what_it_was_to_do_is_free_for_others
     assert stepped.blocks.free == 1
 
 
+def test_the_tokens_of_a_victim_are_for_the_prompts_behind_it() -> None:
+    stepped = Stepped(
+        blocks=16, policy=PreemptionPolicy.LEAST_URGENT_CLIENT, max_num_batched_tokens=50, scheduler_reserve_full_isl=False
+    )
+    for prompt, priority in ((100, 0), (10, 1), (300, 1)):
+        stepped.add(prompt, priority)
+    assert [stepped.chunks() for _ in range(3)] == [[(0, 50)], [(0, 50)], [(1, 10), (2, 39)]]
+    # All 16 blocks are taken. 0 has had its token when 1 needs a block, and gives way: 50 - 1 tokens are left for 2.
+    assert stepped.chunks() == [(2, 49)]
+
+
 def test_those_behind_the_one_that_gives_way_to_itself_stand_still() -> None:
     stepped = Stepped(blocks=6, policy=PreemptionPolicy.LEAST_URGENT_CLIENT)
     for prompt, priority in ((20, 1), (20, 0), (20, 2)):
