@@ -5,6 +5,7 @@
     pipeline.py          the path of a request: admission, routing, entry, end
     request_state.py     a request on this path, and the delays that it spends
     programs_driver.py   the programs core in front of admission, and its choice of an instance
+    stream_progress.py   how far streams have come, as a gateway sees it
     shared_tokens.py     the KV tokens that programs at one instance share
     program_statistics.py    makespans, pauses, imbalance
     admission_driver.py  the admission core in front of the router

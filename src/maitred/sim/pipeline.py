@@ -164,7 +164,7 @@ class Pipeline:
                 if self._admission is not None:
                     self._admission.confirm_first_byte(event.seq.request, now)
                 if self._programs is not None:
-                    self._programs.on_first_token(event.seq.request)
+                    self._programs.on_first_token(event.seq.request, replica)
             elif kind is not _KV_PREEMPTED:
                 self._on_instance_done(event, replica, now)
 

@@ -3,13 +3,9 @@
     arrival -> programs: may the program hold memory, and where?  -> admission -> routing: the instance that was granted
 
 A request that waits for its program holds no slot of admission. The driver knows exactly what a gateway estimates: the
-tokens of prompts, and the tokens that programs at one instance share (`shared_tokens`). An instance has as many tokens of
-memory as its KV blocks hold, unless `backend_capacity_tokens` says how many may be used.
-
-A gateway counts the events of a stream, and tells the core of every 20 (`PROGRESS_TOKENS`); of a response that is not
-streamed it sees nothing before its end. Here the core is told the same, but only before its next input, since it decides
-nothing by progress alone: so instances need not stop at every 20th token. A stream that has 50 tokens when another request
-comes has made its program 40 tokens larger.
+tokens of prompts, and the tokens that programs at one instance share (`shared_tokens`). Of responses under way it tells the
+core what a gateway would (`stream_progress`). An instance has as many tokens of memory as its KV blocks hold, unless
+`backend_capacity_tokens` says how many may be used.
 
 A program is released when the workload says that no more of its requests come (`workload.ProgramWorkload`); otherwise it
 keeps its place until it is paused or expires.
@@ -28,28 +24,21 @@ from typing import Final
 from maitred.core.contracts import Choice, FleetView
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
-from maitred.core.request import Request, RequestId
+from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.programs import (
-    PROGRESS_TOKENS,
-    ProgramAction,
-    ProgramDecision,
-    ProgramRequest,
-    Programs,
-    ProgramsConfig,
-    Usage,
-)
+from maitred.programs import ProgramAction, ProgramDecision, ProgramRequest, Programs, ProgramsConfig, Usage
 from maitred.programs.replay import RecordedPrograms
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.lifecycle import GrantLifecycle
 from maitred.sim.program_statistics import ProgramStatistics
 from maitred.sim.replica import Replica
-from maitred.sim.request_state import RequestStage, RequestState
+from maitred.sim.request_state import RequestState
 from maitred.sim.results import Outcome
 from maitred.sim.shared_tokens import SharedTokens
+from maitred.sim.stream_progress import StreamProgress
 
 _GRANT: Final = ProgramAction.GRANT
 _REJECT: Final = ProgramAction.REJECT
@@ -76,8 +65,7 @@ class ProgramsDriver:
         self._models: list[str] = []
         self._shared = SharedTokens(instance.block_size_in_tokens) if instance.enable_prefix_caching else None
         self._reported_shared = [0] * cluster.num_instances
-        self._outputs_told: dict[RequestId, int] = {}
-        """Output tokens that the core has been told of, by streamed request that has its first token."""
+        self._progress = StreamProgress()
         self.statistics = ProgramStatistics(cluster.num_instances, self._capacity)
         self._pending: deque[ProgramDecision] = deque()
         """Decisions to be carried out."""
@@ -116,16 +104,16 @@ class ProgramsDriver:
         self._note(decisions, now)
         self._carry_out(now)
 
-    def on_first_token(self, request: Request) -> None:
-        """Note that a response has begun. One that is made again after a lost slot goes on from what was told of it."""
+    def on_first_token(self, request: Request, replica: Replica) -> None:
+        """Note that a response has begun."""
         if request.stream:
-            self._outputs_told.setdefault(request.id, 0)
+            self._progress.begin(request.id, replica)
 
     def on_end(self, state: RequestState, outcome: Outcome, seq: SequenceState | None, now: Micros) -> None:
         """Report the end of a request, however it has ended. What is decided by that is carried out at the end of the event."""
         request = state.job.request
         program = self.core.program_of(request.id)
-        self._outputs_told.pop(request.id, None)
+        self._progress.end(request.id)
         self._report_progress(now)
         usage = None
         if outcome is Outcome.COMPLETED and seq is not None:
@@ -177,23 +165,8 @@ class ProgramsDriver:
 
     def _report_progress(self, now: Micros) -> None:
         """Before another input, tell the core how far the streams under way have come."""
-        settled = set[Replica]()
-        for request_id, told in self._outputs_told.items():
-            state = self._lifecycle.live[request_id]
-            replica = state.replica
-            if replica is None or state.stage is not RequestStage.IN_INSTANCE:
-                continue
-            if replica not in settled:
-                replica.settle()
-                settled.add(replica)
-            try:
-                emitted = replica.instance.num_output_tokens(request_id)
-            except KeyError:  # it has ended there, and its end is an event that is still to come
-                continue
-            grown = emitted // PROGRESS_TOKENS * PROGRESS_TOKENS - told
-            if grown > 0:
-                self._outputs_told[request_id] += grown
-                self.core.progress(request_id, grown, now)
+        for request_id, tokens in self._progress.take():
+            self.core.progress(request_id, tokens, now)
 
     def _note(self, decisions: Sequence[ProgramDecision], now: Micros) -> None:
         """Keep decisions to be carried out, and report the shared tokens anew until they change no decision."""
