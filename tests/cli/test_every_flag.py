@@ -88,6 +88,7 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "time_scale": (LOAD, "--time-scale 2"),
     "config": (BUSY, "--config c.yaml"),
     "num_instances": (BUSY, "--num-instances 2"),
+    "slots": (BUSY, "--slots learned"),
     "routing_policy": (f"{BUSY} --num-instances 4", "--routing-policy power-of-two"),
     "routing_scorers": (BY_QUEUES, "--routing-scorers load-balance:1"),
     "admission_latency": (LOAD, "--admission-latency 7"),

@@ -45,13 +45,13 @@ def test_what_a_server_info_says(answer: dict[str, Any], slots: int | None) -> N
 
 
 def test_sources() -> None:
-    """A configured number comes before a reported one, and that before 64."""
+    """A configured number comes before a reported one, and that before one that is learned."""
 
     async def scenario() -> None:
         async with world(reporting(3), Backend(), slots=None) as w:
-            assert [(b.slots, b.source) for b in w.state.backends] == [(3, "reported"), (64, "default")]
-            assert (w.state.models["m"].slots, w.state.models["m"].source) == (67, "mixed")
-            assert w.state.pools["m"].capacity == 67
+            assert [(b.slots, b.source) for b in w.state.backends] == [(3, "reported"), (32, "learned")]
+            assert (w.state.models["m"].slots, w.state.models["m"].source) == (35, "mixed")
+            assert w.state.pools["m"].capacity == 35
         async with world(reporting(3), slots=5) as w:
             assert (w.state.models["m"].slots, w.state.models["m"].source) == (5, "configured")
             assert w.backends[0].info_polls == []
@@ -65,7 +65,7 @@ def test_who_does_not_report_is_asked_once_and_again_when_it_comes_back() -> Non
         async with world(backend, slots=None) as w:
             fleet = w.gateway._fleet.backends[0]
             await asyncio.sleep(0.1)
-            assert backend.info_polls == ["/server_info", "/get_server_info"]
+            assert backend.info_polls == ["/server_info?config_format=json", "/get_server_info"]
             await backend.stop()
             await w.wait_until(lambda: not fleet.healthy)
             backend.info = {"max_running_requests": 2}
@@ -117,7 +117,7 @@ def test_trouble_with_the_page_changes_nothing(caplog: pytest.LogCaptureFixture)
     run(scenario())
     troubles = [record.message for record in caplog.records if "how many requests" in record.message]
     assert len(troubles) == 2, "each is said once"
-    assert "/server_info answered 500" in troubles[0]
+    assert "/server_info?config_format=json answered 500" in troubles[0]
 
 
 def test_capacity_changes_while_it_is_used(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import uvloop
@@ -260,6 +260,7 @@ def programs_config(section: dict[str, Any] | None) -> ProgramsConfig | None:
 async def world(
     *backends: Backend,
     slots: int | None = 64,
+    slots_from: Literal["auto", "learned", "fixed"] = "auto",
     admission: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
     programs: dict[str, Any] | None = None,
@@ -269,7 +270,8 @@ async def world(
 ) -> AsyncIterator[GatewayWorld]:
     """Run a gateway before `backends`; at the end, wait until no request is left.
 
-    `admission` goes to `admission_config`, `programs` to `programs_config`. `reload` is called with the gateway config.
+    `slots` is `slots_per_backend`, and `slots_from` is `slots`. `admission` goes to `admission_config`, `programs` to
+    `programs_config`. `reload` is called with the gateway config.
     """
     backends = backends or (Backend(),)
     for backend in backends:
@@ -277,6 +279,7 @@ async def world(
     settings = GatewayConfig(
         backends=tuple(backend.url for backend in backends),
         slots_per_backend=slots,
+        slots=slots_from,
         **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
     )
     read = None if reload is None else partial(reload, settings)

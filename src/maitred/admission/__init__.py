@@ -33,6 +33,7 @@ has left).
     config.py       the keys of the `admission` section; those of flow control are in flow_config.py
     presets.py      defaults of the configuration, and options in which other systems differ
     rules.py        the configuration, resolved into what pools work with
+    learned_slots/  how many slots an engine should have, where it does not say
     replay.py       a core that writes a log, and a log run again
 """
 

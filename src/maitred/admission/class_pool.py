@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from maitred.admission.enums import Action, Reason, ReleaseReason
+from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool import SlotPool
 from maitred.admission.preemption import link_peers, unlink_peers
 from maitred.admission.priority import AdmissionPriority, PromotionBudget
@@ -165,6 +166,14 @@ class ClassPool(SlotPool):
             return self.rules.fixed_retry_after
         lane = ticket.lane
         return self.retry_estimators[lane].estimate(len(self.queues.lanes[lane]), now, self.rules.lanes[lane].queue_timeout)
+
+    def demand(self) -> PoolDemand:
+        slots = self.slots
+        for lane in LANES:
+            if self.waiting and self.queues.head(lane) is not None:
+                held = slots.shortfall(lane, 0) - slots.in_use + slots.capacity
+                return PoolDemand(wanted=True, held=held // slots.units_per_slot)
+        return NO_DEMAND
 
     # Preemption.
 

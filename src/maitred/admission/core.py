@@ -29,6 +29,7 @@ from typing import Final
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.counters import ClassView, PoolView
 from maitred.admission.enums import Action, ReleaseReason
+from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool import LoadProbe, SlotPool
 from maitred.admission.pools import PoolDirectory
@@ -321,6 +322,11 @@ class Admission:
     def view(self, pool: str) -> PoolView:
         """Return what one pool looks like now. Raises KeyError for an unknown pool."""
         return self._pools.view(pool)
+
+    def demand(self, model: str) -> PoolDemand:
+        """Return what waits for the slots of a model; nothing for an unknown one, and where slots are no limit."""
+        pool = self._pool_of_model.get(model)
+        return NO_DEMAND if pool is None else pool.demand()
 
     def class_views(self) -> Mapping[PriorityClass, ClassView]:
         """Return each class over all pools, most urgent first; nothing if there are no pools."""

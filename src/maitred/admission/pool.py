@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from maitred.admission.counters import ClassCounters, ClassView, PoolView
 from maitred.admission.enums import Action, Reason, ReleaseReason
+from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.preemption import PreemptionCandidates
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket
@@ -126,6 +127,10 @@ class SlotPool(ABC):
         """Return when time alone changes something in this pool, or None if never."""
 
     # Observation.
+
+    def demand(self) -> PoolDemand:
+        """Return whether a request waits for a slot, and what reservations hold back from it."""
+        return NO_DEMAND
 
     def view(self, counters: Sequence[ClassCounters]) -> PoolView:
         """Return what the pool looks like now; `counters` are its own, by class."""

@@ -93,7 +93,8 @@ def _summary_lines(config: Config) -> Iterator[str]:
         keys = ", ".join(f"{key} {getattr(instance, key)}" for key in flavour_keys(instance.flavour))
         yield f"           flavour {instance.flavour}" + (f": {keys}" if keys else "")
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"
-    admission = "no admission" if cluster.capacity is None else f"{cluster.capacity} slots"
+    learned = "slots are learned" if cluster.limits_slots else "no admission"
+    admission = learned if cluster.capacity is None else f"{cluster.capacity} slots"
     yield f"cluster    {_count(cluster.num_instances, 'instance')}, {admission}"
 
 

@@ -16,6 +16,7 @@ BACKENDS: Final = FlagGroup(
     "Backends",
     KeyFlag("gateway.backends", "URL", name="--backend"),
     KeyFlag("gateway.slots_per_backend", "N"),
+    KeyFlag("gateway.slots", "SOURCE"),
     KeyFlag("routing.policy", "POLICY", name="--routing-policy"),
     KeyFlag("routing.scorers", _SCORERS, name="--routing-scorers"),
     KeyFlag("gateway.max_attempts", "N"),
@@ -85,6 +86,7 @@ ENGINE: Final = FlagGroup(
     KeyFlag("engine.output_tokens", "LENGTHS"),
     KeyFlag("engine.seed", "SEED"),
     KeyFlag("engine.speed", "FACTOR"),
+    KeyFlag("engine.hide_slots"),
 )
 """Flags of `maitred engine`. Its `--model` may also be that of the instance."""
 
@@ -203,6 +205,7 @@ CLUSTER: Final = FlagGroup(
     KeyFlag("cluster.num_instances", "N"),
     KeyFlag("routing.policy", "POLICY", name="--routing-policy"),
     KeyFlag("routing.scorers", _SCORERS, name="--routing-scorers"),
+    KeyFlag("cluster.slots", "SOURCE"),
     KeyFlag("cluster.admission_latency_ms", "µs", name="--admission-latency", in_micros=True),
     KeyFlag("cluster.routing_latency_ms", "µs", name="--routing-latency", in_micros=True),
     KeyFlag("cluster.snapshot_refresh_interval_ms", "µs", name="--snapshot-refresh-interval", in_micros=True),

@@ -208,7 +208,7 @@ def _resolve_names(config: Config, flags: SimulateFlags) -> Config:
 
 def _check_admission_config(config: Config, flags: SimulateFlags) -> None:
     """Raise ConfigError for an admission file that would have no effect, because nothing turns admission on."""
-    if config.cluster.capacity is None and flags.admission_config is not None and config.admission.never_refuses:
+    if not config.cluster.limits_slots and flags.admission_config is not None and config.admission.never_refuses:
         hint = f"turn it on with {_TURN_ON}"
         raise ConfigError("without admission it has no effect", where="--admission-config", hint=hint)
 

@@ -95,12 +95,12 @@ C = TypeVar("C", bound=Config)
 def with_simulation_defaults(merged: MergedConfig[C]) -> C:
     """Return the configuration with the admission mode of a simulation, where none is given.
 
-    Without a capacity there is no admission; with one there are classes. Raises ConfigError for the first mistake.
+    Without a capacity or learned slots there is no admission; with either there are classes. Raises ConfigError for the first mistake.
     """
     config = merged.build()
     if merged.is_given("admission", "mode"):
         return config
-    mode = "off" if config.cluster.capacity is None else "priority"
+    mode = "priority" if config.cluster.limits_slots else "off"
     return replace(config, admission=replace(config.admission, mode=mode))
 
 

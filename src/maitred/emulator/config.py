@@ -24,6 +24,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     tokens. `max_tokens` caps it; with `ignore_eos` an output has exactly `max_tokens`."""
     seed: int = 42
     """Seed of the output lengths: the n-th prompt has the same length in every run."""
+    hide_slots: bool = False
+    """Answer 404 to `/server_info`, which says how many sequences it runs at once, as vLLM does: gateways must learn it."""
     speed: float = 1.0
     """How many times faster than the latency model says; with 2 every step takes half as long."""
     max_body_bytes: int = 32 * 1024 * 1024

@@ -85,10 +85,11 @@ class EngineApp(App):
             "/v1/models": (_GET, self._models),
             "/health": (_GET, self._health),
             "/version": (_GET, self._version),
-            "/server_info": (_GET, self._server_info),
             "/metrics": (_GET, self._metrics),
             "/emulator/state": (_GET, self._state),
         }
+        if not config.hide_slots:
+            self._routes["/server_info"] = (_GET, self._server_info)
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""

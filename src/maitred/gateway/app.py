@@ -32,6 +32,7 @@ from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import ROUTES
 from maitred.gateway.request_intake import RequestIntake
+from maitred.gateway.slot_learning import SlotLearning
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
@@ -79,6 +80,11 @@ class Gateway(App):
         self._programs_config = programs or ProgramsConfig()
         self._program_parts = self._make_program_parts(default_state)
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
+        slot_decisions = None if self._decision_log is None else DecisionLog(self._decision_log.write)
+        self._slot_learning = SlotLearning(
+            config, self._fleet, self._driver, self._client, slot_decisions, self._on_slots_changed
+        )
+        self._slot_learning.choose_sources()
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
         self._intake = RequestIntake(
@@ -143,12 +149,14 @@ class Gateway(App):
             self._program_parts.start()
         self._poll_task = asyncio.create_task(self._fleet.poll_forever())
         self._poll_task.add_done_callback(_on_polling_ended)
+        self._slot_learning.start()
 
     async def stop(self) -> None:
         """Release all resources, after the last request has ended."""
         if self._poll_task is not None:
             self._poll_task.cancel()
             await asyncio.wait({self._poll_task})
+        await self._slot_learning.stop()
         self._driver.close()
         self._descriptors.stop()
         if self._program_parts is not None:
@@ -195,12 +203,15 @@ class Gateway(App):
     def _apply_settings(self, settings: GatewaySettings) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
         self._capacity.apply_config(settings.admission)
+        self._on_slots_changed(self._fleet.known_models)
+        self._slot_learning.use_key(settings.gateway.upstream_api_key)
         self._intake.apply_config(settings.gateway, settings.programs)
         if self.programs is not None:
             self.programs.reconfigure(settings.programs)
         self._fleet.apply_config(settings.gateway)
 
     def _on_slots_changed(self, models: Iterable[str]) -> None:
+        self._slot_learning.choose_sources()
         self._capacity.on_slots_changed(models)
 
     def _on_vanished(self, model: str) -> bool:

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from maitred.admission.learned_slots import OwnRequest, OwnRequests, SlotController
 from maitred.core.request import Request
+from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.kv_pages import KvReport
 from maitred.gateway.polling import ReportedLoad
 from maitred.wire.client import Origin
 
-SlotSource: TypeAlias = Literal["configured", "reported", "default", "mixed", "none"]
+SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
 """Where a number of slots comes from; `none` if no backend is up, so that there are none."""
 
 
@@ -32,6 +35,7 @@ class Backend:
     __slots__ = (
         *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
+        *("learned_slots", "slot_shares", "own_requests", "in_use"),
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -48,6 +52,14 @@ class Backend:
         """The models in its last good answer, by id; kept while it is down."""
         self.reported_slots: int | None = None
         """Requests that the backend reports it can run at once, or None if it reports no number."""
+        self.learned_slots: SlotController | None = None
+        """What learns its slots, or None if they are told or no limit."""
+        self.slot_shares: dict[str, int] = {}
+        """Its learned slots by model, if it serves several models."""
+        self.own_requests = OwnRequests()
+        """The requests of this gateway that it has, where its slots are learned."""
+        self.in_use = asyncio.Event()
+        """Set while it has such requests."""
         self.load: ReportedLoad | None = None
         """The load that the backend reports, or None if it reports none or nothing reads it."""
         self.kv: KvReport | None = None
@@ -85,7 +97,7 @@ class Backend:
 class UpstreamRequest:
     """A request at a backend. Made by the task that waits for the response."""
 
-    __slots__ = ("_task", "backend", "is_abandoned", "model", "response_started")
+    __slots__ = ("_task", "backend", "has_failed", "is_abandoned", "is_complete", "model", "own", "response_started")
 
     def __init__(self, backend: Backend, model: str) -> None:
         self.backend = backend
@@ -93,7 +105,23 @@ class UpstreamRequest:
         self.response_started = False
         """Whether a part of the response may have been sent to the client."""
         self.is_abandoned = False
+        self.own: OwnRequest | None = None
+        """Its record for learned slots, or None if the slots of the backend are not learned."""
+        self.is_complete = False
+        """Whether its answer came whole, with status 200."""
+        self.has_failed = False
+        """Whether the backend failed it."""
         self._task = asyncio.current_task()
+
+    @property
+    def on_data(self) -> Callable[[bytes], None] | None:
+        """What is to be told of each piece of a stream, or None if nothing is."""
+        return None if self.own is None else self.note_data
+
+    def note_data(self, data: bytes) -> None:
+        """Note a piece of a stream, which may hold several tokens, an event for each."""
+        if self.own is not None:
+            self.backend.own_requests.note_pieces(self.own, self.own.pieces + max(1, data.count(b"data:")), monotonic_now())
 
     def abandon(self) -> None:
         """Cancel its task, which then calls `absorb_abandonment`."""

@@ -114,8 +114,9 @@ class CapacityController:
             return None
         for model in self._fleet.known_models:
             # A model without slots has no backend up, and so says nothing about the size of its fleet.
-            slots = self._fleet.offered_slots(model).slots
-            problem = overcommit_problem(config, slots) if slots else None
+            slots, source = self._fleet.offered_slots(model).slots, self._fleet.offered_slots(model).source
+            # A number that is being learned says nothing yet; the core scales reservations to it.
+            problem = overcommit_problem(config, slots) if slots and source != "learned" else None
             if problem is not None:
                 return f"{problem} of model `{model}`"
         return None
@@ -131,8 +132,10 @@ class CapacityController:
         before, now = self._last_logged.get(model, ModelSlots(0, "none")), self._fleet.offered_slots(model)
         if now != before:
             self._last_logged[model] = now
-            log.info("capacity of model `%s`: %d slots (%s), before: %d", model, now.slots, now.source, before.slots)
-            if self._startup_checked:
+            # Learned numbers change all the time; `slot_learning` tells what matters of them.
+            level = logging.DEBUG if before.source == now.source == "learned" else logging.INFO
+            log.log(level, "capacity of model `%s`: %d slots (%s), before: %d", model, now.slots, now.source, before.slots)
+            if self._startup_checked and level == logging.INFO:
                 self._warn_where_scaled_down([model])
 
     def _warn_where_scaled_down(self, models: Iterable[str]) -> None:

@@ -57,8 +57,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     port: int = 8080
     """Port to listen on; 0 takes any free one."""
     slots_per_backend: int | None = None
-    """Requests that one backend may have in flight, for each model it serves. Null: what it reports (`max_running_requests` in
-    `/server_info`), else 64."""
+    """Requests that one backend may have in flight, for each model it serves. Null: as `slots` says."""
+    slots: Literal["auto", "learned", "fixed"] = "auto"
+    """Where the slots of a backend come from if `slots_per_backend` is null. `auto`: what it reports (`max_running_requests` or
+    `max_num_seqs` in `/server_info`), else learned of what it runs, in mode `priority`. `learned`: learned in any case, with
+    what it reports as the upper bound. `fixed`: what it reports, else 64."""
     auth: Literal["none"] | None = None
     """`none`: every client may send requests, without a key. Only with this word may a reload open a gateway that had keys.
     Null: every request needs a key as soon as one is configured."""
@@ -124,6 +127,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"{name} must be at least 1")
         if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MAX_SLOTS:
             raise ValueError(f"slots_per_backend must be from 1 to {MAX_SLOTS:,}")
+        if self.slots_per_backend is not None and self.slots == "learned":
+            raise ValueError("slots_per_backend and slots: learned contradict each other (leave one of them out)")
         if self.max_parked_body_bytes < self.max_body_bytes:
             raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
         if self.tenant_metric_top_n < 0:
@@ -164,6 +169,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"auth: none contradicts {next(iter(owners.values()))} (leave one of them out)")
         if self.upstream_api_key is not None and not is_valid_api_key(self.upstream_api_key):
             raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
+
+    @property
+    def learns_slots(self) -> bool:
+        """Whether the slots of a backend that reports none are learned."""
+        return self.slots_per_backend is None and self.slots != "fixed"
 
     @property
     def has_keys(self) -> bool:

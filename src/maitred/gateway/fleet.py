@@ -23,9 +23,11 @@ from typing import Any
 from maitred.admission import fleet_load
 from maitred.core.contracts import FleetLoad
 from maitred.core.errors import MaitredError
+from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.gateway.backend import Backend, BackendObserver, ModelSlots, UpstreamRequest
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
+from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.kv_pages import has_restarted
 from maitred.gateway.polling import BackendPoller, KvPolling, PollResult
 from maitred.gateway.served_models import ServedModels
@@ -56,6 +58,8 @@ class BackendFleet:
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [BackendPoller(client, backend.origin, config) for backend in self.backends]
         self._models = ServedModels(self.backends)
+        self.prefers_free_slots = False
+        """Whether the slots of a backend limit what is sent to it."""
         self._observer: BackendObserver | None = None
         self._kv_polling: KvPolling | None = None
 
@@ -90,6 +94,14 @@ class BackendFleet:
         """Return the healthy backends that serve `model` and are not drained."""
         return self._models.backends_serving(model)
 
+    def with_free_slots(self, backends: Sequence[Backend]) -> Sequence[Backend]:
+        """Return those of `backends` that have fewer requests in flight than slots, or all of them if none has. Slots are given
+        out per model, so nothing else keeps a backend to its own number."""
+        if not self.prefers_free_slots or len(backends) < 2:
+            return backends
+        free = [backend for backend in backends if backend.in_flight < self.backend_slots(backend).slots]
+        return free if 0 < len(free) < len(backends) else backends
+
     def may_serve(self, model: str) -> bool:
         """Return whether a backend has served `model`, or one that has never been up might."""
         return self._models.was_served(model) or not all(backend.was_ever_healthy for backend in self.backends)
@@ -116,7 +128,7 @@ class BackendFleet:
 
     def offered_slots(self, model: str) -> ModelSlots:
         """Return the slots that the healthy backends of `model` offer."""
-        offers = [self.backend_slots(backend) for backend in self.backends_serving(model)]
+        offers = [self.backend_slots(backend, model) for backend in self.backends_serving(model)]
         sources = {offer.source for offer in offers}
         source = sources.pop() if len(sources) == 1 else "mixed" if sources else "none"
         return ModelSlots(sum(offer.slots for offer in offers), source)
@@ -125,25 +137,35 @@ class BackendFleet:
         """Return the load of the healthy backends of `model`. O(backends)."""
         return fleet_load(self.backends_serving(model))
 
-    def backend_slots(self, backend: Backend) -> ModelSlots:
-        """Return the slots that one backend offers for each model that it serves."""
+    def backend_slots(self, backend: Backend, model: str | None = None) -> ModelSlots:
+        """Return the slots that one backend offers for each model that it serves; of learned slots, which models share, those
+        of `model`, or all."""
         if self._config.slots_per_backend is not None:
             return ModelSlots(self._config.slots_per_backend, "configured")
+        if backend.learned_slots is not None:
+            slots = backend.learned_slots.slots
+            return ModelSlots(slots if model is None else backend.slot_shares.get(model, slots), "learned")
         if backend.reported_slots is not None:
             return ModelSlots(backend.reported_slots, "reported")
         return ModelSlots(DEFAULT_SLOTS_PER_BACKEND, "default")
 
-    def add_request(self, backend: Backend, model: str) -> UpstreamRequest:
+    def add_request(self, backend: Backend, request: Request) -> UpstreamRequest:
         """Count the request that the current task is about to send to `backend`."""
-        sent = UpstreamRequest(backend, model)
+        sent = UpstreamRequest(backend, request.model)
         backend.requests.add(sent)
+        if backend.learned_slots is not None:
+            sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, monotonic_now())
+            backend.in_use.set()
         return sent
 
     def remove_request(self, sent: UpstreamRequest) -> None:
         """Stop counting a request that has ended at its backend, in whatever way."""
-        sent.backend.requests.remove(sent)
+        backend, own = sent.backend, sent.own
+        backend.requests.remove(sent)
+        if own is not None:
+            backend.own_requests.remove(own, monotonic_now(), completed=sent.is_complete, failed=sent.has_failed)
         # At a backend that is down the request had a slot of its own, which ends with it (`total_slots`).
-        if sent.backend not in self.backends_serving(sent.model):
+        if backend not in self.backends_serving(sent.model):
             self._on_slots_changed((sent.model,))
 
     def list_models(self) -> Sequence[dict[str, Any]]:
@@ -167,6 +189,8 @@ class BackendFleet:
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
             backend.healthy, backend.load, backend.kv = False, None, None
+            if backend.learned_slots is not None:
+                backend.learned_slots.forget(monotonic_now())
             self._pollers[backend.index].reset_reported()
             self._update_serving()
             self._tell_observer(backend)

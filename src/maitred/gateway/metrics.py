@@ -63,6 +63,7 @@ class GatewayCollector(Collector):
             limiter_families,
             tenant_families,
             backend_families,
+            learned_families,
         ):
             yield from family(state)
         if self._program_families is not None:
@@ -177,6 +178,23 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge(
         "maitred_backend_inflight", "Requests sent there and not ended.", ["backend"], (([b.url], b.in_flight) for b in each)
     )
+
+
+def learned_families(state: GatewayState) -> Iterator[Metric]:
+    """Yield the slots of each backend, where they come from, and what is believed where they are learned."""
+    slots = (([b.url, b.source], b.slots) for b in state.backends)
+    text = "Requests that it may have in flight, for each model, and where this number comes from."
+    yield gauge("maitred_backend_slots", text, ["backend", "source"], slots)
+    learned = [(b.url, b.learned) for b in state.backends if b.learned is not None]
+    limits = (([url], of.limit) for url, of in learned if of.limit is not None)
+    yield gauge("maitred_backend_slots_limit", "Requests that it runs at once, as is believed.", ["backend"], limits)
+    for bound in ("least", "most"):
+        bounds = (([url], float(getattr(of, bound))) for url, of in learned)
+        yield gauge(f"maitred_backend_slots_{bound}", "A bound of learned slots.", ["backend"], bounds)
+    states = (([url, of.state], 1) for url, of in learned)
+    yield gauge("maitred_backend_slots_state", "1 for the state of learned slots.", ["backend", "state"], states)
+    changes = (([url], of.changed_secs_ago) for url, of in learned if of.changed_secs_ago is not None)
+    yield gauge("maitred_backend_slots_age_seconds", "Time since learned slots last changed.", ["backend"], changes)
 
 
 def counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:

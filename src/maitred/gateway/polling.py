@@ -10,7 +10,8 @@ been down. Any other problem keeps the last value, because a busy engine is not 
 **Slots.** SGLang's `/server_info` holds its arguments beside their results: `max_running_requests` as configured, or null, and
 for each data-parallel rank an internal state with `effective_max_running_requests_per_dp`, which that rank really runs. The
 sum over the ranks counts if all report it, otherwise what is configured. Two ranks that run 256 each make 512 slots. Other
-engines and routers report `max_running_requests` at the top, or pass their arguments on as `server_args`.
+engines and routers report `max_running_requests` at the top, or pass their arguments on as `server_args`. vLLM, started with
+`VLLM_SERVER_DEV_MODE=1`, has `vllm_config.scheduler_config.max_num_seqs`, for each data-parallel engine.
 
 **Load.** The gauges of vLLM and SGLang in Prometheus' text format:
 
@@ -47,8 +48,8 @@ MAX_POLL_BYTES: Final = 1024 * 1024
 """Largest answer of /health and /v1/models."""
 MAX_INFO_BYTES: Final = 8 * 1024 * 1024
 """Largest answer of /metrics and of /server_info, which repeats all arguments for each data-parallel rank."""
-SERVER_INFO_PATHS: Final = ("/server_info", "/get_server_info")
-"""Where the arguments are; the second is the older path."""
+SERVER_INFO_PATHS: Final = ("/server_info?config_format=json", "/get_server_info")
+"""Where the arguments are. vLLM writes them as text without that query; the second is SGLang's older path."""
 _MAX_ID_CHARS: Final = 1_024
 """Longest id of a model. It stands in metrics and in the log."""
 METRICS_PATH: Final = "/metrics"
@@ -223,9 +224,22 @@ class ServerArguments(msgspec.Struct):
     effective_max_running_requests_per_dp: Any = None
 
 
+class SchedulerConfig(msgspec.Struct):
+    """The scheduler's part of vLLM's configuration."""
+
+    max_num_seqs: Any = None
+
+
+class VllmConfig(msgspec.Struct):
+    """vLLM's configuration."""
+
+    scheduler_config: SchedulerConfig | None = None
+
+
 class ServerInfo(ServerArguments):
     """The answer to `/server_info`, as far as it is read."""
 
+    vllm_config: VllmConfig | str | None = None
     internal_states: list[ServerArguments] | None = None
     server_args: ServerArguments | None = None
 
@@ -240,6 +254,9 @@ def parse_reported_slots(body: bytes | bytearray) -> int | None:
     ranks: list[int] = [state.effective_max_running_requests_per_dp for state in states]
     if ranks and all(map(_is_plausible, ranks)):
         return min(sum(ranks), MAX_SLOTS)
+    if isinstance(info.vllm_config, VllmConfig) and info.vllm_config.scheduler_config is not None:
+        seqs: int = info.vllm_config.scheduler_config.max_num_seqs
+        return seqs if _is_plausible(seqs) else None
     for arguments in (info, info.server_args, *states):
         if arguments is not None and _is_plausible(arguments.max_running_requests):
             slots: int = arguments.max_running_requests

@@ -229,7 +229,7 @@ class Proxy:
         while untried:
             if failure is not None:
                 self._counters.retries += 1
-            choice = self._router.choose(proxied.request, untried, self._admission.now())
+            choice = self._router.choose(proxied.request, self._fleet.with_free_slots(untried), self._admission.now())
             backend = self._fleet.backends[choice.instance]
             try:
                 return await self._try_backend(backend, proxied, writer)
@@ -283,7 +283,7 @@ class Proxy:
     ) -> ReleaseReason:
         """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
         and ApiError if the request loses its slot before its first byte."""
-        sent = self._fleet.add_request(backend, proxied.request.model)
+        sent = self._fleet.add_request(backend, proxied.request)
         response: UpstreamResponse | None = None
         try:
             headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
@@ -291,6 +291,7 @@ class Proxy:
             forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs)
             if proxied.step is not None:
                 forwarder.reader = self._answer_reader(proxied, proxied.step, response, forwarder)
+            forwarder.on_data = sent.on_data
             await forwarder.wait_for_data()
             # From here on the backend is not abandoned for this request; and after a True from the core it is no victim.
             sent.response_started = True
@@ -301,16 +302,21 @@ class Proxy:
             try:
                 await forwarder.forward(partial(self._note_first_data, proxied, response.status))
             except UpstreamError as error:
+                sent.has_failed = True
                 self._count_failure(backend, error)
                 return ReleaseReason.FAILED
             finally:
                 if proxied.step is not None and forwarder.reader is not None:
                     proxied.step.usage = forwarder.reader.usage
+            sent.is_complete = response.status == 200
             return ReleaseReason.DRAINED
         except asyncio.CancelledError:
             if not sent.absorb_abandonment():
                 raise
             raise BackendAbandoned(f"{backend.url} is down: {backend.problem}") from None
+        except UpstreamError:
+            sent.has_failed = True
+            raise
         finally:
             # If the response is not complete, this closes the connection, so that the engine stops working on it.
             if response is not None:

@@ -39,7 +39,7 @@ class ResponseForwarder:
 
     __slots__ = (
         *("_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_withheld", "_writer"),
-        "reader",
+        *("on_data", "reader"),
     )
 
     def __init__(
@@ -54,6 +54,8 @@ class ResponseForwarder:
         self._keepalive_secs = keepalive_secs if has_comments else 0.0
         self.reader: AnswerReader | None = None
         """What reads the usage, if it is of interest; set before `wait_for_data`."""
+        self.on_data: Callable[[bytes], None] | None = None
+        """Told of each piece of a stream as it comes, if that is of interest; set before `wait_for_data`."""
         self._withheld = b""
         """The part of the body that was received and not sent yet, as the client will get it."""
         self._has_data = False
@@ -116,6 +118,8 @@ class ResponseForwarder:
         while not (response.is_complete or sse.has_data(self._withheld) or len(self._withheld) >= MAX_WITHHELD_BYTES):
             self._withheld += await self._read_piece()
         self._has_data = True
+        if self.on_data is not None:
+            self.on_data(self._withheld)
 
     async def _read_piece(self) -> bytes:
         """Return the next piece of the body as the client will get it. Raises UpstreamError."""
@@ -135,14 +139,17 @@ class ResponseForwarder:
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
         """Return what sends a piece of the body as soon as it arrives, without waking a task."""
-        reader = self.reader
-        if reader is None:
+        reader, on_data = self.reader, self.on_data if self._is_stream else None
+        if reader is None and on_data is None:
             return writer.send_piece
 
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
-            piece = reader.take(piece, more=more)
-            if more and not piece:
-                return None
+            if on_data is not None:
+                on_data(piece)
+            if reader is not None:
+                piece = reader.take(piece, more=more)
+                if more and not piece:
+                    return None
             return writer.send_piece(piece, more)
 
         return write

@@ -15,8 +15,10 @@ import msgspec
 
 from maitred.admission import Admission, ClassView, PoolView, ReleaseReason
 from maitred.admission.config import MAX_SLOTS
+from maitred.admission.learned_slots import SlotController, SlotReason, SlotState
 from maitred.core.histogram import Histogram
 from maitred.core.request import PriorityClass
+from maitred.core.units import Micros, to_seconds
 from maitred.gateway.backend import Backend, SlotSource
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.driver import RealTimeAdmission
@@ -118,6 +120,20 @@ class ModelState(msgspec.Struct):
     """Where this number comes from."""
 
 
+class LearnedState(msgspec.Struct):
+    """Learned slots of one backend."""
+
+    state: SlotState
+    limit: int | None
+    """Requests that the engine runs at once, or null while that is not known."""
+    least: int
+    most: int
+    """The bounds of the slots."""
+    last_change: SlotReason | None
+    """Why the slots last changed, or null if they never did."""
+    changed_secs_ago: float | None
+
+
 class BackendState(msgspec.Struct):
     """One backend."""
 
@@ -132,6 +148,8 @@ class BackendState(msgspec.Struct):
     """Requests that the backend may have in flight, for each model."""
     source: SlotSource
     """Where this number comes from."""
+    learned: LearnedState | None
+    """What is believed and why, if the slots are learned."""
 
 
 class TenantState(msgspec.Struct):
@@ -222,7 +240,14 @@ class StateSnapshots:
 
     def _backend(self, b: Backend) -> BackendState:
         slots = self._fleet.backend_slots(b)
-        return BackendState(b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining, slots.slots, slots.source)
+        learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._driver.now())
+        own = (b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining)
+        return BackendState(*own, slots.slots, slots.source, learned)
+
+
+def _learned_state(slots: SlotController, now: Micros) -> LearnedState:
+    ago = None if slots.changed_at is None else round(to_seconds(now - slots.changed_at), 3)
+    return LearnedState(slots.state, slots.limit, slots.least, slots.most, slots.last_reason, ago)
 
 
 def class_states(core: Admission) -> dict[PriorityClass, ClassState]:

@@ -117,7 +117,7 @@ def simulate(
 
     `workload` is an iterable of jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (with its own seed; use
     its `jobs(seed=...)` for another), or a trace as the command line names it (`"azure:FILE"`). Sections that are None have
-    their defaults. If `admission` is None, the default classes apply if `cluster.capacity` is set, and otherwise every request
+    their defaults. If `admission` is None, the default classes apply if `cluster` limits slots, and otherwise every request
     may enter. If `programs` is None, requests are routed one by one. `slo` is the default of the result's methods.
     `sample_every` (µs) is the first distance of the samples for charts, which grows during the run; None takes no samples.
     `progress` is called from time to time with the number of arrived requests. `log` receives the decisions of admission. The
@@ -153,7 +153,7 @@ def _sections(
 ) -> dict[str, msgspec.Struct]:
     """Return the configuration of a run by section, with the defaults filled in."""
     cluster = cluster or ClusterConfig()
-    mode: AdmissionMode = "off" if cluster.capacity is None else "priority"
+    mode: AdmissionMode = "priority" if cluster.limits_slots else "off"
     return {
         "cluster": cluster,
         "instance": resolve_instance(instance or InstanceConfig()),

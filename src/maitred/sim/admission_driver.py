@@ -3,9 +3,10 @@
 The driver submits requests, carries out the decisions of the core, and keeps the timer of the core in the event queue.
 
 Each model has `cluster.capacity` slots, or else as many as the batches of all instances hold, which is what live backends
-report. The classes of a workload are effective classes, as in the log of a gateway. The class cap of a tenant applies to
-tenants that a policy names. The cost of a request is computed from what a gateway knows: the prompt, and the output limit that
-the client set. The true length of the answer stays the secret of the workload.
+report, or as many as are learned of them (`slot_learning`). The classes of a workload are effective classes, as in the log of
+a gateway. The class cap of a tenant applies to tenants that a policy names. The cost of a request is computed from what a
+gateway knows: the prompt, and the output limit that the client set. The true length of the answer stays the
+secret of the workload.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from maitred.admission import (
     ReleaseReason,
     overcommit_problem,
 )
+from maitred.admission.learned_slots import START_SLOTS
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
@@ -56,7 +58,8 @@ class AdmissionDriver:
         self._config = config
         self._capacity = capacity
         self._event_queue = event_queue
-        self._known_models: set[str] = set()
+        self.known_models: dict[str, None] = {}
+        """The models for which requests have come, in that order."""
         self._capped_tenants = config.tenant_policies if config.uses_classes else {}
         self._timer_at: Micros | None = None
         """The instant of the valid ADMISSION entry in the event queue."""
@@ -77,8 +80,8 @@ class AdmissionDriver:
     def submit(self, request: Request, now: Micros) -> None:
         """Ask for a slot for a request, and carry out the decisions."""
         core = self.core
-        if request.model not in self._known_models:
-            self._known_models.add(request.model)
+        if request.model not in self.known_models:
+            self.known_models[request.model] = None
             core.resize(request.model, self._capacity, now)
         cost = request.prompt_tokens + (request.max_output_tokens or 0)
         load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
@@ -92,6 +95,12 @@ class AdmissionDriver:
     def release(self, request_id: RequestId, end: ReleaseReason, now: Micros) -> None:
         """Report the end of a request, and carry out the decisions that follow, such as the admission of the next one."""
         self._apply(self.core.release(request_id, end, now), now)
+
+    def resize(self, capacity: int, now: Micros) -> None:
+        """Set the slots of each model, and carry out the decisions that follow."""
+        self._capacity = capacity
+        for model in self.known_models:
+            self._apply(self.core.resize(model, capacity, now), now)
 
     def on_timer(self, now: Micros) -> None:
         """Let the core do what is due at `now`, such as queue timeouts."""
@@ -150,18 +159,20 @@ def make_admission_driver(
 ) -> AdmissionDriver | None:
     """Return the driver of the configured admission, or None if every request may enter.
 
-    If `admission` is None, the default classes apply if `cluster.capacity` is set, and otherwise every request may enter.
+    If `admission` is None, the default classes apply if `cluster` limits slots, and otherwise every request may enter.
     `load_probe` returns the load of the instances.
 
     Raises ConfigError for limits that contradict each other, and for reservations that do not fit.
     """
-    config = admission or AdmissionConfig(mode="off" if cluster.capacity is None else "priority")
+    config = admission or AdmissionConfig(mode="priority" if cluster.limits_slots else "off")
     if config.admits_all:
         return None
-    capacity = cluster.capacity or cluster.num_instances * instance.max_num_seqs
+    of_instance = START_SLOTS if cluster.slots == "learned" else instance.max_num_seqs
+    capacity = cluster.capacity or cluster.num_instances * of_instance
     if config.mode == "legacy":
         config = _with_global_limit(config, cluster.capacity)
-    problem = overcommit_problem(config, capacity) if config.mode == "priority" else None
+    is_checked = config.mode == "priority" and cluster.slots != "learned"  # A number that is being learned says nothing yet.
+    problem = overcommit_problem(config, capacity) if is_checked else None
     if problem and config.on_overcommit == "legacy" and config.preset.bootstrap_capacity is None:
         hint = "on_overcommit: clamp scales them down; a live gateway would serve without classes"
         raise ConfigError(problem, where="admission", hint=hint)

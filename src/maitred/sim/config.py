@@ -76,6 +76,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     capacity: int | None = None
     """Slots per model of the admission in front of the router; without `admission.mode` it means `priority`. With neither,
     every request enters. Null: as many as the batches of all instances hold."""
+    slots: Literal["reported", "learned"] = "reported"
+    """Where the slots come from if `capacity` is null: `reported`, as many as the batches of all instances hold, or `learned`,
+    as the gateway learns them of engines that report no number. `learned` without `admission.mode` means `priority`."""
     admission_latency_ms: float = 0.0
     """Time from the arrival of a request until admission decides, in ms."""
     routing_latency_ms: float = 0.0
@@ -96,6 +99,13 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"num_instances must be from 1 to {MAX_INSTANCES:,}, not {self.num_instances}")
         if self.capacity is not None and not 1 <= self.capacity <= MAX_SLOTS:
             raise ValueError(f"capacity must be from 1 to {MAX_SLOTS:,} slots, not {self.capacity}")
+        if self.capacity is not None and self.slots == "learned":
+            raise ValueError("capacity and slots: learned contradict each other (leave one of them out)")
+
+    @property
+    def limits_slots(self) -> bool:
+        """Whether it says how many slots there are, which means classes where no admission mode is given."""
+        return self.capacity is not None or self.slots == "learned"
 
 
 class ServabilityCheck(Enum):

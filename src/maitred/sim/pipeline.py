@@ -38,6 +38,7 @@ from maitred.sim.replica import Replica
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 from maitred.sim.results import NEVER, Outcome
 from maitred.sim.rows import ResultRows
+from maitred.sim.slot_learning import SlotLearning
 
 _OUTCOMES: Final = {
     EventKind.FINISHED: Outcome.COMPLETED,
@@ -69,9 +70,10 @@ class Pipeline:
         delays: RequestDelays,
         delay_line: DelayLine,
         disaggregation: Disaggregation | None,
+        slots: SlotLearning | None = None,
     ) -> None:
         """Without `admission` every request may enter, and without `programs` every one may hold memory; `programs` is then the
-        router, too. Without `disaggregation` every instance does prefill and decode."""
+        router, too. Without `disaggregation` every instance does prefill and decode. Without `slots` they are told."""
         self._event_queue = event_queue
         self._arrivals = arrivals
         self._admission = admission
@@ -89,6 +91,7 @@ class Pipeline:
         self._checks_on_arrival = delays.check is ServabilityCheck.ON_ARRIVAL
         self._delay_line = delay_line
         self._disaggregation = disaggregation
+        self._slots = slots
         self._may_wait = (admission or programs or disaggregation) is not None or delays != RequestDelays()
         """Whether a request may spend time before it is in an instance, so that its deadline needs an event."""
         self.live: dict[RequestId, RequestState] = {}
@@ -163,6 +166,8 @@ class Pipeline:
             if kind is _FIRST_TOKEN:
                 if self._admission is not None:
                     self._admission.confirm_first_byte(event.seq.request, now)
+                if self._slots is not None:
+                    self._slots.on_first_token(event.seq.request, replica, now)
                 if self._programs is not None:
                     self._programs.on_first_token(event.seq.request, replica)
             elif kind is not _KV_PREEMPTED:
@@ -175,6 +180,10 @@ class Pipeline:
     def on_admission_timer(self, _: int, now: Micros) -> None:
         assert self._admission is not None
         self._admission.on_timer(now)
+
+    def on_slots_due(self, _: int, now: Micros) -> None:
+        assert self._slots is not None
+        self._slots.on_due(now)
 
     def on_programs_timer(self, _: int, now: Micros) -> None:
         assert self._programs is not None
@@ -212,11 +221,14 @@ class Pipeline:
         if fleet.has_snapshots:
             fleet.refresh_views(now)
         if self._disaggregation is None:
-            replica = fleet.replicas[self._router.choose(request, fleet.views, now).instance]
+            views = fleet.views if self._slots is None else self._slots.preferred(fleet.views)
+            replica = fleet.replicas[self._router.choose(request, views, now).instance]
         else:
             replica = self._disaggregation.place(state, now)
         state.replica = replica
         replica.in_flight += 1
+        if self._slots is not None:
+            self._slots.on_sent(request, replica, now)
         overheads = self._delays.entry
         if overheads is None:
             self._enqueue(state, now)
@@ -252,6 +264,8 @@ class Pipeline:
             return
         if decode is None:
             replica.in_flight -= 1
+            if self._slots is not None:
+                self._slots.on_left(request, replica, now, event.seq.num_output_tokens if kind is _FINISHED else None)
             self._notify_router(request, replica, now)
         else:
             self._detach(state, now)
@@ -266,6 +280,8 @@ class Pipeline:
         state.delay_id, state.stage = 0, _BEFORE_ROUTING
         if replica is not None:
             replica.in_flight -= 1
+            if self._slots is not None:
+                self._slots.on_left(state.job.request, replica, now)
             self._notify_router(state.job.request, replica, now)
         if decode is not None:
             decode.in_flight -= 1

@@ -33,6 +33,7 @@ from maitred.sim.request_state import DelayLine
 from maitred.sim.results import Results
 from maitred.sim.rows import ResultRows, ResultSink, make_rows
 from maitred.sim.samples import Sampler
+from maitred.sim.slot_learning import make_slot_learning
 from maitred.workload import Job
 
 _NO_HORIZON: Micros = 1 << 62
@@ -60,7 +61,7 @@ def simulate(
 
     Args:
         jobs: Jobs in the order of arrival, read one at a time. A `ReactiveWorkload` is told of the end of every request.
-        admission: What stands in front of the router, or None for the default classes (nothing without `cluster.capacity`).
+        admission: What stands in front of the router, or None for the default classes (nothing unless `cluster` limits slots).
         programs: How agent programs share the KV memory of the instances. None: requests are routed one by one.
         progress: Called from time to time with the number of arrived requests.
         log: Receives the inputs and decisions of admission and of programs.
@@ -80,7 +81,8 @@ def simulate(
     router = agents or (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed) if cluster.disaggregation else None
-    pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools)
+    slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
+    pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools, slots)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     arrivals.read_next(0)
     _run(event_queue, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
@@ -126,6 +128,7 @@ def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]
         SimEventKind.TRANSFER: pipeline.on_transfer_due,
         SimEventKind.ENTRY: pipeline.on_entry_due,
         SimEventKind.INSTANCE: pipeline.on_instance_due,
+        SimEventKind.SLOTS: pipeline.on_slots_due,
     }
     if sampler is not None:
         handlers[SimEventKind.SAMPLE] = sampler.on_sample_due

@@ -1,0 +1,232 @@
+"""SlotController: how many requests one engine should have, found and followed by looking at it.
+
+Slots that equal what an engine runs give urgent requests their first token at once, and waste nothing. More slots move less
+urgent requests into the engine's own queue, where their class does not count; fewer leave the engine idle. Engines do not
+say what that number is, and it is not a constant: whichever binds first of sequences, KV memory and prefill tokens.
+
+    on_reading(reading, own, demand)   each look at the metrics of the engine
+    on_tick(own, demand)               ten times per second while requests are in flight
+    forget()                           the backend was down
+
+The parts, each with its own theory: `limit_search` finds the limit; `kv_limit` bounds it by memory; `shared_engine` takes
+over while others use the engine; `without_metrics` makes looks of the requests' own streams while there are no metrics. What
+each may do to the slots is bounded here:
+
+- from `least` to `most`; while no request waits for a slot, they never grow;
+- a reading that equals the last one in all fields, while our requests end, is no reading (a cached page), and neither is one
+  that shows less than half of what we see answering, three times in a row (another engine's page);
+- a reading without progress since the last one shows no step: the engine may be in a long one, and `running` stands still for
+  no other reason;
+- a counter that goes back is a restart: the limit is forgotten, the slots stay.
+
+With metrics, ticks do one thing: while the limit is not known, requests that are overdue, while no more streams answer than
+before, are a queue in the engine that is seen before the next reading.
+
+Time and observations are arguments; nothing here reads a clock. `replay` logs the inputs and runs them again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from maitred.admission.config import MAX_SLOTS
+from maitred.admission.learned_slots.kv_limit import KvLimit
+from maitred.admission.learned_slots.limit_search import LimitSearch, lead_of
+from maitred.admission.learned_slots.shared_engine import SharedEngine
+from maitred.admission.learned_slots.signals import (
+    EngineReading,
+    OwnLoad,
+    PoolDemand,
+    SlotDecision,
+    SlotReason,
+    SlotState,
+)
+from maitred.admission.learned_slots.without_metrics import StreamLooks
+from maitred.core.units import MILLISECOND, SECOND, Micros
+
+START_SLOTS: Final = 32
+"""Slots before anything is known. 256 before an engine of 8 are one long queue, 8 before one of 512 cost two seconds."""
+MOST_LEARNED: Final = 4096
+LEAST_LEARNED: Final = 2
+BUSY_INTERVAL: Final = 200 * MILLISECOND
+"""Time between two readings while all slots are used, or nearly."""
+CALM_INTERVAL: Final = SECOND
+"""Time between two readings while there are slots to spare."""
+TICK_INTERVAL: Final = 100 * MILLISECOND
+BLIND_AFTER: Final = 1500 * MILLISECOND
+"""Without a reading for this long, the requests' own streams are the signal."""
+
+
+class SlotController:
+    """The slots of one engine."""
+
+    def __init__(self, start: int = START_SLOTS, most: int = MOST_LEARNED, least: int = LEAST_LEARNED) -> None:
+        """Raises ValueError unless 1 <= least <= start <= most <= MAX_SLOTS."""
+        if not 1 <= least <= start <= most <= MAX_SLOTS:
+            raise ValueError(f"slots must be in order: 1 <= {least} (least) <= {start} (start) <= {most} (most) <= {MAX_SLOTS}")
+        self.least, self.most = least, most
+        self.changed_at: Micros | None = None
+        """When the number of slots last changed, or None if it never did."""
+        self.last_reason: SlotReason | None = None
+        self._search = LimitSearch(start)
+        self._kv = KvLimit()
+        self._shared = SharedEngine()
+        self._streams = StreamLooks()
+        self._is_shared = False
+        self._reading: EngineReading | None = None
+        self._reading_at: Micros | None = None
+        self._period = SECOND // 4
+        self._ended_at_reading = 0
+        self._failed = 0
+        self._foreign_readings = 0
+        self._tick_at: Micros | None = None
+        self._overdue_look: int | None = None
+        self._is_blind = False
+        self._now: Micros = 0
+
+    @property
+    def slots(self) -> int:
+        return self._search.slots
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of the engine that is believed, or None while it is searched for or shared."""
+        return self._search.limit
+
+    @property
+    def state(self) -> SlotState:
+        if self._is_blind:
+            return SlotState.BLIND
+        if self._is_shared:
+            return SlotState.CONTENDED if self._shared.contends(self._now) else SlotState.SHARED
+        if self._search.limit is None:
+            return SlotState.EXPLORING
+        return SlotState.PROBING if self._search.is_probing else SlotState.TRUSTED
+
+    def on_reading(self, reading: EngineReading, own: OwnLoad, demand: PoolDemand, now: Micros) -> SlotDecision | None:
+        """Take a look at the engine into account. Return the change of slots, or None."""
+        before, last = self.slots, self._reading
+        ended, self._ended_at_reading = own.ended - self._ended_at_reading, own.ended
+        if (last == reading and ended) or self._is_foreign(reading, own):
+            return None
+        if last is not None and _shows_no_step(reading, last):
+            self._reading_at = now
+            return None
+        if last is not None and None not in (reading.progress, last.progress) and _went_back(reading, last):
+            self._forget()
+        if self._reading_at is not None:
+            self._period += (min(now - self._reading_at, 10 * SECOND) - self._period) // 5
+        since = self._period if self._reading_at is None else now - self._reading_at
+        self._reading, self._reading_at, self._is_blind = reading, now, False
+        self._streams.forget()
+        self._note_failures(own)
+        limit = self._kv.update(reading, own, since)
+        is_shared = self._shared.look(reading, own)
+        if is_shared and not self._is_shared:
+            self._search.forget_limit()
+        self._is_shared = is_shared
+        if is_shared:
+            full = self._search.is_full(own, demand)
+            self._search.slots = self._shared.slots(reading, own, demand, self.slots, lead_of(own), full=full, now=now)
+            reason = SlotReason.SHARED
+        else:
+            running = min(reading.running, own.most_in_flight)
+            waiting = min(reading.waiting, own.unanswered + own.silent)
+            self._search.look(running, waiting, own, demand, kv_usage=reading.kv_usage, period=self._period, now=now)
+            reason = self._search.reason
+        return self._bounded(before, reason, demand, now, limit)
+
+    def on_tick(self, own: OwnLoad, demand: PoolDemand, now: Micros) -> SlotDecision | None:
+        """Look at our own streams. Return the change of slots, or None. Too early a call changes nothing."""
+        if self._tick_at is not None and now - self._tick_at < TICK_INTERVAL + 8 * own.token_gap:
+            return None
+        since, self._tick_at = 0 if self._tick_at is None else now - self._tick_at, now
+        before, search = self.slots, self._search
+        if self._reading_at is not None and now - self._reading_at <= BLIND_AFTER:
+            self._look_for_overdue(own, now)
+            return self._bounded(before, search.reason, demand, now)
+        if self._reading_at is None and not since:
+            return None  # The first tick: a reading may be on its way.
+        self._is_blind = True
+        self._note_failures(own)
+        cap = self._streams.look(search, own, demand, since, now)
+        reason = search.reason
+        if cap is not None and cap < self.slots:
+            search.slots, reason = cap, SlotReason.SILENT
+        return self._bounded(before, reason, demand, now)
+
+    def reading_due_in(self, in_flight: int, *, wanted: bool) -> Micros | None:
+        """Return how long after a reading the next is due; None while nothing is in flight: an idle engine costs nothing."""
+        if not in_flight:
+            return None
+        return BUSY_INTERVAL if wanted or in_flight >= 0.9 * self.slots else CALM_INTERVAL
+
+    @property
+    def wants_ticks(self) -> bool:
+        """Whether ticks may change anything: readings are missing, or the limit is not known."""
+        return self._is_blind or self._reading_at is None or self._search.limit is None or self._search.is_probing
+
+    def forget(self, now: Micros) -> None:
+        """Forget the limit and keep the slots: the backend was down, and what comes up may be another engine."""
+        self._now = now
+        self._reading = self._reading_at = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._search.forget()
+        self._kv, self._shared = KvLimit(), SharedEngine()
+        self._is_shared, self._overdue_look = False, None
+        self._streams.forget()
+
+    def _is_foreign(self, reading: EngineReading, own: OwnLoad) -> bool:
+        """Return whether a page shows so little of what answers us that it is that of another engine."""
+        self._foreign_readings = self._foreign_readings + 1 if reading.running < own.answered / 2 - 2 else 0
+        return self._foreign_readings >= 3
+
+    def _note_failures(self, own: OwnLoad) -> None:
+        if own.failed > self._failed:
+            self._search.distrust()
+        self._failed = own.failed
+
+    def _look_for_overdue(self, own: OwnLoad, now: Micros) -> None:
+        """Confirm a limit from two looks at our own streams, where it is searched for and readings are too slow."""
+        search = self._search
+        is_searching = (search.limit is None or search.is_probing) and not self._is_shared
+        if not is_searching or own.unstreamed > 0.3 * own.in_flight or self._reading is None:
+            self._overdue_look = None
+            return
+        if own.overdue <= lead_of(own) + 1 + 0.05 * own.answered:
+            self._overdue_look = None
+            return
+        if self._overdue_look is not None and own.answered <= 1.03 * self._overdue_look + 1:
+            search.confirm(own.answered, own, kv_usage=self._reading.kv_usage, now=now)
+        self._overdue_look = own.answered
+
+    def _bounded(
+        self, before: int, reason: SlotReason, demand: PoolDemand, now: Micros, kv_limit: int | None = None
+    ) -> SlotDecision | None:
+        """Keep the slots within their bounds, and return how they changed, or None."""
+        self._now = now
+        slots = self.slots
+        if kv_limit is not None and kv_limit < slots:
+            slots, reason = kv_limit, SlotReason.KV_MEMORY
+        if not demand.wanted:
+            slots = min(slots, before)
+        slots = self._search.slots = max(self.least, min(slots, self.most))
+        if slots == before:
+            return None
+        self.changed_at, self.last_reason = now, reason
+        return SlotDecision(now, slots, before, reason, self.state)
+
+
+def _shows_no_step(reading: EngineReading, last: EngineReading) -> bool:
+    """Return whether no step has ended between two readings."""
+    if reading.progress is None:
+        return reading == last and reading.kv_usage > 0
+    return reading.progress == last.progress
+
+
+def _went_back(reading: EngineReading, last: EngineReading) -> bool:
+    assert reading.progress is not None
+    assert last.progress is not None
+    return reading.progress < last.progress

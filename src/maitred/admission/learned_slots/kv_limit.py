@@ -1,0 +1,72 @@
+"""How many requests fit into the KV memory of an engine in the long run.
+
+Usage lags demand by a whole answer: a young batch holds a third of what it will hold. When usage reads 1, the engine evicts
+already, the newest requests first. So the limit is computed ahead, from two things that are known early:
+
+    c      KV usage per token that our answered requests hold: measures block size and shared prefixes
+    size   tokens that a request holds in the long run: its prompt, and the mean age of an answer (`own_requests`)
+
+    limit = aim / (c · size)
+
+*Example.* 40 answered requests hold 20,000 tokens at a usage of 0.5: c = 0.000025. Prompts have 300 tokens, and answers are
+410 tokens old on average: size = 710. With an aim of 0.92 the limit is 0.92 / (0.000025 · 710) = 51.
+
+The aim falls with each preemption at high usage and recovers slowly: 0.80 to 0.92. Before eight requests have ended, the
+size is the larger of what the answered ones hold and prompt + 2 · the longest output so far.
+
+Where most answers are not streamed, what they hold is not seen. Then the limit is aim / (usage per running request), once
+the engine has preempted or is above 0.95.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from maitred.admission.learned_slots.signals import EngineReading, OwnLoad
+from maitred.core.units import SECOND, Micros
+
+_HIGHEST_AIM: Final = 0.92
+_LOWEST_AIM: Final = 0.80
+
+
+class KvLimit:
+    """The limit of one engine."""
+
+    def __init__(self) -> None:
+        self._aim = _HIGHEST_AIM
+        self._usage_per_token = 0.0
+        self._usage_per_request = 0.0
+        self._preemptions = 0
+        self._is_short = False
+        """Whether the memory has been full, where the size of requests is not seen."""
+
+    def update(self, reading: EngineReading, own: OwnLoad, period: Micros) -> int | None:
+        """Return the most requests that fit, or None if memory is no limit. `period` is the time since the last reading."""
+        has_preempted = reading.preemptions > self._preemptions
+        self._preemptions = reading.preemptions
+        if has_preempted and reading.kv_usage > 0.8:
+            self._aim = max(_LOWEST_AIM, 0.98 * self._aim)
+        else:
+            self._aim = min(_HIGHEST_AIM, self._aim + 0.002 * min(4.0, 4.0 * period / SECOND))
+        if reading.kv_usage < 0.05:
+            return None
+        if 2 * own.unstreamed > own.in_flight:
+            return self._by_request(reading, has_preempted=has_preempted)
+        if own.held_tokens:
+            measured = reading.kv_usage / own.held_tokens
+            self._usage_per_token += (0.2 if self._usage_per_token else 1.0) * (measured - self._usage_per_token)
+        size = self._size(own)
+        return max(1, int(self._aim / (self._usage_per_token * size))) if self._usage_per_token and size else None
+
+    def _by_request(self, reading: EngineReading, *, has_preempted: bool) -> int | None:
+        if reading.running:
+            measured = reading.kv_usage / reading.running
+            self._usage_per_request += (0.1 if self._usage_per_request else 1.0) * (measured - self._usage_per_request)
+        self._is_short = self._is_short or has_preempted or reading.kv_usage > 0.95
+        return max(1, int(self._aim / self._usage_per_request)) if self._is_short and self._usage_per_request else None
+
+    def _size(self, own: OwnLoad) -> float:
+        if own.ended >= 8 and own.output_age:
+            return own.mean_prompt + own.output_age
+        held = own.held_tokens / own.answered if own.answered else 0.0
+        return max(held, own.mean_prompt + 2 * own.longest_output)

@@ -1,0 +1,186 @@
+"""Search for the limit of an engine: the number of requests that it runs while something waits in it.
+
+A look is two numbers, running and waiting. `lead` are the slots above the limit that cover a dispatch, so that a place that
+becomes free in the engine finds a request: completions per second times 10 ms.
+
+    something waits beyond the lead   twice, with `running` standing still: what runs is the limit (the most of 8 looks)
+    nothing waits, all slots used     more slots: +50 % while nothing was ever confirmed, then +6 %, +12 %, ... up to +50 %
+    more runs than was believed       the limit is at least that
+
+Two looks, because requests that were just sent wait until their prompts have been computed, also in an engine with room for
+all; only then `running` stands still. The most of several looks, because `running` dips between the end of a request and the
+start of the next.
+
+**Trust.** A confirmed limit is left alone for 4 s at first, and for twice as long with each probe that confirms it, up to 2
+minutes or 16 service times. Then, while all slots are used, a probe lends a few slots for a look. It gives idle reservations
+away for that moment, so it must become rare; and a first estimate may be wrong, so the first probe must be soon. A request
+that the engine fails makes trust short again.
+
+*Example.* Limit 16, start 32, completions 60/s, so the lead is 1. Looks (running, waiting): (9, 23) still filling; (16, 16)
+still filling, because 16 > 1.03 · 9 + 1; (16, 16): confirmed, 17 slots. Nothing waits from here on but the lead; after 4 s a
+probe of 18 finds 2 waiting twice: confirmed, and trusted for 8 s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from maitred.admission.learned_slots.signals import OwnLoad, PoolDemand, SlotReason
+from maitred.core.units import MILLISECOND, SECOND, Micros
+
+_FIRST_TRUST: Final = 4 * SECOND
+_LONGEST_TRUST: Final = 120 * SECOND
+_TRUST_AT_FULL_MEMORY: Final = 2 * SECOND
+_SHRINK_TIME: Final = 750 * MILLISECOND
+"""For how long at least a smaller limit must be seen."""
+_PROBE_LOOKS: Final = 8
+
+
+def lead_of(own: OwnLoad) -> int:
+    """Return the slots above the limit that cover the time of a dispatch."""
+    return round(own.ended_per_sec * 0.01)
+
+
+class LimitSearch:
+    """The search at one engine. `slots` may also be set from outside."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.limit: int | None = None
+        """The limit that is trusted, or None."""
+        self.largest_limit = 0
+        self.is_probing = False
+        self.reason = SlotReason.RAISED
+        """Why `slots` was last changed."""
+        self._recent: deque[int] = deque(maxlen=8)
+        self._previous: tuple[int, int] | None = None
+        self._confirmed: int | None = None
+        self._confirmed_at: Micros = 0
+        self._confirmed_at_full_memory = False
+        self._trust = _FIRST_TRUST
+        self._raises = 0
+        self._raised_at: Micros | None = None
+        self._ever_confirmed = False
+        self._short_looks = 0
+        self._short_since: Micros = 0
+        self._probe_looks = 0
+
+    def forget(self) -> None:
+        """Forget the limit, and keep the slots: it may be another engine now."""
+        self.limit, self._confirmed, self.is_probing = None, None, False
+        self._recent.clear()
+        self._previous, self._raises, self._short_looks = None, 0, 0
+        self.distrust()
+
+    def forget_limit(self) -> None:
+        """Forget the limit, because others share it."""
+        self.limit, self.is_probing, self._previous = None, False, None
+        self._recent.clear()
+
+    def distrust(self) -> None:
+        """Look again soon."""
+        self._trust = _FIRST_TRUST
+
+    def is_full(self, own: OwnLoad, demand: PoolDemand) -> bool:
+        """Return whether all slots are in use or held back, and a request waits for one."""
+        return demand.wanted and own.in_flight + demand.held >= self.slots - max(1, 0.02 * self.slots)
+
+    def look(
+        self, running: int, waiting: int, own: OwnLoad, demand: PoolDemand, *, kv_usage: float, period: Micros, now: Micros
+    ) -> None:
+        """Take a look into account. `running` and `waiting` are ours alone; `period` is the usual time between two looks."""
+        lead = lead_of(own)
+        if waiting > lead + int(0.02 * running) and running > 0:
+            if self._stands_still(running) and not self._may_be_a_dip(running, now):
+                self.confirm(running, own, kv_usage=kv_usage, now=now)
+        elif waiting <= lead:
+            self._short_looks = 0
+            self._look_without_queue(running, own, demand, period=period, now=now)
+        self._previous = (running, waiting)
+
+    def _stands_still(self, running: int) -> bool:
+        before = self._previous
+        return before is not None and before[1] > 0 and running <= 1.03 * before[0] + 1
+
+    def _may_be_a_dip(self, running: int, now: Micros) -> bool:
+        """Return whether a smaller number is too new to be believed."""
+        if self.limit is None or self._confirmed is None or running >= 0.95 * self._confirmed:
+            self._short_looks = 0
+            return False
+        if not self._short_looks:
+            self._short_since = now
+        self._short_looks += 1
+        return self._short_looks < 2 or now - self._short_since < _SHRINK_TIME
+
+    def confirm(self, running: int, own: OwnLoad, *, kv_usage: float, now: Micros) -> None:
+        """Take `running` for what the engine runs while something waits in it."""
+        recent = self._recent
+        if not recent and self._previous is not None:
+            recent.append(self._previous[0])
+        recent.append(running)
+        limit = max(recent)
+        last = list(recent)[-3:]
+        if len(last) == 3 and max(last) < 0.9 * limit:
+            recent.clear()
+            recent.extend(last)
+            limit = max(last)
+        if self._confirmed is not None and abs(limit - self._confirmed) <= max(1, 0.05 * self._confirmed):
+            if now - self._confirmed_at > self._trust_time(own) / 2:
+                self._trust = min(max(_LONGEST_TRUST, 16 * own.service_time), 2 * self._trust_time(own))
+        else:
+            self.distrust()
+        self.limit = self._confirmed = limit
+        self.largest_limit = max(limit, self.largest_limit)
+        self._confirmed_at, self._confirmed_at_full_memory = now, kv_usage > 0.85
+        self._raises, self._ever_confirmed, self.is_probing = 0, True, False
+        self._set(limit + lead_of(own), SlotReason.CONFIRMED)
+
+    def _look_without_queue(self, running: int, own: OwnLoad, demand: PoolDemand, *, period: Micros, now: Micros) -> None:
+        lead = lead_of(own)
+        if self.limit is not None and running > self.limit:
+            self.limit = running
+            self._set(max(self.slots, running + lead), SlotReason.MORE_RUNNING)
+        if not self.is_full(own, demand):
+            if self.is_probing:
+                self._count_idle_probe(lead, now)
+            return
+        if self._raised_at is not None and now - self._raised_at < 0.7 * period:
+            return
+        if self.limit is not None and now - self._confirmed_at <= self._patience(own):
+            if not self.is_probing:
+                self._set(max(self.slots, self.limit + lead), SlotReason.CONFIRMED)
+            return
+        if self.limit is not None and not self.is_probing:
+            self._probe(self.limit, lead, demand, now)
+        elif running >= 0.9 * own.in_flight - lead - 2:
+            self._raise(now)
+
+    def _patience(self, own: OwnLoad) -> Micros:
+        return _TRUST_AT_FULL_MEMORY if self._confirmed_at_full_memory else self._trust_time(own)
+
+    def _trust_time(self, own: OwnLoad) -> Micros:
+        return self._trust if self._trust == _FIRST_TRUST else max(self._trust, 4 * own.service_time)
+
+    def _probe(self, limit: int, lead: int, demand: PoolDemand, now: Micros) -> None:
+        # Reservations are shares of the slots, so those of the probe hold back more as well.
+        share = min(0.5, demand.held / self.slots)
+        self.is_probing, self._probe_looks, self._raised_at = True, 0, now
+        self._set(max(self.slots, int((limit + max(1.0, 0.03 * limit) + lead) / (1 - share) + 0.5)), SlotReason.PROBE)
+
+    def _count_idle_probe(self, lead: int, now: Micros) -> None:
+        self._probe_looks += 1
+        if self._probe_looks >= _PROBE_LOOKS and self.limit is not None:
+            self.is_probing, self._confirmed_at = False, now
+            self._set(self.limit + lead, SlotReason.PROBE_ENDED)
+
+    def _raise(self, now: Micros) -> None:
+        self._raises += 1
+        self.limit, self.is_probing, self._raised_at = None, False, now
+        self._recent.clear()
+        share = min(0.5, 0.06 * 2 ** min(self._raises - 1, 8)) if self._ever_confirmed else 0.5
+        self._set(self.slots + max(1, int(self.slots * share)), SlotReason.RAISED)
+
+    def _set(self, slots: int, reason: SlotReason) -> None:
+        if slots != self.slots:
+            self.slots, self.reason = slots, reason
