@@ -1,12 +1,13 @@
 """What the gateway costs: CPU per request and per SSE event, requests/s, and what it adds to latency.
 
-    python bench/gateway.py [--rounds 5] [--seconds 1] [--router tr]
+    python bench/gateway.py [--rounds 5] [--seconds 1] [--router tr] [--alone]
 
-Three processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them, with classes
-and metrics on. Every round measures each scenario directly and through the gateway, one after the other, so that a busy machine
-disturbs both alike. The medians over the rounds are printed. The figure to trust is CPU, as the scheduler counts it for the
-gateway process (/proc/PID/schedstat, hence Linux only). A calibration loop shows how fast the machine is at the moment. With
-two cores or more, the gateway has one for itself, and the others share the next.
+Processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them, with classes and
+metrics on. Beside it nginx, haproxy and smg do the same as far as they are installed, and a bare proxy in Python always
+(`proxies.py`); `--alone` leaves them out. Every round measures each scenario directly and through each proxy, one after the
+other, so that a busy machine disturbs all alike. The medians over the rounds are printed. The figure to trust is CPU, as the
+scheduler counts it for the processes of the proxy (/proc/PID/schedstat, hence Linux only). A calibration loop shows how fast
+the machine is at the moment. With two cores or more, the proxies have one for themselves, and the others share the next.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from operator import attrgetter
+from pathlib import Path
 
 import uvloop
 
 from measuring import calibrate, cpu_of
 from processes import MAITRED
+from proxies import OtherProxy, others
 
 MODEL = "bench"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "}}]}\n\n'
@@ -191,7 +197,7 @@ async def client(port: int, scenario: Scenario, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Window:
-    """One scenario measured once. Times are in seconds; `cpu` is the gateway's, 0 for direct access."""
+    """One scenario measured once. Times are in seconds; `cpu` is the proxy's, 0 for direct access."""
 
     requests: int
     events: int
@@ -203,8 +209,8 @@ class Window:
 
 
 @contextlib.contextmanager
-def process(arguments: list[str], core: int | None) -> Iterator[int]:
-    running = subprocess.Popen(arguments)
+def process(arguments: Sequence[str], core: int | None) -> Iterator[int]:
+    running = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
     try:
         if core is not None:
             os.sched_setaffinity(running.pid, {core})
@@ -214,21 +220,42 @@ def process(arguments: list[str], core: int | None) -> Iterator[int]:
         running.wait(10)
 
 
-def measure(port: int, scenario: Scenario, seconds: float, gateway: int | None) -> Window:
-    before, began = cpu_of(gateway) if gateway else 0.0, time.perf_counter()
+def tree_of(pid: int) -> list[int]:
+    """Return a process and those that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(member for child in children for member in tree_of(int(child)))]
+
+
+def measure(port: int, scenario: Scenario, seconds: float, proxy: int | None) -> Window:
+    tree = tree_of(proxy) if proxy else []
+    before, began = sum(map(cpu_of, tree)), time.perf_counter()
     arguments = ["--role", "client", "--port", str(port), "--scenario", scenario.name, "--seconds", str(seconds)]
     out = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE).stdout
-    spent = cpu_of(gateway) - before if gateway else 0.0
+    spent = sum(map(cpu_of, tree)) - before
     return Window(**json.loads(out), cpu=spent, wall=time.perf_counter() - began)
 
 
-def wait_until_ready(url: str) -> None:
-    for _ in range(200):
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready") as answer:
+def can_serve(scenario: Scenario, proxy: OtherProxy) -> bool:
+    """Warm a proxy up. Return whether it serves a scenario on connections that stay open, and say so if it does not."""
+    try:
+        measure(proxy.port, scenario, 0.3, None)
+    except subprocess.CalledProcessError:
+        print(f"{proxy.name} does not keep its connections in the scenario {scenario.name}: left out there")
+        return False
+    return True
+
+
+def wait_until_ready(proxy: OtherProxy) -> None:
+    """Wait until a proxy answers requests."""
+    scenario = next(iter(SCENARIOS.values()))
+    url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
+    for _ in range(400):
+        request = urllib.request.Request(url, scenario.request.partition(b"\r\n\r\n")[2], {"content-type": "application/json"})
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
             if answer.status == 200:
                 return
         time.sleep(0.05)
-    sys.exit("the gateway did not get ready")
+    sys.exit(f"{proxy.name} did not get ready")
 
 
 COLUMNS = ("CPU µs/req", "CPU µs/event", "req/s", "direct", "added p50 µs", "added p99 µs", "added TTFB µs")
@@ -246,36 +273,56 @@ def row(direct: list[Window], through: list[Window], seconds: float) -> list[str
     return [f"{per_request:.1f}", f"{per_event:.1f}" if per_event else "–", *(f"{value:.0f}" for value in (*rates, *added))]
 
 
-def report(results: dict[str, tuple[list[Window], list[Window]]], calibrations: list[float], seconds: float) -> None:
+Results = dict[str, dict[str, list[Window]]]
+"""By scenario and proxy; direct access is `DIRECT`."""
+DIRECT = "direct"
+
+
+def report(results: Results, calibrations: list[float], seconds: float) -> None:
     low, middle, high = min(calibrations), statistics.median(calibrations), max(calibrations)
     print(f"calibration loop: {middle:.1f} ms (min {low:.1f}, max {high:.1f})")
-    print(f"{'':<22}" + "".join(f"{title:>14}" for title in COLUMNS))
-    for name, (direct, through) in results.items():
-        print(f"{name:<22}" + "".join(f"{cell:>14}" for cell in row(direct, through, seconds)))
+    for scenario, by_proxy in results.items():
+        print(f"\n{scenario:<26}" + "".join(f"{title:>14}" for title in COLUMNS))
+        for name, windows in by_proxy.items():
+            if name != DIRECT:
+                print(f"  {name:<24}" + "".join(f"{cell:>14}" for cell in row(by_proxy[DIRECT], windows, seconds)))
 
 
-def main(rounds: int, seconds: float, only: str, router: str) -> None:
+def ours(backend: int, port: int, router: str) -> OtherProxy:
+    command = [*MAITRED, "serve", "--admission", "priority", "--slots-per-backend", "512"]
+    command += ["--backend", f"http://127.0.0.1:{backend}", "--port", str(port)]
+    return OtherProxy("maitred", (*command, *(["--router", router, "--state", "none"] if router else [])), port)
+
+
+def main(rounds: int, seconds: float, only: str, router: str, alone: bool) -> None:
     chosen = [scenario for scenario in SCENARIOS.values() if only in scenario.name]
     cores = sorted(os.sched_getaffinity(0))
-    mine, others = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
-    if others is not None:
-        os.sched_setaffinity(0, {others})  # the clients that this process starts inherit it
-    direct, through = 19_301, 19_300
-    backend_args = [sys.executable, __file__, "--role", "backend", "--port", str(direct)]
-    where = ["--backend", f"http://127.0.0.1:{direct}", "--port", str(through)]
-    gateway_args = [*MAITRED, "serve", "--admission", "priority", "--slots-per-backend", "512", *where]
-    gateway_args += ["--router", router, "--state", "none"] if router else []
-    results: dict[str, tuple[list[Window], list[Window]]] = {scenario.name: ([], []) for scenario in chosen}
+    mine, rest = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    if rest is not None:
+        os.sched_setaffinity(0, {rest})  # the clients that this process starts inherit it
+    backend, port = 19_301, 19_300
+    results: Results = {scenario.name: defaultdict(list) for scenario in chosen}
     calibrations = []
-    with process(backend_args, others), process(gateway_args, mine) as gateway:
-        wait_until_ready(f"http://127.0.0.1:{through}")
-        for scenario in chosen:  # warm up
-            measure(through, scenario, 0.3, gateway)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.chmod(0o777)  # nginx gives its rights up
+        stack.enter_context(process([sys.executable, __file__, "--role", "backend", "--port", str(backend)], rest))
+        wait_until_ready(OtherProxy("the backend", (), backend))  # smg looks at it at once, and then not for long
+        proxies = [ours(backend, port, router), *([] if alone else others(backend, port + 2, folder))]
+        running = {proxy: stack.enter_context(process(proxy.command, mine)) for proxy in proxies}
+        for proxy in proxies:
+            wait_until_ready(proxy)
+        print("measured:", ", ".join(proxy.name for proxy in proxies))
+        pairs = [pair for pair in product(chosen, proxies) if can_serve(*pair)]
         for _ in range(rounds):
             calibrations.append(calibrate() * 1e3)
             for scenario in chosen:
-                results[scenario.name][0].append(measure(direct, scenario, seconds, None))
-                results[scenario.name][1].append(measure(through, scenario, seconds, gateway))
+                of_scenario = results[scenario.name]
+                of_scenario[DIRECT].append(measure(backend, scenario, seconds, None))
+                for proxy, pid in running.items():
+                    if (scenario, proxy) not in pairs:
+                        continue
+                    of_scenario[proxy.name].append(measure(proxy.port, scenario, seconds, pid))
     report(results, calibrations, seconds)
 
 
@@ -285,6 +332,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--only", default="", help="scenarios with this in their name")
     parser.add_argument("--router", default="", help="that of `maitred serve`: tr or default, for each request is a program")
+    parser.add_argument("--alone", action="store_true", help="measure no other proxies")
     parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)
@@ -294,4 +342,4 @@ if __name__ == "__main__":
     elif options.role == "client":
         uvloop.run(client(options.port, SCENARIOS[options.scenario], options.seconds))
     else:
-        main(options.rounds, options.seconds, options.only, options.router)
+        main(options.rounds, options.seconds, options.only, options.router, options.alone)

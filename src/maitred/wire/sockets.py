@@ -1,7 +1,7 @@
 """What the system knows of a socket and asyncio does not say: that its peer has hung up, and what it has not taken.
 
-**Hangups.** A socket that is not read reports no end: the end is behind the bytes that nobody takes. On Linux, epoll tells of it
-apart (EPOLLRDHUP). Sockets that are paused are in an epoll set of their own, which is itself a file that the event loop watches.
+**Hangups.** A socket that is not read reports no end: the end is behind the bytes that nobody takes. On Linux, epoll tells of
+it apart (EPOLLRDHUP). Sockets that are paused are in an epoll set of their own, which is itself a file that the loop watches.
 
 Example: a client has sent more requests than are kept, is paused, and waits for its first answer. It closes. The set gets
 readable, and its connection is closed within the same turn of the loop, so that its answer is no longer worked on.
@@ -74,6 +74,6 @@ def num_queued_bytes(descriptor: int) -> int:
     """Return how many bytes the system keeps for the peer of this socket; 0 where it does not say."""
     try:
         (size,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
-    except OSError:
+    except (OSError, ValueError):  # no socket, or one that is closed
         return 0
     return int(size)
