@@ -49,6 +49,8 @@ class FakeRequest(EngineRequest):
         self.num_preemptions = 0
         self.output_tokens = 0
         self.is_prefill_chunk = False
+        self.num_stale_output_tokens = 0
+        self.drop_stale_output = False
 
     @property
     def num_tokens(self) -> int:
@@ -188,6 +190,7 @@ class FakeScheduler:
         for request in running:
             request.num_computed_tokens += scheduled[request.request_id]
         queue.end_step(scheduled)
+        queue.report_chunks()
         self._complete()
         return scheduled
 

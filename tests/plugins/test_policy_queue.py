@@ -194,6 +194,7 @@ def test_a_prompt_that_comes_in_chunks_is_reported_chunk_by_chunk() -> None:
             queue.pop_request()
         request.num_computed_tokens, request.is_prefill_chunk = computed, computed < 100
         queue.end_step({"a": tokens})
+    queue.begin_step()
 
     assert [what[2:] for what in spy.told if what[0] == "served"] == [(32, 0), (32, 0), (4, 0)]
 

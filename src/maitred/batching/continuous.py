@@ -88,7 +88,7 @@ class ContinuousBatch(RunningBatch):
             return self._serve_in_turn()
         if chunks:
             self._reserve_chunks(chunks, needed)
-        if open_to is not None:
+        if open_to is not None and budget > 0:
             budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
             return StepPlan(1, chunks, room - budget)

@@ -169,6 +169,11 @@ class EngineCore:
             self._unseen.add(seq, seen_at, is_idle=run is None)
         return True
 
+    def reveal_arrivals(self) -> None:
+        """Let the step that is planned next admit every request that waits, however late it came."""
+        if self._unseen is not None:
+            self._unseen.reveal_all()
+
     def start_run(self) -> StepRun:
         """Plan the step that begins at `next_start`, and find out how often it may repeat."""
         now, batch, unseen = self.next_start, self.batch, self._unseen

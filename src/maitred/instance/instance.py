@@ -208,19 +208,6 @@ class Instance:
         """Return the tokens that a request has emitted, as of the last `advance`. Raises KeyError if it is not here."""
         return self._batch.num_output_tokens(self._core.sequences[request_id])
 
-    def planned_tokens(self) -> list[tuple[RequestId, int]]:
-        """Return the tokens that the step in progress computes of each sequence, in the order of the batch; none between two
-        steps."""
-        run = self._core.run
-        if run is None:
-            return []
-        chunks = {chunk.seq.request.id: chunk.num_tokens for chunk in run.plan.chunks}
-        return [
-            (request_id, chunks.get(request_id, 1))
-            for request_id, seq in self._batch.sequences.items()
-            if request_id in chunks or (seq.is_decoding and seq not in run.plan.stalled)
-        ]
-
     def sequence(self, request_id: RequestId) -> SequenceState:
         """Return the sequence of a request, to be read, as of the last `advance`. Raises KeyError if it is not here."""
         seq = self._core.sequences[request_id]

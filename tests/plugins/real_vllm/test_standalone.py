@@ -34,8 +34,9 @@ def behind_a_blocker(maitred: dict[str, Any] | None, **settings: Any) -> list[st
     return engine.finished[1:]
 
 
-def mixed_load(engine: StandaloneScheduler, seed: int = 5, requests: int = 60) -> None:
-    """Let requests of three tenants come, with shared prefixes, priorities and deadlines, and run them all."""
+def mixed_load(engine: StandaloneScheduler, seed: int = 5, requests: int = 60, aborts: float = 0) -> None:
+    """Let requests of three tenants come, with shared prefixes, priorities and deadlines, and run them all. Before each step
+    one is aborted with the chance `aborts`."""
     rng, number = Random(seed), 0
     while number < requests:
         while number < requests and rng.random() < 0.4:
@@ -44,6 +45,9 @@ def mixed_load(engine: StandaloneScheduler, seed: int = 5, requests: int = 60) -
             tokens = prompt(length, number, shared=length // 2 if shares else 0, group=number % 3)
             engine.add(f"r{number}", tokens, rng.choice([1, 2, 10, 40]), priority=rng.randint(-1, 1), **hints)
             number += 1
+        if rng.random() < aborts and engine.scheduler.requests:
+            name = rng.choice([*engine.scheduler.requests])
+            engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         engine.step()
     engine.run()
 
@@ -100,11 +104,14 @@ def test_with_lpm_more_is_found_in_the_prefix_cache() -> None:
     assert hits == {"fcfs": 0, "lpm": 20 * 320}
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize(
-    "policy", [*SCHEDULERS.built_in(), "vtc(lpm, slack=100)", "bounded(lpm, max_wait=0.002)", "srpt(hint)"]
+    "policy", [*SCHEDULERS.built_in(), "srpt(hint)", "vtc(lpm, slack=100)", "bounded(lpm, max_wait=0.002)"]
 )
-def test_every_policy_serves_every_request_as_it_does_in_the_simulator(policy: str, caches: bool, tmp_path: Path) -> None:
+def test_every_policy_serves_every_request_as_it_does_in_the_simulator(
+    policy: str, caches: bool, is_async: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "steps.jsonl"
     engine = StandaloneScheduler(
         {"scheduler": policy, "record_steps": str(path)},
@@ -112,14 +119,41 @@ def test_every_policy_serves_every_request_as_it_does_in_the_simulator(policy: s
         num_blocks=61,
         max_num_batched_tokens=256,
         enable_prefix_caching=caches,
+        async_scheduling=is_async,
     )
     mixed_load(engine)
     engine.scheduler.shutdown()
     pairs = compare_steps(path)
 
     assert sorted(engine.finished) == sorted(f"r{number}" for number in range(60))
-    assert len(pairs) == len(engine.steps)
+    assert len(pairs) >= len(engine.steps)
     assert [pair for pair in pairs if pair.vllm != pair.simulator] == []
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scheduling_policy": "priority"},
+        {"long_prefill_token_threshold": 40},
+        {"watermark": 0.1, "scheduler_reserve_full_isl": False},
+        {"block_size": 32, "max_num_batched_tokens": 64},
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_other_rules_of_vllm_hold_in_the_simulator_too(
+    settings: dict[str, Any], is_async: bool, seed: int, tmp_path: Path
+) -> None:
+    """With aborts, of waiting and of running requests."""
+    path = tmp_path / "steps.jsonl"
+    engine = StandaloneScheduler(
+        {"scheduler": "sjf", "record_steps": str(path)},
+        **{"max_num_seqs": 6, "num_blocks": 61, "max_num_batched_tokens": 256, "async_scheduling": is_async, **settings},
+    )
+    mixed_load(engine, seed, aborts=0.1)
+    engine.scheduler.shutdown()
+
+    assert [pair for pair in compare_steps(path) if pair.vllm != pair.simulator] == []
 
 
 def test_a_policy_that_a_user_wrote_for_the_simulator_runs_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

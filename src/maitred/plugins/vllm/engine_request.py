@@ -42,6 +42,10 @@ class EngineRequest(Protocol):
     num_computed_tokens: int
     num_preemptions: int
     is_prefill_chunk: bool
+    num_stale_output_tokens: int
+    """Tokens of the steps that ran when the request was preempted, and of which the outcome is not known yet."""
+    drop_stale_output: bool
+    """Whether their outcome is thrown away."""
     sampling_params: Any
     """With `extra_args`, which are `vllm_xargs` of the body; None for a pooling model."""
     lora_request: Any

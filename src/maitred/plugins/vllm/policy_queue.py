@@ -10,7 +10,8 @@ vLLM's scheduler uses a `RequestQueue`; a policy makes a `WaitQueue`. This is th
     prepend_requests       vLLM has popped these requests and cannot run them yet (their grammar is not compiled, say): they
                            were not served, and go back to the front
 
-The scheduler calls `begin_step` and `end_step` around each schedule, and `on_end` when requests end. From that the policy is
+The scheduler calls `begin_step` and `end_step` around each schedule, `report_chunks` when the step has ended, unless it plans
+ahead, and `on_end` when requests end. From that the policy is
 told what was served, as `WaitQueue.on_served` wants it: prefill tokens chunk by chunk, output tokens when the sequence stops
 decoding. As in the simulator nothing is done per token: a sequence decodes from the step that ends its prompt on, one token
 in each step. Where vLLM makes more of a step (speculative decoding) or none (a decode that finds no budget), policies see the
@@ -112,6 +113,8 @@ class PolicyQueue(StepView):
         self._now: Micros = -1
         self._step_at: Micros = 0
         self._has_step_started = True
+        self._chunks: list[tuple[_Sequence, int]] = []
+        """The chunks of the last step that the policy has not been told of, in tokens."""
         self._preempted: list[RequestId] = []
         """Requests that were preempted in the step that is being formed."""
 
@@ -195,23 +198,39 @@ class PolicyQueue(StepView):
 
     def begin_step(self) -> None:
         """Note that vLLM begins to form a step."""
+        self.report_chunks()
         self._step_at = self._tick()
         self._has_step_started = False
         self._preempted.clear()
 
     def end_step(self, num_scheduled_tokens: Mapping[str, int]) -> None:
-        """Note that the step is formed, with these tokens of these requests, which vLLM counts as computed already."""
+        """Note that the step is formed, with these tokens of these requests, which vLLM counts as computed already.
+
+        Without tokens and preemptions it is no step.
+        """
         self._has_step_started = True
         self._engine.on_head_settled()
-        if not num_scheduled_tokens:
+        if not (num_scheduled_tokens or self._preempted):
             return
         if self._listener is not None:
             scheduled = [(self._sequences[key].seq.request.id, tokens) for key, tokens in num_scheduled_tokens.items()]
             self._listener.on_step(self._num_steps, self._step_at, scheduled, self._preempted)
-        now = self._tick()
         for engine_id in [key for key in self._prefilling if key in num_scheduled_tokens]:
-            self._count_chunk(self._prefilling[engine_id], num_scheduled_tokens[engine_id], now)
+            self._count_chunk(self._prefilling[engine_id], num_scheduled_tokens[engine_id])
         self._num_steps += 1
+
+    def report_chunks(self) -> None:
+        """Tell the policy of the chunks of the last step, which has ended or counts as ended for what is planned next."""
+        if not self._chunks:
+            return
+        now, chunks, self._chunks = self._tick(), self._chunks, []
+        for sequence, tokens in chunks:
+            seq, engine_id = sequence.seq, sequence.request.request_id
+            seq.num_computed_tokens += tokens
+            self._queue.on_served(seq, tokens, 0, now)
+            if engine_id not in self._prefilling and engine_id not in self._waiting and engine_id in self._sequences:
+                seq.is_decoding = True
+                seq.decode_origin_step = self._num_steps - 1 - seq.num_output_tokens
 
     def on_end(self, engine_ids: Iterable[str]) -> None:
         """Note that requests have left the engine, complete or not. Those that are not known are left out."""
@@ -242,10 +261,11 @@ class PolicyQueue(StepView):
         self._enqueue(sequence, now, front=True)
 
     def _enqueue(self, sequence: _Sequence, now: Micros, *, front: bool) -> None:
-        sequence.seq.num_tokens_to_prefill = sequence.request.num_tokens
-        sequence.seq.num_computed_tokens = 0
-        self._waiting[sequence.request.request_id] = sequence
-        self._queue.add(sequence.seq, now, front=front)
+        seq, request = sequence.seq, sequence.request
+        seq.num_tokens_to_prefill = request.num_prompt_tokens + max(seq.num_output_tokens, request.num_output_tokens)
+        seq.num_computed_tokens = 0
+        self._waiting[request.request_id] = sequence
+        self._queue.add(seq, now, front=front)
 
     def _stop_running(self, sequence: _Sequence, now: Micros) -> None:
         """Settle what a sequence was given that was popped and runs no more, if it ever ran."""
@@ -253,24 +273,23 @@ class PolicyQueue(StepView):
         was_prefilling = self._prefilling.pop(request.request_id, None) is not None
         if not (was_prefilling or seq.is_decoding):
             return
+        # A token of the step that runs at the moment counts: vLLM delivers it to a request that it preempts meanwhile.
+        has_token_to_come = seq.is_decoding and request.num_stale_output_tokens > 0 and not request.drop_stale_output
         seq.is_decoding = False
-        seq.num_output_tokens = request.num_output_tokens
+        seq.num_output_tokens = request.num_output_tokens + has_token_to_come
         self._queue.on_served(seq, 0, max(0, seq.num_output_tokens - seq.num_accounted_output_tokens), now)
         seq.num_accounted_output_tokens = seq.num_output_tokens
 
-    def _count_chunk(self, sequence: _Sequence, tokens: int, now: Micros) -> None:
-        """Count a chunk of a prompt that the step computes; the sequence may decode from then on."""
+    def _count_chunk(self, sequence: _Sequence, tokens: int) -> None:
+        """Count a chunk of a prompt that the step computes."""
         seq, request = sequence.seq, sequence.request
         start = request.num_computed_tokens - tokens
         if seq.scheduled_at is None:
             seq.num_cached_tokens = start
         seq.scheduled_at = self._step_at
-        seq.num_computed_tokens = request.num_computed_tokens
-        self._queue.on_served(seq, min(tokens, request.num_tokens - start), 0, now)
+        self._chunks.append((sequence, min(tokens, request.num_tokens - start)))
         if not request.is_prefill_chunk:
             del self._prefilling[request.request_id]
-            seq.is_decoding = True
-            seq.decode_origin_step = self._num_steps - seq.num_output_tokens
 
     def _end(self, sequence: _Sequence, now: Micros) -> None:
         seq, request = sequence.seq, sequence.request

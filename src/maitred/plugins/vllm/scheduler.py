@@ -1,6 +1,6 @@
 """Scheduler: vLLM's own scheduler with a waiting queue that maitred orders. The only module that imports vLLM.
 
-vLLM's `schedule()` has no hook for a queue policy. So its attribute `waiting` is replaced once it is built, and three calls
+vLLM's `schedule()` has no hook for a queue policy. So its attribute `waiting` is replaced once it is built, and a few calls
 stand around its methods: `begin_step` and `end_step` around `schedule`, and the end of requests after `update_from_output`
 and `finish_requests`. Nothing of vLLM is copied or patched but the block pool's map of cached blocks, for policies that
 follow the cache (`block_pool_view`).
@@ -39,9 +39,20 @@ logger = init_logger("vllm.maitred")
 COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 """The states of requests with a complete answer."""
 
+SAME_KEYS = (
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "enable_chunked_prefill",
+    "scheduler_reserve_full_isl",
+    "watermark",
+)
+"""The keys of the section `instance:` that are attributes of vLLM's `SchedulerConfig`, with the same meaning."""
+
 
 class Scheduler(EngineScheduler):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """vLLM's scheduler, with a waiting queue in the order of a policy of maitred (`vllm serve --scheduler-cls`)."""
+
+    _plans_ahead = False
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Self:
         is_async = cls is Scheduler and vllm_config.scheduler_config.async_scheduling
@@ -68,6 +79,8 @@ class Scheduler(EngineScheduler):  # type: ignore[misc]  # vLLM is not installed
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._plans_ahead:
+            self._policy_queue.report_chunks()
         ended_before = set(self.finished_req_ids)
         outputs = super().update_from_output(*args, **kwargs)
         self._policy_queue.on_end(self.finished_req_ids - ended_before)
@@ -94,6 +107,8 @@ class Scheduler(EngineScheduler):  # type: ignore[misc]  # vLLM is not installed
 
 class AsyncScheduler(Scheduler, EngineAsyncScheduler):  # type: ignore[misc]
     """The same for an engine that plans a step while the one before runs."""
+
+    _plans_ahead = True
 
 
 class _Engine(EngineState):
@@ -160,11 +175,11 @@ def _instance_keys(scheduler: Scheduler, config: PluginConfig) -> dict[str, Any]
     return ordering | {
         "max_num_seqs": scheduler.max_num_active_reqs,
         "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
-        "long_prefill_token_threshold": limits.long_prefill_token_threshold,
         "total_kv_blocks": scheduler.cache_config.num_gpu_blocks - 1,  # one is the null block, which nothing is written to
         "block_size_in_tokens": scheduler.block_size,
         "enable_prefix_caching": bool(manager.enable_caching),
         "max_model_len": scheduler.max_model_len,
-        "preemption_policy": limits.policy,
+        "preemption_policy": "client" if limits.policy == "priority" else "fcfs",
+        **{name: getattr(limits, name) for name in SAME_KEYS},
         "async_scheduling": bool(limits.async_scheduling),
     }

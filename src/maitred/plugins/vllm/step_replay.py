@@ -1,17 +1,19 @@
-"""StepReplay: the steps of a step log once more, made by the simulator's instance.
+"""StepReplay: the steps of a step log once more, made by the parts of the simulator's instance.
 
-The instance gets the keys, requests and lengths of answers of the log, and the policy by its name. Its steps begin when
-vLLM's did, so policies that look at the time see the same times. Each request waits before the step before which it waited in
-vLLM, and each abort comes there. All else the instance decides itself: what it serves in each step, what it preempts, what
-its cache holds.
+They get the keys, requests and lengths of answers of the log, and the policy by its name. A step begins when vLLM's did, so
+policies that look at the time see the same times. Requests wait, and are withdrawn, before the step before which they were in
+vLLM. All else is decided anew: what each step serves, what it preempts, what the cache holds.
 
-An engine with `async_scheduling` plans step n + 2 when step n has ended and n + 1 runs. So has the instance, and what came
-before that plan in the log is given to it while step n runs.
+    loop:  commit the step before  ->  requests that came, aborts  ->  plan  ->  note
+
+With `async_scheduling` the first two change places, because the step before still runs then.
+
+Here is no clock of an `Instance`, because one that plans ahead (`async_scheduling`) would keep an arrival back until the plan
+after next. The log says before which plan it came, so the arrival is revealed at once.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
@@ -19,13 +21,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from maitred.compat.instance_rules import new_instance
 from maitred.core.contracts import BatchShape, LatencyModel, Overheads, PrefixCacheView, QueuePolicy, WaitQueue
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, InvariantError
 from maitred.core.request import PriorityClass, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceConfig
+from maitred.instance.batch_former import standard_parts
+from maitred.instance.engine_core import EngineCore
 from maitred.plugins.vllm.step_log import EndLine, RequestLine, StepLine, StepLogHeader, StepLogLine
 from maitred.queueing.base import DelegatingQueue
 
@@ -63,6 +66,7 @@ class RecordedStepTime(LatencyModel):
 class RecordedInstance(InstanceConfig, frozen=True, kw_only=True):
     """The engine of a step log."""
 
+    preemption_policy: str = "fcfs"  # type: ignore[assignment]  # `client`, too, which goes with any scheduler here
     step_time: Any
     """The `RecordedStepTime`."""
 
@@ -102,37 +106,57 @@ class StepReplay:
             config = RecordedInstance(flavour="vllm", step_by_step=True, step_time=self._step_time, **header.instance)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the simulator has no such engine: {error}", where="the header of the step log") from error
-        self._instance = new_instance(config, Random(header.seed))
+        self._core = EngineCore(config, Random(header.seed), standard_parts(config))
         self._ends = {line.id: line for line in lines if isinstance(line, EndLine)}
         self._steps = [line for line in lines if isinstance(line, StepLine)]
-        self._inputs = deque(_inputs_by_step(lines))
-        """What comes before each step, the next step first."""
+        self._inputs = _inputs_by_step(lines)
         self._is_async = config.async_scheduling
 
     def steps(self) -> Iterator[StepLine]:
         """Yield the step of the simulator for each step of the log; one without tokens where it has nothing to serve."""
-        instance, later = self._instance, [step.at for step in self._steps[1:]]
-        for step, ends_at in zip(self._steps, [*later, self._steps[-1].at + 2], strict=True):
-            instance.advance(step.at)
-            if not self._is_async or step is self._steps[0]:
-                self._give_next(step.at)
-            instance.drain_events()  # no step starts before they are fetched
+        later = [step.at for step in self._steps[1:]]
+        for step, ends_at, inputs in zip(self._steps, [*later, self._steps[-1].at + 1], self._inputs, strict=False):
+            if not self._is_async:
+                self._commit()
+            self._give(inputs, step.at)
+            self._commit()
+            self._core.next_start = step.at
             self._step_time.duration = ends_at - step.at
-            instance.next_event()
-            preempted = [event.seq.request.id for event in instance.drain_events() if event.kind is EventKind.KV_PREEMPTED]
-            yield StepLine(step.index, step.at, instance.planned_tokens(), preempted)
-            if self._is_async:
-                if step is self._steps[0]:
-                    self._give_next(step.at + 1)
-                self._give_next(step.at + 1)
+            yield self._plan(step)
 
-    def _give_next(self, now: Micros) -> None:
-        """Let requests wait, and abort others: what comes before the next step of which this has not been done."""
-        for line in self._inputs.popleft() if self._inputs else ():
-            if isinstance(line, EndLine):
-                self._instance.abort(line.id, now)
-            else:
-                self._instance.enqueue(_request(line), self._output_tokens(line.id), now, self._conversation(line.id))
+    def _commit(self) -> None:
+        """Count the step in progress, if there is one."""
+        if self._core.run is not None:
+            self._core.commit_run(self._core.run)
+
+    def _give(self, inputs: Sequence[RequestLine | EndLine], now: Micros) -> None:
+        """Let requests wait, and withdraw others."""
+        core = self._core
+        for line in inputs:
+            if isinstance(line, RequestLine):
+                core.add(_request(line), self._output_tokens(line.id), now, self._conversation(line.id), None)
+            elif line.id in core.sequences:
+                core.withdraw(core.sequences[line.id], now, EventKind.ABORTED)
+        core.reveal_arrivals()
+        core.events.clear()
+
+    def _plan(self, step: StepLine) -> StepLine:
+        """Make the step that begins now, and return it in the terms of the log."""
+        core = self._core
+        before = list(core.batch.sequences.values())
+        decodes = {seq.request.id for seq in before if seq.is_decoding}
+        try:
+            plan = core.start_run().plan
+        except InvariantError:  # nothing runs, and nothing that waits fits
+            return StepLine(step.index, step.at, ())
+        tokens = {chunk.seq.request.id: chunk.num_tokens for chunk in plan.chunks}
+        preempted = [seq.request.id for seq in plan.preempted]
+        for request_id in decodes.difference(preempted, (seq.request.id for seq in plan.stalled)):
+            tokens[request_id] = 1
+        order = dict.fromkeys([*(seq.request.id for seq in before), *core.batch.sequences])
+        return StepLine(
+            step.index, step.at, [(request_id, tokens[request_id]) for request_id in order if request_id in tokens], preempted
+        )
 
     def _output_tokens(self, request_id: RequestId) -> int:
         end = self._ends.get(request_id)
