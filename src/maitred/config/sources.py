@@ -95,7 +95,8 @@ C = TypeVar("C", bound=Config)
 def with_simulation_defaults(merged: MergedConfig[C]) -> C:
     """Return the configuration with the admission mode of a simulation, where none is given.
 
-    Without a capacity or learned slots there is no admission; with either there are classes. Raises ConfigError for the first mistake.
+    Without a capacity or learned slots there is no admission; with either there are classes. Raises ConfigError for the first
+    mistake.
     """
     config = merged.build()
     if merged.is_given("admission", "mode"):
