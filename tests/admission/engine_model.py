@@ -57,6 +57,8 @@ class Engine:
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
     generated: int = 0
+    is_frozen: bool = False
+    """Whether its metrics stand still."""
     page: EngineReading = field(default_factory=lambda: EngineReading(0, 0))
     """What its metrics say: `waiting` is what was not admitted to the step that has just ended, and `running` lacks what has
     ended with it, as at vLLM."""
@@ -90,7 +92,8 @@ class Engine:
             self.preemptions += 1
             waiting += 1
         usage = min(1.0, self._held() / self.kv_tokens)
-        self.page = EngineReading(len(self.running), waiting, usage, self.preemptions, self.generated)
+        if not self.is_frozen:
+            self.page = EngineReading(len(self.running), waiting, usage, self.preemptions, self.generated)
         return end
 
     def _held(self) -> int:

@@ -142,6 +142,28 @@ def test_light_load_leaves_the_slots_alone_and_a_flood_finds_the_limit() -> None
     assert abs(gateway.slots - 128) <= 13
 
 
+@pytest.mark.parametrize("poll", [SECOND, 5 * SECOND])
+def test_slow_readings_are_filled_by_our_own_streams(poll: int) -> None:
+    gateway = learned(16, 60, clients=60, chats_per_sec=1.6, poll=poll)
+    assert abs(statistics.median(gateway.slots_between(10, 60)) - 16) <= 2
+
+
+def test_metrics_that_stand_still_for_half_a_minute() -> None:
+    engine = Engine(32)
+    gateway = Gateway(engine, clients=100)
+    world = World(engine, gateway)
+    world.run(10)
+    page, engine.is_frozen = engine.page, True
+    world.run(30)
+    assert engine.page is page
+    assert abs(statistics.median(gateway.slots_between(10, 40)) - 32) <= 4
+
+
+def test_answers_that_are_not_streamed() -> None:
+    gateway = learned(16, 60, clients=60, streams=False)
+    assert abs(statistics.median(gateway.slots_between(10, 60)) - 16) <= 2
+
+
 # One look at a time.
 
 

@@ -279,3 +279,13 @@ def test_models_share_one_backend() -> None:
             await asyncio.gather(*load)
 
     run(scenario())
+
+
+def test_reservations_beyond_the_first_guess_do_not_turn_classes_off() -> None:
+    async def scenario() -> None:
+        async with world(Engine(80), slots=None, admission={"classes": {"interactive": {"reserved_floor": 40}}}) as w:
+            await w.wait_until(lambda: w.state.capacity == 32)
+            assert (w.state.mode, w.state.config_fallback) == ("priority", None)
+            assert w.state.pools["m"].reserved["interactive"] == 31
+
+    run(scenario())

@@ -114,9 +114,11 @@ class CapacityController:
             return None
         for model in self._fleet.known_models:
             # A model without slots has no backend up, and so says nothing about the size of its fleet.
-            slots, source = self._fleet.offered_slots(model).slots, self._fleet.offered_slots(model).source
             # A number that is being learned says nothing yet; the core scales reservations to it.
-            problem = overcommit_problem(config, slots) if slots and source != "learned" else None
+            if any(backend.learned_slots is not None for backend in self._fleet.backends_serving(model)):
+                continue
+            slots = self._fleet.offered_slots(model).slots
+            problem = overcommit_problem(config, slots) if slots else None
             if problem is not None:
                 return f"{problem} of model `{model}`"
         return None
