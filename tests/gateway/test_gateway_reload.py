@@ -21,6 +21,7 @@ from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, ad
 from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
+from maitred.gateway import reload as reload_module
 from maitred.gateway.reload import GatewaySettings
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
@@ -221,6 +222,25 @@ def test_reloads_under_load_lose_nothing() -> None:
             assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 120
             assert sum(c.arrived for c in w.state.classes.values()) == 120
             w.gateway.core.check()
+
+    run(scenario())
+
+
+def test_a_storm_of_requests_for_a_reload_is_two_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload_module, "PAUSE_SECS", 0.01)
+    files = Files()
+
+    async def scenario() -> None:
+        async with world(reload=files.read) as w:
+            for _ in range(100):
+                w.gateway.request_reload()
+                await asyncio.sleep(0)
+            files.admission = admission_config(mode="legacy")
+            w.gateway.request_reload()
+            await w.wait_until(lambda: w.state.mode == "legacy")
+            assert w.gateway.counters.reloads["ok"] == 2
+            w.gateway.request_reload()
+            await w.wait_until(lambda: w.gateway.counters.reloads["ok"] == 3)
 
     run(scenario())
 

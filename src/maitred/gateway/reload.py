@@ -37,6 +37,8 @@ FIXED_PROGRAM_KEYS: Final = (
     *("state", "backend_type", "metrics", "metrics_interval_secs", "profile", "profile_dir"),
 )
 """Keys of the section `programs` that need a restart; see `Programs.reconfigure`."""
+PAUSE_SECS: Final = 0.5
+"""Seconds between two reloads that are requested one after the other."""
 _SECRET_KEYS: Final = ("upstream_api_key",)
 """Keys with values that are kept in clear; other secrets are kept as hashes."""
 
@@ -85,18 +87,28 @@ class ConfigReloader:
         self._apply_settings = apply_settings
         self._results = results
         self._lock = asyncio.Lock()
-        self._running: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        """What reloads as `request_reload` asks for it."""
+        self._is_requested = False
 
     def request_reload(self) -> None:
-        """Start a reload, without waiting for it."""
+        """Start a reload, without waiting for it.
 
-        async def reload() -> None:
+        While one is running, all further requests together are one more, `PAUSE_SECS` after its end: each costs CPU time, and
+        the last one finds what all would have found.
+        """
+        self._is_requested = True
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._reload_as_requested())
+
+    async def _reload_as_requested(self) -> None:
+        while self._is_requested:
+            self._is_requested = False
             with contextlib.suppress(ConfigError):
                 await self.reload()
-
-        task = asyncio.get_running_loop().create_task(reload())
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+            if self._is_requested:
+                await asyncio.sleep(PAUSE_SECS)
+        self._task = None
 
     async def reload(self) -> ReloadResult:
         """Reload now, and log how it went. Raises ConfigError, and changes nothing then."""
