@@ -47,6 +47,7 @@ class RunningBatch:
         "num_decodes",
         "num_ghosts",
         "num_transferred",
+        "pending_free_slots",
         "sequences",
         "step_index",
     )
@@ -62,6 +63,8 @@ class RunningBatch:
         """Sequences that have completed and still hold their slots and blocks."""
         self.num_ghosts = 0
         """Of these, the sequences that decode in the step about to be planned all the same."""
+        self.pending_free_slots = 0
+        """Slots of sequences that have completed and left, which a scheduler one step ahead does not know yet."""
         self._prefilling: list[SequenceState] = []
         self._stalled: list[SequenceState] = []
         """Sequences that decode and are left out of the step. Their number of steps and their blocks stand still."""
@@ -92,7 +95,7 @@ class RunningBatch:
     @property
     def is_full(self) -> bool:
         """Whether no sequence can be admitted, for want of a slot."""
-        return len(self.sequences) >= self._limits.max_num_seqs
+        return len(self.sequences) + self.pending_free_slots >= self._limits.max_num_seqs
 
     def num_output_tokens(self, seq: SequenceState) -> int:
         """Return the tokens that `seq` has emitted by now."""
@@ -159,7 +162,8 @@ class RunningBatch:
         self.remove(seq)
 
     def drop_leaving(self) -> None:
-        """Let the sequences go that are complete and still hold something."""
+        """Let the sequences go that completed before the step that has just been planned, with all that they held."""
+        self.pending_free_slots = 0
 
     def remove(self, seq: SequenceState) -> None:
         """Remove `seq`, complete or not: free its blocks, and settle its progress."""

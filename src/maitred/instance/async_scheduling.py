@@ -9,8 +9,9 @@ completes with step n is filled in step n + 2.
 Example: steps of 100 µs begin at t = 0, 100 and 200. A request that arrives at t = 30 is in the wait queue at t = 100. The step
 that begins then was planned without it, so its first chunk is in the step that begins at t = 200.
 
-An engine that runs nothing has planned nothing, so its arrivals are seen at once. The KV blocks of completed sequences are free
-for step n + 1 already: a step earlier than in vLLM, which matters only where blocks, not slots, are scarce.
+An engine that runs nothing has planned nothing, so its arrivals are seen at once. What a completed sequence holds until the
+next step is planned is the matter of `batching.plan_ahead`. Under a batch scheduler that is its slot alone: its blocks are free
+at once.
 
 Compiled (`tools/compile.py`).
 """

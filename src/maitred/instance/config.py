@@ -94,7 +94,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_transfer_base_latency: Micros = 0
     """Time that each block from main memory takes in addition, in µs."""
     async_scheduling: bool = False
-    """Plan the next step while one runs, as vLLM does since 0.14: an arriving request joins one step later."""
+    """Plan the next step while one runs, as vLLM does since 0.14: an arriving request joins one step later, and what
+    a completed one held is free one step later."""
     gpu_memory_utilization: float = DEFAULT_UTILISATION
     """Share of the GPUs' memory that is used, from which `total_kv_blocks` is derived."""
     max_model_len: int | None = None

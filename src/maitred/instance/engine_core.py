@@ -205,7 +205,7 @@ class EngineCore:
             if changes_at is not None:
                 self.truncate(run, changes_at)
         if unseen is not None:
-            had_news = bool(batch.leaving or len(unseen))
+            had_news = bool(batch.leaving or batch.pending_free_slots or len(unseen))
             run.departed_decodes = batch.num_ghosts
             batch.drop_leaving()
             unseen.reveal_all()
@@ -353,6 +353,8 @@ class EngineCore:
             self._stop_decoding(seq, now)
         if kind is _FINISHED:
             self.batch.finish(seq)
+            if self._unseen is not None and seq not in self.batch.leaving:
+                self.batch.pending_free_slots += 1
         else:
             was_decoding = seq.is_decoding
             self.batch.remove(seq)
