@@ -180,6 +180,8 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise bad_request(str(error), _field_of(str(error))) from error
+    except RecursionError as error:
+        raise bad_request("the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not JSON: {describe_json_error(error, body)}") from error
 
