@@ -148,6 +148,27 @@ def test_a_request_that_cannot_be_served_gets_an_error_that_says_why(path, paylo
     assert state["accepted"] == 0
 
 
+@pytest.mark.parametrize(
+    ("limits", "prompts", "status"),
+    [
+        ({"max_num_queued_reqs": 1}, ["a"], 200),
+        ({"max_num_queued_reqs": 1}, ["a", "b"], 503),
+        ({"max_num_queued_tokens": 1}, ["a"], 200),
+        ({"max_num_queued_tokens": 1}, ["a", "b"], 503),
+    ],
+)
+def test_more_requests_than_the_queue_may_hold_get_a_503(limits, prompts, status):
+    async def scenario():
+        async with emulated(**limits) as engine:
+            return await engine.answer(TEXT, {"prompt": prompts, "max_tokens": 2})
+
+    got, answer = play(scenario())
+    assert got == status
+    if status == 503:
+        assert "the queue is full: " in answer["error"]["message"]
+        assert next(iter(limits)) in answer["error"]["message"]
+
+
 def test_metrics_carry_vllms_names_and_the_true_numbers():
     async def scenario():
         async with emulated(engine={"model": "tiny", "output_tokens": "3"}, total_kv_blocks=100) as engine:

@@ -101,10 +101,11 @@ def test_no_step_exceeds_its_limits(case: Any) -> None:
 
 def test_the_queue_has_a_limit_of_requests() -> None:
     engine = Instance(InstanceConfig(max_num_seqs=1, max_num_queued_reqs=2, latency=LinearLatency((100, 1, 10))), Random(0))
-    assert engine.overload_reason() is None
+    assert engine.overload_reason([5, 5]) is None
+    assert engine.overload_reason([5, 5, 5]) == "0 requests wait and run, and max_num_queued_reqs is 2"
     for number in range(3):
         engine.enqueue(request(number), 2, 0)
-    assert engine.overload_reason() == "2 requests wait and run, and max_num_queued_reqs is 2"
+    assert engine.overload_reason([5]) == "2 requests wait and run, and max_num_queued_reqs is 2"
     events = [(event.kind, event.seq.request.id) for event in engine.advance(0)]
     assert events == [(EventKind.REJECTED, 2)]
 
@@ -112,12 +113,12 @@ def test_the_queue_has_a_limit_of_requests() -> None:
 def test_the_queue_has_a_limit_of_prompt_tokens_that_wait_for_a_first_token() -> None:
     engine = Instance(InstanceConfig(max_num_queued_tokens=60, latency=LinearLatency((100, 1, 10))), Random(0))
     engine.enqueue(request(0), 9, 0)  # 50 tokens
-    assert engine.overload_reason() is None  # it is below the limit, however long the next prompt is
+    assert engine.overload_reason([5]) is None  # it is below the limit, however long the next prompt is
     engine.enqueue(request(1), 9, 0)
-    assert engine.overload_reason() == "100 prompt tokens wait for a first token, and max_num_queued_tokens is 60"
+    assert engine.overload_reason([5]) == "100 prompt tokens wait for a first token, and max_num_queued_tokens is 60"
     assert engine.next_event() == 200
     engine.advance(200)  # both have their first tokens
-    assert engine.overload_reason() is None
+    assert engine.overload_reason([5]) is None
 
 
 @pytest.mark.parametrize(

@@ -225,10 +225,13 @@ class EmulatedEngine:
     def plan(
         self, body: GenerationBody, endpoint_format: EndpointFormat, routing_key: str = ""
     ) -> tuple[ResponsePlan, list[Request]]:
-        """Return the plan of the response, and the requests that will generate it. Raises ApiError 400 and 404."""
+        """Return the plan of the response, and the requests that will generate it. Raises ApiError 400, 404 and 503."""
         self.check_model(body.model)
         body.reject_unsupported()
         requests = [self._make_request(body, prompt, routing_key) for prompt in body.prompts()]
+        overload = self._instance.overload_reason([request.prompt_tokens for request in requests])
+        if overload is not None:
+            raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
         plan = ResponsePlan(
             endpoint_format=endpoint_format,
             id=f"{endpoint_format.id_prefix}{self._id_suffix}-{requests[0].id}",
@@ -267,7 +270,7 @@ class EmulatedEngine:
         )
 
     def _make_request(self, body: GenerationBody, prompt: EmulatedPrompt, routing_key: str) -> Request:
-        """Return the request for one prompt. Raises ApiError: 400 if the instance could never run it, 503 if it is full."""
+        """Return the request for one prompt. Raises ApiError 400 if the instance could never run it."""
         request = Request(
             id=next(self._ids),
             arrival=self._pacer.now(),
@@ -282,9 +285,6 @@ class EmulatedEngine:
         rejection = self._instance.rejection_reason(request)
         if rejection is not None:
             raise bad_request(rejection, code="context_length_exceeded")
-        overload = self._instance.overload_reason()
-        if overload is not None:
-            raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
         return request
 
     def _plan_finish(self, body: GenerationBody, request: Request) -> PlannedFinish:

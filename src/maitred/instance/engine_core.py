@@ -146,7 +146,7 @@ class EngineCore:
         if self.rejection_reason(request) is not None:
             self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
             return False
-        if self.queue_caps.is_capped and self.queue_caps.overload_reason(len(self.sequences), self.sequences.values()):
+        if self.queue_caps.is_capped and self.queue_caps.overload_reason((request.prompt_tokens,), self.sequences):
             self.events.append(InstanceEvent(now, EventKind.REJECTED, seq))
             return False
         if request.deadline is not None:
@@ -180,15 +180,13 @@ class EngineCore:
         if unseen is not None:
             unseen.before_planning(now)
         # A completion frees a slot and blocks, so the run goes on to the next one and no farther. After a preemption or an
-        # abort that step may be one at which nothing completes any more: then a run is planned twice, which changes no
-        # result.
-        # The first step of decodes that were held is one of its own, since the gaps that it ends are longer.
+        # abort that step may be one at which nothing completes: then a run is planned twice, which changes no result. The first
+        # step of decodes that were held is one of its own, since the gaps that it ends are longer.
         limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.since else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         if unseen is not None and not (batch.num_decodes or plan.chunks or plan.preempted):
-            # A plan with nothing in it takes no time: the next one knows what this one could not.
-            batch.drop_leaving()
+            batch.drop_leaving()  # a plan with nothing in it takes no time: the next one knows what this one could not
             unseen.reveal_all()
             plan = batch.schedule(waiting, now, 1)
         # By default the victims are in reverse order of admission. Each goes to the front of the queue, which restores the

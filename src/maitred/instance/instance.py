@@ -96,12 +96,13 @@ class Instance:
         """Return why `request` could never run here, or None if it could."""
         return self._core.rejection_reason(request)
 
-    def overload_reason(self) -> str | None:
-        """Return why a request that came now would be rejected, or None if it would not."""
+    def overload_reason(self, prompts: Sequence[int]) -> str | None:
+        """Return why requests with prompts of so many tokens, which came together now, would not all be let in; None if they
+        would be."""
         core = self._core
         if not core.queue_caps.is_capped:
             return None
-        return core.queue_caps.overload_reason(len(core.sequences), core.sequences.values())
+        return core.queue_caps.overload_reason(prompts, core.sequences)
 
     def output_length(self, request: Request, output_tokens: int) -> int:
         """Return the length of an answer that would end by itself after `output_tokens`."""

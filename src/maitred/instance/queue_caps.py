@@ -12,8 +12,9 @@ is below the limit. After it all others are rejected until its first token is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
+from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 
 
@@ -25,13 +26,16 @@ class QueueCaps:
         self._max_tokens = max_num_queued_tokens
         self.is_capped = max_num_queued_reqs is not None or max_num_queued_tokens is not None
 
-    def overload_reason(self, num_requests: int, sequences: Iterable[SequenceState]) -> str | None:
-        """Return why a further request is rejected, while `sequences`, of which there are `num_requests`, wait and run; None if
-        it is not."""
-        if self._max_requests is not None and num_requests >= self._max_requests:
-            return f"{num_requests} requests wait and run, and max_num_queued_reqs is {self._max_requests}"
+    def overload_reason(self, prompts: Sequence[int], sequences: Mapping[RequestId, SequenceState]) -> str | None:
+        """Return why requests with prompts of so many tokens are rejected, while `sequences` wait and run; None if all are let
+        in, one after the other."""
+        if self._max_requests is not None and len(sequences) + len(prompts) > self._max_requests:
+            return f"{len(sequences)} requests wait and run, and max_num_queued_reqs is {self._max_requests}"
         if self._max_tokens is not None:
-            tokens = sum(seq.request.prompt_tokens for seq in sequences if seq.first_token_at is None)
+            waiting = [seq.request.prompt_tokens for seq in sequences.values() if seq.first_token_at is None]
+            tokens = sum(waiting) + sum(prompts[:-1])
+                prompts[:-1]
+            )
             if tokens >= self._max_tokens:
                 return f"{tokens} prompt tokens wait for a first token, and max_num_queued_tokens is {self._max_tokens}"
         return None
