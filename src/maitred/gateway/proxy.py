@@ -122,7 +122,7 @@ class Proxy:
         writer, recorded = self._waiting_writer(proxied, exchange), None
         if self._recorder is not None and proxied.route.generates:
             writer = recorded = RecordedResponse(proxied.request, writer)
-        task = asyncio.current_task()
+        task = exchange.task or asyncio.current_task()
         assert task is not None
         exchange.watch_disconnect(task.cancel)
         try:

@@ -17,11 +17,15 @@ Interim responses, such as 103, are dropped. They count towards the limit of the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import httptools
 
 from maitred.wire.framing import END, Event, FramingError, FramingMisuse, Kind, MessageFraming, ResponseHead, State
+
+
+_INTERIM_BYTES: Final = 32
+"""What an interim response counts for, beside its headers."""
 
 
 class ClientFraming(MessageFraming):
@@ -58,7 +62,7 @@ class ClientFraming(MessageFraming):
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             raise ValueError("a header with a line end in it")
         self._move_own(Kind.REQUEST)
-        self._move_own(Kind.END)
+        self.own = State.DONE  # The body follows as it is.
         self.peer = State.SEND_RESPONSE
         self._bodiless = method == "HEAD"
         self._begin_response()
@@ -112,7 +116,9 @@ class ClientFraming(MessageFraming):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_over:
             return
-        self._count_head_bytes(len(name) + len(value) + 4)
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._max_head:
+            raise self._too_large()
         if self._in_body:  # A trailer is never a header.
             return
         name = name.lower()
@@ -137,7 +143,9 @@ class ClientFraming(MessageFraming):
             raise FramingError(f"the upstream answered with the status {status}, which there is not")
         if status < 200:  # The final response follows, with headers of its own.
             self._headers, self._length, self._is_chunked = [], None, False
-            self._count_head_bytes(32)
+            self._head_bytes += _INTERIM_BYTES
+            if self._head_bytes > self._max_head:
+                raise self._too_large()
             return
         self._in_body, self._head_bytes = True, 0
         self._inbox.append(ResponseHead(status, self._headers))

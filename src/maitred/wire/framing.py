@@ -211,10 +211,10 @@ class MessageFraming:
         elif self._is_chunked_out:
             if more:
                 return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
-            self._move_own(Kind.END)
+            self.own = State.DONE if self.keep_alive else State.MUST_CLOSE
             return b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
         if not more:
-            self._move_own(Kind.END)
+            self.own = State.DONE if self.keep_alive else State.MUST_CLOSE
         return piece
 
     # What the peer sends.
@@ -264,12 +264,6 @@ class MessageFraming:
         if self._in_body:
             return FramingError(f"what the body has beside its data is larger than {self._max_head} bytes")
         return FramingError(f"the head is larger than the {self._max_head} bytes allowed here", 431)
-
-    def _count_head_bytes(self, size: int) -> None:
-        """Count bytes of a head, or of trailers. Raises FramingError."""
-        self._head_bytes += size
-        if self._head_bytes > self._max_head:
-            raise self._too_large()
 
     # The parser calls the next one, and those of the subclasses.
 

@@ -112,7 +112,8 @@ class ServerConnection(asyncio.Protocol):
         events = self._framing.receive_data(data)
         if events:
             self._handle_events(events)
-        self._after_read()
+        if self._framing.peer is not State.DONE or self._framing.pending_bytes or not self._is_reading:
+            self._after_read()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._framing.receive_eof()
@@ -245,7 +246,8 @@ class ServerConnection(asyncio.Protocol):
             events = framing.next_exchange()
             if events:
                 self._handle_events(events)
-            self._after_read()
+            if events or self._parked_bytes or framing.is_in_head:
+                self._after_read()
         elif self._writable is None:  # The rest of the request is read and dropped.
             self._after_read()
 

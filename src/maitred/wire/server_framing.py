@@ -70,8 +70,8 @@ class ServerFraming(MessageFraming):
     def _begin_message(self) -> None:
         super()._begin_message()
         self._target = b""
-        self._hosts: list[bytes] = []
-        self._codings: list[bytes] = []
+        self._hosts: tuple[bytes, ...] = ()
+        self._codings: tuple[bytes, ...] = ()
         self._expects_continue = False
         self._upgrade_was_offered = False
         self._is_restarting = False
@@ -146,8 +146,9 @@ class ServerFraming(MessageFraming):
                 self._is_http_11, self._is_head_request = event.is_http_11, event.method == "HEAD"
                 self.keep_alive = event.keep_alive
             elif event is END:
-                self._move_peer(Kind.END)
-                if self.peer is State.MUST_CLOSE:
+                self.peer = State.DONE
+                if not self.keep_alive:
+                    self.peer = State.MUST_CLOSE
                     self._drop_pending()
             elif type(event) is FramingError:
                 self.peer, self.keep_alive = State.ERROR, False
@@ -160,11 +161,15 @@ class ServerFraming(MessageFraming):
         self.is_in_head = True
 
     def on_url(self, url: bytes) -> None:
-        self._count_head_bytes(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self._max_head:
+            raise self._too_large()
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head_bytes(len(name) + len(value) + 4)
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._max_head:
+            raise self._too_large()
         if self._in_body:  # A trailer is never a header.
             return
         name = name.lower()
@@ -199,11 +204,11 @@ class ServerFraming(MessageFraming):
 
     def _note_header(self, name: bytes, value: bytes) -> None:
         if name == b"host":
-            self._hosts.append(value.strip())
+            self._hosts += (value.strip(),)
         elif name == b"content-length":
             self._length = int(value)
         elif name == b"transfer-encoding":
-            self._codings.append(value.strip().lower())
+            self._codings += (value.strip().lower(),)
         elif name == b"expect":
             self._expects_continue = value.strip().lower() == b"100-continue"
         else:
@@ -258,7 +263,7 @@ def _check_version(version: str) -> bool:
     raise FramingError(f"HTTP/{version} is not spoken here, but HTTP/1.1", 505)
 
 
-def _check_hosts(hosts: list[bytes], is_http_11: bool) -> None:
+def _check_hosts(hosts: tuple[bytes, ...], is_http_11: bool) -> None:
     """Raise FramingError unless there is one Host, which with HTTP/1.0 may be missing."""
     if len(hosts) == 1:
         if not _is_host(hosts[0]):
@@ -267,11 +272,11 @@ def _check_hosts(hosts: list[bytes], is_http_11: bool) -> None:
         raise FramingError(f"a request must have one Host header, and this one has {len(hosts)}")
 
 
-def _check_codings(codings: list[bytes], is_http_11: bool) -> None:
+def _check_codings(codings: tuple[bytes, ...], is_http_11: bool) -> None:
     """Raise FramingError unless the body is in chunks and nothing else."""
     if not is_http_11:
         raise FramingError("HTTP/1.0 has no transfer codings")
-    if codings != [b"chunked"]:
+    if codings != (b"chunked",):
         raise FramingError("the only transfer coding that is understood here is chunked", 501)
 
 
