@@ -23,7 +23,6 @@ import httptools
 
 from maitred.wire.framing import END, Event, FramingError, FramingMisuse, Kind, MessageFraming, ResponseHead, State
 
-
 _INTERIM_BYTES: Final = 32
 """What an interim response counts for, beside its headers."""
 

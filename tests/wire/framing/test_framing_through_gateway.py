@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from test_requests import CHUNK, CHUNKED, REFUSED
+from test_framing_requests import CHUNK, CHUNKED, REFUSED
 
 from gateway.world import CHAT, BackendRequest, GatewayWorld, run, world
 
