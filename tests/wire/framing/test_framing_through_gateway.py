@@ -7,8 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from test_framing_requests import CHUNK, CHUNKED, REFUSED
-
-from gateway.world import CHAT, BackendRequest, GatewayWorld, run, world
+from world import CHAT, BackendRequest, GatewayWorld, run, world
 
 BODY = b'{"model":"m"}'
 PATH = CHAT.encode()
