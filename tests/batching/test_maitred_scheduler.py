@@ -111,6 +111,16 @@ def test_the_urgent_come_first_and_lose_their_memory_last() -> None:
     assert max(finished[n] for n in (1, 3, 5)) <= min(finished[n] for n in (0, 2, 4))
 
 
+def test_an_urgent_request_is_seen_though_many_wait() -> None:
+    """Request 0 runs, and 12 others of 9 blocks wait for it, of which the scheduler sees 9. The urgent one needs one block."""
+    jobs = [(request(0, 0, 10, 30), 30), *((request(n, 5, 85, 1), 1) for n in range(1, 13))]
+    jobs.append((request(13, 55, 5, 2, priority=5.0), 2))
+    keys = {"total_kv_blocks": 10, "max_num_seqs": 64, "enable_priority_scheduling": True}
+    first = times(drive(config("maitred(max_skips=0)", **keys), jobs), "FIRST_TOKEN")
+    assert first[13] == 70
+    assert min(first[n] for n in range(1, 13)) > 300
+
+
 def test_prompts_take_a_bounded_part_of_a_step_that_generates() -> None:
     jobs = [(request(0, 0, 10, 50), 50), (request(1, 95, 200, 1), 1)]
     finished = times(drive(config("maitred(max_prefill_tokens=10)", total_kv_blocks=100), jobs), "FINISHED")

@@ -33,6 +33,7 @@ class MaitredStep:
         self._state = state
         self._kv_cache = state.kv_cache
         self._block_size = state.kv_cache.tokens_per_block
+        self._half_block = self._block_size // 2
         self._active = active_requests
         self._generation: RequestList = []
         """Requests that get a token."""
@@ -58,8 +59,20 @@ class MaitredStep:
         self._promises: PromisedBlocks | None = None
         self._adapters = AdapterPages(state.peft_cache)
         self._lacks: dict[int, Lack] = {}
+        most, tokens, generation = state.max_running, self._tokens, self._generation
         for place, request in enumerate(active_requests):
-            self._sort_in(place, request, is_in_flight=request.request_id in inflight_request_ids)
+            is_in_flight = request.request_id in inflight_request_ids
+            # Most requests are like that. Asking for the state itself is twice as fast as asking for what it means.
+            if request.state in _GENERATION_STATES and not is_in_flight and len(generation) < most:
+                cost = request.beam_width + request.num_draft_tokens
+                if cost <= tokens:
+                    tokens -= cost
+                    generation.append(request)
+                else:
+                    self._held.append(request)
+            else:
+                self._sort_in(place, request, is_in_flight=is_in_flight)
+        self._tokens = tokens
 
     def plan(self) -> SchedulerOutput:
         """Return what the step does."""
@@ -85,13 +98,7 @@ class MaitredStep:
 
     def _sort_in(self, place: int, request: LlmRequest, *, is_in_flight: bool) -> None:
         if request.is_generation_in_progress_state:
-            cost = request.beam_width + request.num_draft_tokens
-            runs = not is_in_flight and request.state < LlmRequestState.GENERATION_TO_COMPLETE
-            if runs and cost <= self._tokens and len(self._generation) < self._state.max_running:
-                self._tokens -= cost
-                self._generation.append(request)
-            else:
-                self._held.append(request)
+            self._held.append(request)
         elif request.is_context_init_state:
             if is_in_flight:
                 self._held.append(request)
@@ -276,14 +283,15 @@ class MaitredStep:
         if self._forecast is None:
             state, requests = self._state, self._with_memory()
             self._horizon = horizon = state.horizon(len(requests))
-            futures = [(state.tokens_left(each), self._tokens_held(each, each.num_shared_blocks)) for each in requests]
-            self._forecast = MemoryForecast([(min(horizon, left), held) for left, held in futures])
+            lefts = [state.tokens_left(each) for each in requests]
+            helds = [self._tokens_held(each, each.num_shared_blocks) for each in requests]
+            self._forecast = MemoryForecast([(min(horizon, left), held) for left, held in zip(lefts, helds, strict=True)])
             self._capacity = self._kv_cache.get_max_resource_count() * self._block_size - self._ownerless_tokens(requests)
         return self._forecast
 
     def _tokens_held(self, request: LlmRequest, shared_blocks: int) -> int:
         """Return the tokens of KV that `request` has in blocks that it does not share, with the mean rest of a last block."""
-        return request.num_tokens - shared_blocks * self._block_size + self._block_size // 2
+        return request.prompt_len + request.num_generated_tokens + self._half_block - shared_blocks * self._block_size
 
     def _ownerless_tokens(self, requests: RequestList) -> int:
         """Return the tokens in shared blocks of which the first owner has ended."""
@@ -295,6 +303,9 @@ class MaitredStep:
             tokens = request.prompt_len + max(0, request.num_generated_tokens - 1)
             counted += -(-tokens // self._block_size) - request.num_shared_blocks
         return max(0, used - counted) * self._block_size
+
+
+_GENERATION_STATES: Final = (LlmRequestState.GENERATION_IN_PROGRESS, LlmRequestState.DISAGG_GENERATION_TRANS_COMPLETE)
 
 
 def _fits(needed: Sequence[int], free: Sequence[int]) -> bool:

@@ -2,13 +2,15 @@
 
 Each step:
 
-    1. The wait queue is served, head first, while fewer than `max_num_seqs` requests are active. An active request runs, or
-       waits for memory in the order in which the scheduler serves it.
+    1. The wait queue is served, head first, while fewer than `max_num_seqs` requests are active, and the scheduler has a use
+       for more that wait (`RequestScheduler.max_num_pending`). An active request runs, or waits for memory in the order in
+       which the scheduler serves it.
     2. The scheduler decides, over the active requests and a view of the KV blocks (`InstanceKvCache`).
     3. Paused requests lose their KV and go back to the front of the wait queue. When they come again, they have their old place
        among the active ones.
     4. The first chunk of a prompt takes the blocks of the whole prompt. With a prefix cache it claims what is cached now, and
-       never computes more tokens than were charged, whatever the scheduler expected to find.
+       never computes more tokens than were charged, whatever the scheduler expected to find. A request whose KV comes from
+       another instance takes the blocks, too, and computes one token.
 
 A step that does nothing although requests are active would do nothing for ever, so it is an error that says what is missing.
 
@@ -50,6 +52,7 @@ class SchedulerBatch(ContinuousBatch):
         "_max_model_len",
         "_name",
         "_num_pending",
+        "_num_pending_tokens",
         "_puts_begun_first",
         "_requests",
         "_scheduler",
@@ -73,6 +76,8 @@ class SchedulerBatch(ContinuousBatch):
         """The active requests, in the order in which the scheduler sees them."""
         self._num_pending = 0
         """Active requests that have no KV yet."""
+        self._num_pending_tokens = 0
+        """Tokens of their prompts."""
         self._is_pausing = False
         """Whether a sequence that is removed now comes back."""
         self._kv_cache = InstanceKvCache(blocks, self._requests, self._decode_tokens)
@@ -143,6 +148,7 @@ class SchedulerBatch(ContinuousBatch):
             self._blocks.release_reserved(seq, seq.num_computed_tokens, seq.num_tokens_to_prefill)
         else:
             self._num_pending -= 1
+            self._num_pending_tokens -= request.prompt_len
 
     def check(self) -> None:
         held = 0
@@ -157,7 +163,9 @@ class SchedulerBatch(ContinuousBatch):
         if len(decoding) != self.num_decodes or sum([self._kv_tokens(seq) for seq in decoding]) != self.context_tokens:
             raise InvariantError(f"{self.num_decodes} decodes over {self.context_tokens} tokens are not the sequences")
         pending = [request for request in self._active if not request.has_blocks]
-        if len(pending) != self._num_pending or self._requests.keys() != self.sequences.keys():
+        tokens = sum([request.prompt_len for request in pending])
+        counted = len(pending) == self._num_pending and tokens == self._num_pending_tokens
+        if not counted or self._requests.keys() != self.sequences.keys():
             raise InvariantError("the active requests are not the sequences of the batch")
 
     @property
@@ -176,6 +184,7 @@ class SchedulerBatch(ContinuousBatch):
             self._requests[seq.request.id] = request
             self.sequences[seq.request.id] = seq
             self._num_pending += 1
+            self._num_pending_tokens += request.prompt_len
             place = len(self._active)
             if seq.num_preemptions:
                 while place and _comes_after(self._active[place - 1].seq, seq):
@@ -185,7 +194,7 @@ class SchedulerBatch(ContinuousBatch):
     def _has_use_for(self, head: SequenceState) -> bool:
         """Return whether the scheduler is to see `head`, which waits."""
         most = self._scheduler.max_num_pending
-        if most is None or self._num_pending < most:
+        if most is None or self._num_pending < most or self._num_pending_tokens < self._limits.max_num_batched_tokens:
             return True
         return all(request.has_blocks or request.priority < head.priority for request in self._active)
 
@@ -299,6 +308,7 @@ class SchedulerBatch(ContinuousBatch):
             seq.admission_index = index  # its place among the active requests
         request.has_blocks = True
         self._num_pending -= 1
+        self._num_pending_tokens -= request.prompt_len
         request.context_current_position = request.prepopulated_prompt_len = start
         request.num_shared_blocks = hit.num_blocks - hit.num_unreferenced
         request.context_chunk_size = min(request.prompt_len - start, charged)

@@ -81,8 +81,9 @@ class RequestScheduler(ABC):
     repeats_its_answer: bool = False
     """See `CapacityScheduler`."""
     max_num_pending: int | None = None
-    """Most active requests without memory that it has a use for. The others stay in the wait queue, where the order may change,
-    except for one that is more urgent than all of these. None: as many as there are places in the batch."""
+    """Most active requests without memory that it has a use for, if their prompts fill a step. The others stay in the wait
+    queue, where the order may change, except for one that is more urgent than all of these. None: as many as there are places
+    in the batch."""
     shares_each_chunk: bool = False
     """Whether the blocks of a prompt are shared when a chunk has filled them, and not when the whole prompt is computed."""
 
