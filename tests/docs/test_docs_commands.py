@@ -42,6 +42,7 @@ ELSEWHERE = {
     r"PYTHONPATH=build/compiled python bench/agentic\.py .*": "the same without compiling is run here",
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",
     r"python bench/programs_burst\.py .*": "tests/stress/test_programs_burst.py runs smaller ones",
+    r"python bench/batching_table\.py .*": "it takes minutes; tests/batching/test_batching_table.py runs it on a few requests",
     r"python bench/field_hrrn\.py .*": "a seed takes 15 s; tests/sim/test_field_hrrn.py plays its scene",
     r"python bench/programs_paper\.py .*": "it takes minutes; tests/sim/test_programs_paper.py plays its scene",
     r"(PYTHONPATH=build/compiled )?python bench/simulate\.py .*--million.*": "a million requests take a minute; "
