@@ -9,8 +9,8 @@ from typing import Any
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.plugins.vllm.block_pool_view import BlockPoolView
-from maitred.plugins.vllm.engine_request import EngineRequest, describe_request
-from maitred.plugins.vllm.policy_queue import EngineState, PolicyQueue
+from maitred.plugins.vllm.engine_request import VllmRequest, describe_request
+from maitred.plugins.vllm.policy_queue import PolicyQueue, VllmState
 
 HASH_BYTES = 32
 
@@ -29,7 +29,7 @@ class FakeParams:
         self.extra_args = extra_args
 
 
-class FakeRequest(EngineRequest):
+class FakeRequest(VllmRequest):
     """vLLM's `Request`. `blocks` is one letter for each full block of the prompt."""
 
     def __init__(self, name: str, prompt_tokens: int = 10, max_tokens: int = 1, *, blocks: str = "", **fields: Any) -> None:
@@ -124,7 +124,7 @@ class FakeBlockPool:
             block.block_hash = None
 
 
-class FakeEngine(EngineState):
+class FakeEngine(VllmState):
     """What the queue asks of the engine: a clock that stands still unless a test moves it, and the running requests."""
 
     def __init__(self, pool: FakeBlockPool | None = None, view: BlockPoolView | None = None) -> None:
@@ -147,13 +147,13 @@ class FakeEngine(EngineState):
         if self.view is not None:
             self.view.on_head_settled()
 
-    def running_requests(self) -> Sequence[EngineRequest]:
+    def running_requests(self) -> Sequence[VllmRequest]:
         return self.running
 
-    def describe(self, request: EngineRequest, request_id: RequestId, arrival: Micros) -> Request:
+    def describe(self, request: VllmRequest, request_id: RequestId, arrival: Micros) -> Request:
         return describe_request(request, request_id, arrival, None if self.view is None else self.pool.hash_block_size)
 
-    def is_complete(self, request: EngineRequest) -> bool:
+    def is_complete(self, request: VllmRequest) -> bool:
         return request.status is FakeStatus.COMPLETE
 
 

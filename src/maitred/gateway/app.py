@@ -80,11 +80,7 @@ class Gateway(App):
         self._programs_config = programs or ProgramsConfig()
         self._program_parts = self._make_program_parts(default_state)
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
-        slot_decisions = None if self._decision_log is None else DecisionLog(self._decision_log.write)
-        self._slot_learning = SlotLearning(
-            config, self._fleet, self._driver, self._client, slot_decisions, self._on_slots_changed
-        )
-        self._slot_learning.choose_sources()
+        self._slot_learning = self._make_slot_learning()
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
         self._intake = RequestIntake(
@@ -96,14 +92,17 @@ class Gateway(App):
         )
         self._poll_task: asyncio.Task[None] | None = None
         self._descriptors = DescriptorWatch()
-        settings = GatewaySettings(
-            gateway=config,
-            admission=self.core.config,
-            routing=routing or RoutingConfig(),
-            programs=self._programs_config,
-        )
+        admission, routing = self.core.config, routing or RoutingConfig()
+        settings = GatewaySettings(gateway=config, admission=admission, routing=routing, programs=self._programs_config)
         self._reloader = ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
         self._endpoints = self._make_endpoints()
+
+    def _make_slot_learning(self) -> SlotLearning:
+        """Return what learns how many requests each backend takes, with the source of each chosen."""
+        log = None if self._decision_log is None else DecisionLog(self._decision_log.write)
+        learning = SlotLearning(self.config, self._fleet, self._driver, self._client, log, self._on_slots_changed)
+        learning.choose_sources()
+        return learning
 
     def _make_program_parts(self, default_state: str | None) -> ProgramParts | None:
         """Return what drives and shows the programs, or None if requests are routed one by one."""

@@ -38,7 +38,7 @@ from maitred.sim.replica import Replica
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 from maitred.sim.results import NEVER, Outcome
 from maitred.sim.rows import ResultRows
-from maitred.sim.slot_learning import SlotLearning
+from maitred.sim.slot_learning import SimulatedSlots
 
 _OUTCOMES: Final = {
     EventKind.FINISHED: Outcome.COMPLETED,
@@ -70,7 +70,7 @@ class Pipeline:
         delays: RequestDelays,
         delay_line: DelayLine,
         disaggregation: Disaggregation | None,
-        slots: SlotLearning | None = None,
+        slots: SimulatedSlots | None = None,
     ) -> None:
         """Without `admission` every request may enter, and without `programs` every one may hold memory; `programs` is then the
         router, too. Without `disaggregation` every instance does prefill and decode. Without `slots` they are told."""

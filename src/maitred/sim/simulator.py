@@ -68,13 +68,12 @@ def simulate(
         sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
         sample_every: First distance of the samples of the instances, in µs, or None for no samples.
         log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
-
     Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.
     """
-    event_queue, cluster, instance = EventQueue(), cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig())
+    cluster, instance, event_queue = cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig()), EventQueue()
     arrivals = ArrivalFeed(jobs, event_queue, progress)
     fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
-    # Every part draws from a random stream of its own, named by the seed: a policy that draws more shifts no other part.
+    # Every part has a random stream of its own, named by the seed: a policy that draws more shifts no other part.
     rows = make_rows(instance.latency_model().overheads, cluster.num_instances, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
     agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue, log)

@@ -67,7 +67,7 @@ class _Engine:
                     self.own.note_pieces(request, tokens, now)
 
 
-class SlotLearning:
+class SimulatedSlots:
     """The controllers of all instances, and the events that drive them."""
 
     def __init__(
@@ -147,7 +147,7 @@ def make_slot_learning(
     driver: AdmissionDriver | None,
     event_queue: EventQueue,
     log: DecisionLog | None,
-) -> SlotLearning | None:
+) -> SimulatedSlots | None:
     """Return what learns the slots, or None if they are told. Raises ConfigError where slots are no limit."""
     if cluster.slots != "learned":
         return None
@@ -157,7 +157,7 @@ def make_slot_learning(
         raise ConfigError(what, where="cluster.slots", hint="admission.mode: priority, and slot_cost: requests")
     if cluster.disaggregation:
         raise ConfigError("slots cannot be learned with disaggregation", where="cluster.slots", hint="slots: reported")
-    return SlotLearning(fleet, driver, event_queue, log)
+    return SimulatedSlots(fleet, driver, event_queue, log)
 
 
 def _make_controller(index: int, log: DecisionLog | None) -> SlotController:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from maitred.compat.sglang.prefill_delayer import DelayRules, PrefillDelayer, RankState
+from maitred.compat.sglang.prefill_delayer import DelayRules, PrefillDelayer, RankReport
 
 
 class Step(msgspec.Struct):
@@ -45,7 +45,10 @@ def run_case(raw: bytes) -> Iterator[str]:
     delayer = PrefillDelayer(rules)
     for number, step in enumerate(case.steps):
         now = round(step.now * 1_000_000)
-        ranks = [RankState(bool(a), bool(b), running, most, waiting, bool(f)) for a, b, running, most, waiting, f in step.ranks]
+        ranks = [
+            RankReport(bool(has_request), bool(is_forced), running, most, waiting, bool(is_late))
+            for has_request, is_forced, running, most, waiting, is_late in step.ranks
+        ]
         overdue = delayer.is_overdue(now)
         answer = delayer.negotiate(ranks, step.max_running_requests, now)
         got = {

@@ -25,7 +25,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from maitred.batching import BatchLimits, ContinuousBatch, PrefillChunk, StepPlan
-from maitred.compat.sglang.engine_host import EngineHost, EngineRequest
+from maitred.compat.sglang.engine_host import EngineHost, SGLangRequest
 from maitred.compat.sglang.prefill_pass import PrefillPass
 from maitred.compat.sglang.prefill_request import PrefillRequest
 from maitred.compat.sglang.retraction import DecodeMemory, retract
@@ -167,7 +167,7 @@ class SGLangBatch(ContinuousBatch):
             return False
         self._start_chunks(admitted, plan, preempted, now)
         goes_on = None if this.adder is None else this.adder.chunked
-        self._chunked = goes_on.seq if isinstance(goes_on, EngineRequest) else None
+        self._chunked = goes_on.seq if isinstance(goes_on, SGLangRequest) else None
         self._hold_or_mix(plan)
         self._num_deferred = self._rules.prefill_decode_interval
         return True
@@ -178,7 +178,7 @@ class SGLangBatch(ContinuousBatch):
         """Reserve the blocks of `admitted`, and make their chunks those of `plan`."""
         blocks_for, chunks, needed = self._blocks.blocks_for, [], 0
         for request in admitted:
-            assert isinstance(request, EngineRequest)
+            assert isinstance(request, SGLangRequest)
             seq, start, tokens = request.seq, request.cached_tokens, request.extend_tokens
             needed += blocks_for(start + tokens) - blocks_for(start)
             chunks.append(PrefillChunk(tokens, start, seq.num_tokens_to_prefill, seq))
@@ -224,7 +224,7 @@ class SGLangBatch(ContinuousBatch):
 
     def _requeued(self, victim: PrefillRequest, now: Micros) -> SequenceState:
         """Return the sequence of `victim`, which goes back to the queue."""
-        assert isinstance(victim, EngineRequest)
+        assert isinstance(victim, SGLangRequest)
         self._host.requeue(victim, now)
         return victim.seq
 
@@ -235,7 +235,7 @@ class SGLangBatch(ContinuousBatch):
         self.remove(seq)
         self._note_preemption(seq)
 
-    def _running_requests(self) -> list[EngineRequest]:
+    def _running_requests(self) -> list[SGLangRequest]:
         """Return the requests that decode, as of the steps that have ended."""
         running, step = [], self.step_index
         for seq in self.sequences.values():
@@ -245,7 +245,7 @@ class SGLangBatch(ContinuousBatch):
                 running.append(request)
         return running
 
-    def _chunked_request(self, seq: SequenceState) -> EngineRequest:
+    def _chunked_request(self, seq: SequenceState) -> SGLangRequest:
         request = self._host.request_of(seq)
         request.cached_tokens = seq.num_computed_tokens
         return request

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from maitred.compat.sglang.new_token_ratio import NewTokenRatio
 from maitred.compat.sglang.prefill_adder import PrefillAdder
-from maitred.compat.sglang.prefill_delayer import PrefillDelayer, RankState
+from maitred.compat.sglang.prefill_delayer import PrefillDelayer, RankReport
 from maitred.compat.sglang.prefill_pass import PrefillHost
 from maitred.compat.sglang.prefill_request import PrefillRequest
 from maitred.compat.sglang.rules import SGLangRules
@@ -25,7 +25,7 @@ _LAST_PASSES = 16
 """Passes of which the delayer knows how many requests they took."""
 
 
-class EngineRequest(PrefillRequest):
+class SGLangRequest(PrefillRequest):
     """A request of the instance, from when it is first tried."""
 
     def __init__(self, seq: SequenceState, rules: SGLangRules, queued_at: Micros) -> None:
@@ -53,7 +53,7 @@ class EngineHost(PrefillHost):
         self._blocks = blocks
         self._prefix_blocks = blocks if isinstance(blocks, PrefixBlockManager) else None
         self._release = release
-        self._requests: dict[RequestId, EngineRequest] = {}
+        self._requests: dict[RequestId, SGLangRequest] = {}
         self._hit: PrefixHit = NO_HIT
         """What the cache holds of the request that is being tried."""
         self._is_locked = False
@@ -86,15 +86,15 @@ class EngineHost(PrefillHost):
         """Whether the delayer has held back the pass, so that the next step needs a pass of its own."""
         return self._delayer is not None and self._verdict is False
 
-    def request_of(self, seq: SequenceState) -> EngineRequest:
+    def request_of(self, seq: SequenceState) -> SGLangRequest:
         """Return what is known of `seq`."""
         request = self._requests.get(seq.request.id)
         if request is None:
             at = seq.request.arrival if seq.queued_at is None else seq.queued_at
-            request = self._requests[seq.request.id] = EngineRequest(seq, self._rules, at)
+            request = self._requests[seq.request.id] = SGLangRequest(seq, self._rules, at)
         return request
 
-    def requeue(self, request: EngineRequest, now: Micros) -> None:
+    def requeue(self, request: SGLangRequest, now: Micros) -> None:
         """Note that `request` was preempted at `now`: it has a new place in the queue, and its tokens."""
         request.queued_at, request.cached_tokens = now, 0
         request.output_tokens = request.seq.num_output_tokens
@@ -146,7 +146,7 @@ class EngineHost(PrefillHost):
         self._is_locked = False
 
     def match(self, request: PrefillRequest) -> None:
-        assert isinstance(request, EngineRequest)
+        assert isinstance(request, SGLangRequest)
         seq = request.seq
         self._hit = NO_HIT if self._prefix_blocks is None else self._prefix_blocks.find_cached(seq)
         request.fill_tokens = seq.num_tokens_to_prefill
@@ -156,7 +156,7 @@ class EngineHost(PrefillHost):
         return self._waiting.uncached_work() if isinstance(self._waiting, SGLangQueue) else ()
 
     def release(self, request: PrefillRequest) -> None:
-        assert isinstance(request, EngineRequest)
+        assert isinstance(request, SGLangRequest)
         self._release(request.seq)
 
     def evict_until_free(self, tokens: int) -> None:
@@ -177,7 +177,7 @@ class EngineHost(PrefillHost):
         assert rules.delay is not None
         used = 1 - self._blocks.free / self._blocks.total
         idle = is_prefillable and rules.delay.low_watermark is not None and used < rules.delay.low_watermark
-        state = RankState(
+        state = RankReport(
             is_prefillable,
             idle,
             self._num_running,

@@ -27,7 +27,7 @@ import msgspec
 from maitred.core.units import Micros
 
 
-class RankState(msgspec.Struct, frozen=True, array_like=True):
+class RankReport(msgspec.Struct, frozen=True, array_like=True):
     """What one rank says in a negotiation."""
 
     is_prefillable: bool
@@ -92,7 +92,7 @@ class PrefillDelayer:
         since = self._delayed_since
         return self._rules.queue_min_ratio is not None and since is not None and now - since >= self._rules.max_delay
 
-    def negotiate(self, ranks: Sequence[RankState], max_num_running: int, now: Micros) -> Negotiation:
+    def negotiate(self, ranks: Sequence[RankReport], max_num_running: int, now: Micros) -> Negotiation:
         """Return whether the ranks may prefill in this pass. `ranks` is not empty; all ranks are asked with the same."""
         answer = self._answer(ranks, max_num_running)
         if answer.allows_prefill:
@@ -103,7 +103,7 @@ class PrefillDelayer:
                 self._delayed_since = now
         return answer
 
-    def _answer(self, ranks: Sequence[RankState], max_num_running: int) -> Negotiation:
+    def _answer(self, ranks: Sequence[RankReport], max_num_running: int) -> Negotiation:
         if not any(rank.is_prefillable for rank in ranks):
             return Negotiation(True, DelayReason.NOTHING)
         if any(rank.has_idle_memory for rank in ranks):
@@ -123,7 +123,7 @@ class PrefillDelayer:
             return Negotiation(False, DelayReason.DELAY)
         return Negotiation(True, DelayReason.WAIT_TIMEOUT)
 
-    def _takes_few(self, ranks: Sequence[RankState], max_num_running: int) -> bool:
+    def _takes_few(self, ranks: Sequence[RankReport], max_num_running: int) -> bool:
         """Return whether the free slots or the waiting requests are so few that more might come with the next batch."""
         rules, num_running = self._rules, max(rank.num_running for rank in ranks)
         most = max(rank.max_prefill_requests for rank in ranks)

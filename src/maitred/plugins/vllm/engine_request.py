@@ -31,7 +31,7 @@ _TRACE_MEMBER: Final = "maitred="
 _MAX_SECONDS: Final = 1e9
 
 
-class EngineRequest(Protocol):
+class VllmRequest(Protocol):
     """The part of vLLM's `Request` that is looked at."""
 
     request_id: str
@@ -71,7 +71,7 @@ class EngineBlockHashes(msgspec.Struct, frozen=True, gc=False):
     """`PrefixKeys` of a prompt in vLLM: the hashes that vLLM made of its blocks."""
 
     request: Any
-    """The `EngineRequest`."""
+    """The `VllmRequest`."""
     hash_block_size: int
     """Tokens of a block of which vLLM makes a hash. A KV block may be a multiple of it."""
 
@@ -86,7 +86,7 @@ class EngineBlockHashes(msgspec.Struct, frozen=True, gc=False):
 
 
 def describe_request(
-    request: EngineRequest, request_id: RequestId, arrival: Micros, hash_block_size: int | None = None
+    request: VllmRequest, request_id: RequestId, arrival: Micros, hash_block_size: int | None = None
 ) -> Request:
     """Return what policies see of `request`, which has arrived at `arrival`.
 
@@ -134,7 +134,7 @@ class _Hints:
         return from_seconds(seconds) if isfinite(seconds) and 0 < seconds <= _MAX_SECONDS else None
 
 
-def _hints(request: EngineRequest) -> _Hints:
+def _hints(request: VllmRequest) -> _Hints:
     body = getattr(request.sampling_params, "extra_args", None)
     trace = _trace_hints(request.trace_headers) if request.trace_headers else {}
     return _Hints({**trace, **(body if isinstance(body, Mapping) else {})})

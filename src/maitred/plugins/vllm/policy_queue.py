@@ -31,10 +31,10 @@ from maitred.core.contracts import StepView, WaitQueue
 from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.plugins.vllm.engine_request import EngineRequest
+from maitred.plugins.vllm.engine_request import VllmRequest
 
 
-class EngineState(Protocol):
+class VllmState(Protocol):
     """What the queue asks of the engine around it."""
 
     def now(self) -> Micros:
@@ -53,15 +53,15 @@ class EngineState(Protocol):
         """Note that no head is admitted any more in this step."""
         ...
 
-    def running_requests(self) -> Sequence[EngineRequest]:
+    def running_requests(self) -> Sequence[VllmRequest]:
         """Return the running requests."""
         ...
 
-    def describe(self, request: EngineRequest, request_id: RequestId, arrival: Micros) -> Request:
+    def describe(self, request: VllmRequest, request_id: RequestId, arrival: Micros) -> Request:
         """Return what policies see of `request`."""
         ...
 
-    def is_complete(self, request: EngineRequest) -> bool:
+    def is_complete(self, request: VllmRequest) -> bool:
         """Return whether the answer to `request`, which has left, is complete."""
         ...
 
@@ -69,7 +69,7 @@ class EngineState(Protocol):
 class StepListener(Protocol):
     """A listener that is told what comes, what each step serves, and what ends, in this order."""
 
-    def on_request(self, request: Request, engine_request: EngineRequest) -> None:
+    def on_request(self, request: Request, engine_request: VllmRequest) -> None:
         """Note that a request waits."""
         ...
 
@@ -79,7 +79,7 @@ class StepListener(Protocol):
         """Note that a step serves these tokens of these requests, in the order of the batch, after these preemptions."""
         ...
 
-    def on_end(self, seq: SequenceState, engine_request: EngineRequest, at: Micros, *, is_complete: bool) -> None:
+    def on_end(self, seq: SequenceState, engine_request: VllmRequest, at: Micros, *, is_complete: bool) -> None:
         """Note that a request has left the engine."""
         ...
 
@@ -89,7 +89,7 @@ class _Sequence:
 
     __slots__ = ("request", "seq")
 
-    def __init__(self, request: EngineRequest, seq: SequenceState) -> None:
+    def __init__(self, request: VllmRequest, seq: SequenceState) -> None:
         self.request = request
         self.seq = seq
 
@@ -97,7 +97,7 @@ class _Sequence:
 class PolicyQueue(StepView):
     """A `RequestQueue` of vLLM in the order of a policy. It is also the `StepView` of the step that vLLM forms."""
 
-    def __init__(self, queue: WaitQueue, engine: EngineState, listener: StepListener | None = None) -> None:
+    def __init__(self, queue: WaitQueue, engine: VllmState, listener: StepListener | None = None) -> None:
         self._queue = queue
         self._engine = engine
         self._listener = listener
@@ -134,7 +134,7 @@ class PolicyQueue(StepView):
         known = (self._sequences.get(request.request_id) for request in self._engine.running_requests())
         return Counter(key for sequence in known if sequence and (key := sequence.seq.request.routing_key))
 
-    def add_request(self, request: EngineRequest) -> None:
+    def add_request(self, request: VllmRequest) -> None:
         """Let a request wait. A session that goes on with the next part of its input is here already."""
         sequence, now = self._sequences.get(request.request_id), self._tick()
         if sequence is None:
@@ -143,7 +143,7 @@ class PolicyQueue(StepView):
             self._stop_running(sequence, now)
         self._enqueue(sequence, now, front=False)
 
-    def peek_request(self) -> EngineRequest:
+    def peek_request(self) -> VllmRequest:
         """Return the head. Raises IndexError when empty."""
         if not self._has_step_started:
             self._has_step_started = True
@@ -154,31 +154,31 @@ class PolicyQueue(StepView):
         self._engine.on_head_shown()
         return self._waiting[self._engine_ids[seq.request.id]].request
 
-    def pop_request(self) -> EngineRequest:
+    def pop_request(self) -> VllmRequest:
         """Remove and return the head. Raises IndexError when empty."""
         engine_id = self._engine_ids[self._queue.pop().request.id]
         sequence = self._prefilling[engine_id] = self._waiting.pop(engine_id)
         return sequence.request
 
-    def prepend_request(self, request: EngineRequest) -> None:
+    def prepend_request(self, request: VllmRequest) -> None:
         """Let a request wait that was preempted."""
         sequence = self._sequences[request.request_id]
         sequence.seq.num_preemptions += 1
         self._preempted.append(sequence.seq.request.id)
         self._put_back(sequence)
 
-    def prepend_requests(self, requests: Iterable[EngineRequest]) -> None:
+    def prepend_requests(self, requests: Iterable[VllmRequest]) -> None:
         """Let requests wait that were popped and not served. The last one given is the first to go, as in vLLM."""
         for request in requests:
             self._put_back(self._sequences[request.request_id])
 
-    def remove_request(self, request: EngineRequest) -> None:
+    def remove_request(self, request: VllmRequest) -> None:
         """Remove a request. Raises ValueError if it does not wait here."""
         if request.request_id not in self._waiting:
             raise ValueError(f"request {request.request_id} does not wait here")
         self.remove_requests([request])
 
-    def remove_requests(self, requests: Iterable[EngineRequest]) -> None:
+    def remove_requests(self, requests: Iterable[VllmRequest]) -> None:
         """Remove those of the requests that wait here."""
         for request in requests:
             sequence = self._waiting.pop(request.request_id, None)
@@ -191,7 +191,7 @@ class PolicyQueue(StepView):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[EngineRequest]:
+    def __iter__(self) -> Iterator[VllmRequest]:
         """Return an iterator of the waiting requests, in the order in which they came here: that of the policy is not known
         beyond its head."""
         return iter([sequence.request for sequence in self._waiting.values()])
@@ -244,7 +244,7 @@ class PolicyQueue(StepView):
         self._now = max(self._engine.now(), self._now + 1)
         return self._now
 
-    def _new_sequence(self, request: EngineRequest, now: Micros) -> _Sequence:
+    def _new_sequence(self, request: VllmRequest, now: Micros) -> _Sequence:
         index = self._num_arrivals
         self._num_arrivals += 1
         described = self._engine.describe(request, index, now)

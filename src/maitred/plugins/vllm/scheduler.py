@@ -30,8 +30,8 @@ from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.plugins.vllm.block_pool_view import BlockPoolView
 from maitred.plugins.vllm.config import PluginConfig, made_policy, read_config
-from maitred.plugins.vllm.engine_request import EngineRequest, describe_request
-from maitred.plugins.vllm.policy_queue import EngineState, PolicyQueue
+from maitred.plugins.vllm.engine_request import VllmRequest, describe_request
+from maitred.plugins.vllm.policy_queue import PolicyQueue, VllmState
 from maitred.plugins.vllm.step_log import FORMAT, StepLog, StepLogHeader
 from maitred.queueing import QueueingConfig
 
@@ -111,7 +111,7 @@ class AsyncScheduler(Scheduler, EngineAsyncScheduler):  # type: ignore[misc]
     _plans_ahead = True
 
 
-class _Engine(EngineState):
+class _Engine(VllmState):
     """What the queue asks of vLLM."""
 
     def __init__(self, scheduler: Scheduler, view: BlockPoolView | None) -> None:
@@ -135,14 +135,14 @@ class _Engine(EngineState):
         if self._view is not None:
             self._view.on_head_settled()
 
-    def running_requests(self) -> Sequence[EngineRequest]:
-        running: list[EngineRequest] = self._scheduler.running
+    def running_requests(self) -> Sequence[VllmRequest]:
+        running: list[VllmRequest] = self._scheduler.running
         return running
 
-    def describe(self, request: EngineRequest, request_id: RequestId, arrival: Micros) -> Request:
+    def describe(self, request: VllmRequest, request_id: RequestId, arrival: Micros) -> Request:
         return describe_request(request, request_id, arrival, self._hash_block_size)
 
-    def is_complete(self, request: EngineRequest) -> bool:
+    def is_complete(self, request: VllmRequest) -> bool:
         return request.status in COMPLETE
 
 

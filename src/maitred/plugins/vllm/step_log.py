@@ -22,7 +22,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.plugins.vllm.engine_request import EngineRequest
+from maitred.plugins.vllm.engine_request import VllmRequest
 from maitred.plugins.vllm.policy_queue import StepListener
 
 FORMAT: Final = 1
@@ -90,7 +90,7 @@ class StepLog(StepListener):
         self._hashes_per_block = hashes_per_block
         self._lines: list[StepLogLine] = [header]
 
-    def on_request(self, request: Request, engine_request: EngineRequest) -> None:
+    def on_request(self, request: Request, engine_request: VllmRequest) -> None:
         fields = {name: value for name in _LATER_FIELDS if (value := getattr(request, name)) != _DEFAULTS[name]}
         if request.priority_class is not _DEFAULTS["priority_class"]:
             fields["priority_class"] = request.priority_class.label
@@ -106,7 +106,7 @@ class StepLog(StepListener):
         self._lines.append(StepLine(index, at, [*scheduled], [*preempted]))
         self._write()
 
-    def on_end(self, seq: SequenceState, engine_request: EngineRequest, at: Micros, *, is_complete: bool) -> None:
+    def on_end(self, seq: SequenceState, engine_request: VllmRequest, at: Micros, *, is_complete: bool) -> None:
         hashes = self._shortened(engine_request)
         self._lines.append(EndLine(seq.request.id, at, engine_request.num_output_tokens, is_complete, hashes))
         self._write()
@@ -116,7 +116,7 @@ class StepLog(StepListener):
         self._write()
         self._file.close()
 
-    def _shortened(self, request: EngineRequest) -> list[int]:
+    def _shortened(self, request: VllmRequest) -> list[int]:
         every = self._hashes_per_block
         hashes = request.block_hashes[every - 1 :: every] if every else ()
         return [int.from_bytes(block_hash[:_HASH_BYTES]) >> 1 for block_hash in hashes]
