@@ -7,7 +7,7 @@ from collections import Counter
 from random import Random
 from typing import Any, TypeAlias
 
-from hypothesis import event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from maitred.compat.instance_rules import new_instance
@@ -167,7 +167,7 @@ def check_budgets(instance: Instance, config: InstanceConfig) -> None:
         assert not run.shape.num_decodes  # prefill alone
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads(), st.sets(st.integers(0, 4000), max_size=5))
 def test_skipping_changes_nothing(workload: Workload, looks: set[int]) -> None:
     keys, jobs, aborts = workload
@@ -181,7 +181,7 @@ def test_skipping_changes_nothing(workload: Workload, looks: set[int]) -> None:
     event(f"kinds {sorted({kind for _, kind, _, _ in skipping.events})}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads())
 def test_every_request_that_is_not_refused_gets_its_whole_answer(workload: Workload) -> None:
     keys, jobs, _ = workload

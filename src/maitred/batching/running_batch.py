@@ -34,6 +34,8 @@ class RunningBatch:
 
     requeues_at_front: bool = True
     """Whether a preempted sequence goes back to the front of the wait queue, and not to its end."""
+    discounts_stalls: bool = False
+    """Whether the time that a sequence stands still is not counted as latency (BLIS)."""
 
     __slots__ = (
         "_blocks",

@@ -242,18 +242,18 @@ class EngineCore:
         now, batch, plan = run.ends_at, self.batch, run.plan
         # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, which makes their old entries
         # in `_completions` stale.
-        if plan.stalled:
-            self._pause(plan.stalled, now - run.starts_at)
         held, silent = self._held, batch.num_transferred + run.departed_decodes
+        if plan.stalled:
+            self._pause(plan.stalled, run.starts_at, now)
         if plan.holds_decodes:
             held.hold(batch.sequences.values(), run.starts_at, self.itl_log)
             silent = 0
-        elif held.since:
-            silent += len(held.since)
+        else:
+            silent += held.num_resuming(plan.stalled)
         if self.meter is not None:
             self.meter.add_run(run.shape, run.steps, now - run.starts_at, silent)
         if held.since and not plan.holds_decodes:
-            held.end(now, self.meter, self.itl_log)
+            held.end(now, self.meter, self.itl_log, plan.stalled)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
@@ -264,7 +264,7 @@ class EngineCore:
         self._next_completion_step = step
         if batch.leaving and not (self.sequences or batch.num_ghosts):
             batch.drop_leaving()  # the next step has nothing in it, so it takes no time
-        if plan.stalled and self.itl_log is not None:
+        if plan.stalled and self.itl_log is not None and batch.discounts_stalls:
             for seq in plan.stalled:
                 self.itl_log.on_decode_start(seq.request.id)
 
@@ -335,13 +335,16 @@ class EngineCore:
             if self.itl_log is not None:
                 self.itl_log.on_decode_start(seq.request.id)
 
-    def _pause(self, stalled: Sequence[SequenceState], time: Micros) -> None:
+    def _pause(self, stalled: Sequence[SequenceState], since: Micros, now: Micros) -> None:
         """Note that decoding sequences have stood still in the step that has ended, so they complete a step later."""
         for seq in stalled:
-            seq.stall_time += time
             self._completions.postpone(seq, seq.decode_origin_step + self._output_lengths[seq.request.id] + 1)
-            if self.itl_log is not None:
-                self.itl_log.on_decode_end(seq.request.id)
+            if self.batch.discounts_stalls:
+                seq.stall_time += now - since
+                if self.itl_log is not None:
+                    self.itl_log.on_decode_end(seq.request.id)
+        if not self.batch.discounts_stalls:
+            self._held.hold(stalled, since, self.itl_log)
 
     def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq` from the running batch for good."""

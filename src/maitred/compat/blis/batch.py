@@ -24,6 +24,8 @@ from maitred.core.units import Micros
 class BlisBatch(ContinuousBatch):
     """The running batch of one instance, as BLIS plans its steps. See `ContinuousBatch` for the methods."""
 
+    discounts_stalls = True
+
     __slots__ = ("_kv",)
 
     def __init__(self, limits: BatchLimits, blocks: BlisBlockManager, preemption_policy: PreemptionPolicy) -> None:
