@@ -38,6 +38,7 @@ ELSEWHERE = {
     r"curl .*vllm_xargs.*": "it asks a vLLM; tests/plugins/real_vllm does, where there is one",
     r"python -m maitred\.plugins\.vllm .*": "tests/plugins/test_step_log.py runs it on recorded steps",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
+    r"python bench/fuzz_gateway\.py .*": "it attacks a gateway for minutes, and measures a healthy client beside that",
     r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
     r"PYTHONPATH=build/compiled python bench/agentic\.py .*": "the same without compiling is run here",
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",

@@ -65,7 +65,7 @@ def test_who_does_not_report_is_asked_once_and_again_when_it_comes_back() -> Non
         async with world(backend, slots=None) as w:
             fleet = w.gateway._fleet.backends[0]
             await asyncio.sleep(0.1)
-            assert backend.info_polls == ["/server_info?config_format=json", "/get_server_info"]
+            assert backend.info_polls == ["/server_info", "/get_server_info"]
             await backend.stop()
             await w.wait_until(lambda: not fleet.healthy)
             backend.info = {"max_running_requests": 2}
@@ -93,6 +93,25 @@ def test_the_older_name_of_the_page() -> None:
     assert run(scenario()) == 6
 
 
+def test_a_vllm_is_asked_for_its_configuration_as_json() -> None:
+    class Vllm(Backend):
+        async def _answer(self, received: BackendRequest) -> None:
+            if received.head.startswith(b"GET /server_info"):
+                self.info_polls.append(received.head.split(b" ")[1].decode())
+                as_json = b"?config_format=json" in received.head
+                config = b'{"scheduler_config":{"max_num_seqs":9}}' if as_json else b'"SchedulerConfig(max_num_seqs=9)"'
+                await received.send(whole(b'{"vllm_config":' + config + b"}"))
+            else:
+                await super()._answer(received)
+
+    async def scenario() -> tuple[int | None, list[str]]:
+        vllm = Vllm()
+        async with world(vllm, slots=None) as w:
+            return w.state.capacity, vllm.info_polls[:2]
+
+    assert run(scenario()) == (9, ["/server_info", "/server_info?config_format=json"])
+
+
 def test_trouble_with_the_page_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Troubled(Backend):
         trouble = b""
@@ -117,7 +136,7 @@ def test_trouble_with_the_page_changes_nothing(caplog: pytest.LogCaptureFixture)
     run(scenario())
     troubles = [record.message for record in caplog.records if "how many requests" in record.message]
     assert len(troubles) == 2, "each is said once"
-    assert "/server_info?config_format=json answered 500" in troubles[0]
+    assert "/server_info answered 500" in troubles[0]
 
 
 def test_capacity_changes_while_it_is_used(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,8 +48,10 @@ MAX_POLL_BYTES: Final = 1024 * 1024
 """Largest answer of /health and /v1/models."""
 MAX_INFO_BYTES: Final = 8 * 1024 * 1024
 """Largest answer of /metrics and of /server_info, which repeats all arguments for each data-parallel rank."""
-SERVER_INFO_PATHS: Final = ("/server_info?config_format=json", "/get_server_info")
-"""Where the arguments are. vLLM writes them as text without that query; the second is SGLang's older path."""
+SERVER_INFO_PATHS: Final = ("/server_info", "/get_server_info")
+"""Where the arguments are; the second is the older path."""
+_AS_JSON: Final = "?config_format=json"
+"""The query with which vLLM writes its configuration as JSON. Without it, the configuration is one text."""
 _MAX_ID_CHARS: Final = 1_024
 """Longest id of a model. It stands in metrics and in the log."""
 METRICS_PATH: Final = "/metrics"
@@ -188,6 +190,8 @@ class BackendPoller:
     async def _fetch_server_info(self) -> None:
         for path in SERVER_INFO_PATHS:
             status, body = await self._fetch(path, MAX_INFO_BYTES)
+            if status == 200 and has_text_config(body):
+                status, body = await self._fetch(path + _AS_JSON, MAX_INFO_BYTES)
             if status == 200:
                 self._info_capacities = parse_info_capacities(body) if self._wants_capacities else ()
                 self._slots = parse_reported_slots(body) if self._wants_slots else None
@@ -262,6 +266,11 @@ def parse_reported_slots(body: bytes | bytearray) -> int | None:
             slots: int = arguments.max_running_requests
             return slots
     return None
+
+
+def has_text_config(body: bytes | bytearray) -> bool:
+    """Return whether this is vLLM's answer with its configuration as text. Raises msgspec.DecodeError."""
+    return isinstance(_decode_server_info(body).vllm_config, str)
 
 
 def _is_plausible(value: Any) -> bool:
