@@ -174,6 +174,13 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
     return keys, jobs, draw(st.lists(st.tuples(st.integers(0, now + 9000), st.integers(0, len(jobs) - 1)), max_size=3))
 
 
+def test_a_slot_that_is_about_to_be_free_is_no_stall() -> None:
+    """Planned one step ahead, the slot of a completed request is filled one step later; the step between holds nothing."""
+    keys: dict[str, Any] = {"batching": "max-utilization", "max_num_seqs": 1, "async_scheduling": True, "total_kv_blocks": 8}
+    events = drive(InstanceConfig(**keys), [(request(number, 0, 1, 1), 1) for number in range(2)], [])
+    assert [number for _, kind, number, _ in events if kind == "FINISHED"] == [0, 1]
+
+
 @given(workloads())
 @settings(max_examples=100, deadline=None)
 def test_every_request_ends_and_skipping_is_not_seen(

@@ -110,9 +110,9 @@ def test_what_is_wrong_with_it_is_one_line(elsewhere: Path, scales: Registry[Sca
 
 
 def test_nothing_in_the_working_directory_hides_what_is_installed(elsewhere: Path, scales: Registry[Scale]) -> None:
-    (elsewhere / "uvicorn.py").write_text(MINE)
-    with pytest.raises(ConfigError, match="uvicorn has no 'Mine'"):
-        scales.create("uvicorn:Mine")
+    (elsewhere / "aiohttp.py").write_text(MINE)
+    with pytest.raises(ConfigError, match="aiohttp has no 'Mine'"):
+        scales.create("aiohttp:Mine")
 
 
 def test_a_module_in_the_package_of_its_kind_is_found_by_itself(

@@ -320,8 +320,9 @@ class SchedulerBatch(ContinuousBatch):
         return max(1, self._blocks.max_steps(limit))
 
     def _check_progress(self) -> None:
-        """Raise ConfigError if nothing is scheduled: the scheduler would say the same for ever."""
-        if self.num_decodes:
+        """Raise ConfigError if nothing is scheduled: the scheduler would say the same for ever. Slots that are about to be free
+        may change that."""
+        if self.num_decodes or self.pending_free_slots:
             return
         problem = f"batch scheduler {self._name} schedules nothing, and {len(self._active)} requests are active"
         for request in self._active:
