@@ -176,7 +176,8 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
 
 def test_a_slot_that_is_about_to_be_free_is_no_stall() -> None:
     """Planned one step ahead, the slot of a completed request is filled one step later; the step between holds nothing."""
-    keys: dict[str, Any] = {"batching": "max-utilization", "max_num_seqs": 1, "async_scheduling": True, "total_kv_blocks": 8}
+    batching = "max-utilization(two_step_lookahead=true)"
+    keys: dict[str, Any] = {"batching": batching, "max_num_seqs": 1, "async_scheduling": True, "total_kv_blocks": 8}
     events = drive(InstanceConfig(**keys), [(request(number, 0, 1, 1), 1) for number in range(2)], [])
     assert [number for _, kind, number, _ in events if kind == "FINISHED"] == [0, 1]
 
