@@ -15,8 +15,7 @@ read (too much is parked, or a body is not taken), `HangupWatch` notices it, unl
 of both machines. That is why what is parked is dropped in the end.
 
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
-begun before enough of the last answer was taken. With a send timeout of 60 s, a client that has taken fewer than 14,400 bytes
-60 s after the writing stopped is cut off.
+begun before enough of the last answer was taken. With a send timeout of 60 s, one that takes under 14,400 bytes is cut off.
 
 **Time.** One timer watches all of this. One that is due early is left alone and set again when it rings, so that a usual
 request sets none.
