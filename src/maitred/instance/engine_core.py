@@ -179,9 +179,8 @@ class EngineCore:
         now, batch, unseen = self.next_start, self.batch, self._unseen
         if unseen is not None:
             unseen.before_planning(now)
-        # A completion frees a slot and blocks, so the run goes on to the next one and no farther. After a preemption or an
-        # abort that step may be one at which nothing completes: then a run is planned twice, which changes no result. The first
-        # step of decodes that were held is one of its own, since the gaps that it ends are longer.
+        # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
+        # complete there: a run is planned twice then. The first step of held decodes stands alone, as its gaps are longer.
         limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.since else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
@@ -189,8 +188,7 @@ class EngineCore:
             batch.drop_leaving()  # a plan with nothing in it takes no time: the next one knows what this one could not
             unseen.reveal_all()
             plan = batch.schedule(waiting, now, 1)
-        # By default the victims are in reverse order of admission. Each goes to the front of the queue, which restores the
-        # order.
+        # Victims come in reverse order of admission by default: each goes to the front of the queue, which restores the order.
         for seq in plan.preempted:
             self._requeue_preempted(seq, now)
         if not (batch.num_decodes or plan.chunks or plan.preempted):
@@ -240,8 +238,7 @@ class EngineCore:
     def commit_run(self, run: StepRun) -> None:
         """Count the steps of `run`, which has ended: prompts may be complete, sequences may end."""
         now, batch, plan = run.ends_at, self.batch, run.plan
-        # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, which makes their old entries
-        # in `_completions` stale.
+        # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, so their old entries are stale.
         held, silent = self._held, batch.num_transferred + run.departed_decodes
         if plan.stalled:
             self._pause(plan.stalled, run.starts_at, now)
