@@ -12,6 +12,7 @@ from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, ch
 async def refusal(w: GatewayWorld, body: object = None) -> tuple[int, str]:
     status, headers, answered = await w.request(body=body)
     assert msgspec.json.decode(answered)["error"]["message"]
+    assert (headers.get("retry-after") == "2") == (status in (502, 503))  # another attempt may well succeed
     return status, headers["x-smg-error-code"]
 
 

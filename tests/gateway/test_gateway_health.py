@@ -58,6 +58,23 @@ def test_an_odd_answer_is_a_failure_of_its_backend_alone(what: str, caplog: Any)
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [(None, "if it needs a key, set gateway.upstream_api_key"), ("wrong", "it refuses gateway.upstream_api_key")],
+)
+def test_a_backend_that_wants_a_key_says_which_key_of_the_configuration_that_is(key: str | None, hint: str) -> None:
+    class Locked(Backend):
+        async def _answer(self, received: BackendRequest) -> None:
+            unlocked = received.head.startswith(b"GET /health")
+            await received.send(whole(b"{}", b"200 OK" if unlocked else b"401 Unauthorized"))
+
+    async def scenario() -> None:
+        async with world(Locked(), ready=False, upstream_api_key=key) as w:
+            await w.wait_until(lambda: w.state.backends[0].problem == f"/v1/models answered 401: {hint}")
+
+    run(scenario())
+
+
 def test_a_host_that_cannot_be_a_name_harms_no_other_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         from maitred.wire.client import ConnectionPool

@@ -390,3 +390,11 @@ def test_urls_that_are_no_origin(url: str) -> None:
         Origin.parse(url, where="--backend")
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("url", ["http://user:hunter2@a:9001", "user:hunter2@a", "http://user:hunter2@a:x"])
+def test_no_message_repeats_the_password_of_a_url(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Origin.parse(url)
+    assert "***@a" in str(refused.value)
+    assert "hunter2" not in str(refused.value)

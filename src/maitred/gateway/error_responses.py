@@ -119,8 +119,8 @@ def upstream_failed(error: UpstreamError | None) -> ApiError:
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)
     if isinstance(error, LocalError):
         return ApiError(503, str(error), kind="server_error", code="upstream_local", headers=_RETRY_LATER)
-    status = 504 if isinstance(error, UpstreamTimeout) else 502
-    return ApiError(status, str(error), kind="server_error", code=f"upstream_{error.reason}")
+    status, headers = (504, ()) if isinstance(error, UpstreamTimeout) else (502, _RETRY_LATER)
+    return ApiError(status, str(error), kind="server_error", code=f"upstream_{error.reason}", headers=headers)
 
 
 def no_route(path: str) -> ApiError:

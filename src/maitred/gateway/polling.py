@@ -55,6 +55,7 @@ _AS_JSON: Final = "?config_format=json"
 _MAX_ID_CHARS: Final = 1_024
 """Longest id of a model. It stands in metrics and in the log."""
 METRICS_PATH: Final = "/metrics"
+_KEY_REFUSED: Final = (401, 403)
 _WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
@@ -202,6 +203,9 @@ class BackendPoller:
 
     async def _get(self, path: str) -> bytearray:
         status, body = await self._fetch(path, MAX_POLL_BYTES)
+        if status in _KEY_REFUSED:
+            hint = "it refuses gateway.upstream_api_key" if self._headers else "if it needs a key, set gateway.upstream_api_key"
+            raise ProtocolError(f"{path} answered {status}: {hint}")
         if status != 200:
             raise ProtocolError(f"{path} answered {status}")
         return body

@@ -196,6 +196,7 @@ def _describe_os_error(error: OSError) -> str:
 
 
 _MAX_URL_CHARS = 1_000
+_USER_INFO = re.compile(r"[^/]*@")
 _HOST = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 
 
@@ -210,24 +211,25 @@ class Origin(msgspec.Struct, frozen=True):
     def parse(cls, url: str, *, where: str = "") -> Origin:
         """Parse `http://host:port` or `https://host:port`. Raises ConfigError for anything else, such as a path."""
         hint = "write it as http://host:port"
+        shown = quote(_USER_INFO.sub("***@", url))  # Messages stand in logs, and must repeat no password.
         if len(url) > _MAX_URL_CHARS:
-            raise ConfigError(f"{quote(url)} is too long for a URL", where=where, hint=hint)
+            raise ConfigError(f"{shown} is too long for a URL", where=where, hint=hint)
         if not url.isprintable() or " " in url:  # urlsplit would drop some of them silently
-            raise ConfigError(f"{quote(url)} has a space or control character in it", where=where, hint=hint)
+            raise ConfigError(f"{shown} has a space or control character in it", where=where, hint=hint)
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ConfigError(f"{quote(url)} is no URL: {error}", where=where, hint=hint) from error
+            raise ConfigError(f"{shown} is no URL: {error}", where=where, hint=hint) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{quote(url)} is no http or https URL", where=where, hint=hint)
-        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-            raise ConfigError(f"{quote(url)} has more than a host and a port", where=where, hint=hint)
+            raise ConfigError(f"{shown} is no http or https URL", where=where, hint=hint)
+        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+            raise ConfigError(f"{shown} has more than a host and a port", where=where, hint=hint)
         if port == 0:
-            raise ConfigError(f"{quote(url)} has port 0, on which nothing can listen", where=where, hint=hint)
+            raise ConfigError(f"{shown} has port 0, on which nothing can listen", where=where, hint=hint)
         host = _ascii_host(parts.hostname)
         if host is None:
-            raise ConfigError(f"{quote(url)} has no valid host name", where=where, hint=hint)
+            raise ConfigError(f"{shown} has no valid host name", where=where, hint=hint)
         tls = parts.scheme == "https"
         return cls(host, port or (443 if tls else 80), tls)
 
