@@ -125,8 +125,9 @@ def run(flags: SimulateFlags) -> None:
         by = [*By] if flags.metrics_path or flags.report else [per]
         summary = streaming.summary(results) if streaming else summarise(results, targets, by)
         score = None if weights is None else fitness(summary, weights)
-        files.write(flags, results, summary, _setup(flags, config, last), score)
-    _print_summary(flags, trace, summary, per, took)
+        setup = _setup(flags, stated, config, last)
+        files.write(flags, results, summary, setup, score)
+    _print_summary(flags, trace, summary, per, setup, took)
     if score is not None and not flags.quiet:
         components = ", ".join(f"{name} {value:.4f}" for name, value in score.components.items())
         typer.echo(f"fitness {score.score:.4f} ({components})")
@@ -268,9 +269,8 @@ def _inputs(flags: SimulateFlags) -> dict[str, Path | None]:
     }
 
 
-def _setup(flags: SimulateFlags, config: Config, last: Micros | None) -> RunSetup:
-    from maitred.instance.catalogue import resolve_instance
-    from maitred.report import RunSetup
+def _setup(flags: SimulateFlags, stated: Config, config: Config, last: Micros | None) -> RunSetup:
+    from maitred.report import RunSetup, derived_keys
     from maitred.workload.load import describe
 
     sections = {name: getattr(config, name) for name in ("cluster", "instance", "routing", "admission", "programs")}
@@ -279,7 +279,8 @@ def _setup(flags: SimulateFlags, config: Config, last: Micros | None) -> RunSetu
         command=f"maitred simulate {flags.command_line}",
         seed=flags.run_seed,
         horizon=last,
-        sections={**sections, "instance": resolve_instance(config.instance)},
+        sections=sections,
+        derived=derived_keys(stated.instance, config.instance),
     )
 
 
@@ -298,7 +299,7 @@ def _print_warnings(warnings: Iterable[str]) -> None:
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
-def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, took: float) -> None:
+def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, setup: RunSetup, took: float) -> None:
     _print_warnings(summary.warnings)
     if trace:
         report_skipped(trace)
@@ -308,6 +309,6 @@ def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, 
 
     from maitred.report import print_summary
 
-    print_summary(summary, Console(), per)
+    print_summary(summary, Console(), per, setup)
     arrived = summary.total.arrived
     typer.echo(f"{arrived:,} requests in {took:.1f} s ({arrived / max(took, 1e-3):,.0f}/s)", err=True)

@@ -1,6 +1,7 @@
 """The report of a run: figures, a table for the terminal, files for programs, charts, an HTML page.
 
     result              maitred.simulate, and the Result that it returns
+    run_setup           what was simulated: the line above every table, the settings that were in force
     programs            the figures of agent programs
     summary             the figures of all requests and of groups of them, from kept rows or from rows that stream by
     request_statistics  counts and latencies of requests
@@ -22,10 +23,11 @@ from maitred.report.export import check_rows_path, measured_lookup, metrics, wri
 from maitred.report.figure import check_plot_path, write_plot
 from maitred.report.fitness import Fitness, fitness, parse_weights
 from maitred.report.output_file import OutputFile
-from maitred.report.page import RunSetup, write_page
+from maitred.report.page import write_page
 from maitred.report.programs import ProgramSummary
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.result import Result, simulate
+from maitred.report.run_setup import RunSetup, derived_keys
 from maitred.report.slo import DEFAULT_SLO, Slo, Targets, workload_targets
 from maitred.report.summary import GroupSummary, InstanceSummary, StreamingSummary, Summary, summarise
 from maitred.report.table import print_summary
@@ -47,6 +49,7 @@ __all__ = [
     "Targets",
     "check_plot_path",
     "check_rows_path",
+    "derived_keys",
     "fitness",
     "measured_lookup",
     "metrics",

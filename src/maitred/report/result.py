@@ -30,7 +30,8 @@ from maitred.programs import ProgramsConfig
 from maitred.report import export
 from maitred.report.breakdown import By
 from maitred.report.output_file import OutputFile
-from maitred.report.page import RunSetup, write_page
+from maitred.report.page import write_page
+from maitred.report.run_setup import RunSetup, derived_keys
 from maitred.report.slo import DEFAULT_SLO, Slo
 from maitred.report.summary import Summary, summarise
 from maitred.routing import RoutingConfig
@@ -95,7 +96,7 @@ class Result:
         """Return the HTML that a notebook shows."""
         from maitred.report.page import notebook_html
 
-        return notebook_html(self.summary(by=()))
+        return notebook_html(self.summary(by=()), self.setup)
 
 
 def simulate(
@@ -126,8 +127,14 @@ def simulate(
     Raises ConfigError for unknown policies, impossible limits, jobs out of order, and a trace that cannot be read.
     """
     name = workload if isinstance(workload, str) else ""
+    stated = instance or InstanceConfig()
+    resolved = resolve_instance(stated)
     setup = RunSetup(
-        workload=name, seed=seed, horizon=horizon, sections=_sections(cluster, instance, routing, admission, programs)
+        workload=name,
+        seed=seed,
+        horizon=horizon,
+        sections=_sections(cluster, resolved, routing, admission, programs),
+        derived=derived_keys(stated, resolved),
     )
 
     rooms = (cluster, instance, routing, admission, programs)
@@ -146,7 +153,7 @@ def simulate(
 
 def _sections(
     cluster: ClusterConfig | None,
-    instance: InstanceConfig | None,
+    instance: InstanceConfig,
     routing: RoutingConfig | None,
     admission: AdmissionConfig | None,
     programs: ProgramsConfig | None,
@@ -156,7 +163,7 @@ def _sections(
     mode: AdmissionMode = "priority" if cluster.limits_slots else "off"
     return {
         "cluster": cluster,
-        "instance": resolve_instance(instance or InstanceConfig()),
+        "instance": instance,
         "routing": routing or RoutingConfig(),
         "admission": admission or AdmissionConfig(mode=mode),
         **({} if programs is None else {"programs": programs}),

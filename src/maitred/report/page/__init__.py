@@ -16,11 +16,12 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.units import SECOND, Micros, to_ms, to_seconds
+from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
 from maitred.report.page.chart import chart_html
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.request_statistics import LatencyStatistics
+from maitred.report.run_setup import RunSetup
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
 from maitred.report.table import NO_VALUE, format_number, format_share, format_slo
 from maitred.sim import Results
@@ -48,39 +49,8 @@ _TITLES = {
 }
 
 
-class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is needed to repeat a run, beside the workload itself."""
-
-    workload: str = ""
-    """The workload in words, such as the name of a trace; empty if it is not known."""
-    command: str = ""
-    """The command line, if there was one."""
-    seed: int
-    horizon: Micros | None = None
-    sections: dict[str, msgspec.Struct]
-    """The configuration by section: cluster, instance, routing, admission."""
-
-    def flat_sections(self) -> dict[str, dict[str, tuple[Any, bool]]]:
-        """Return every key of the sections, with its value as in a file and whether it is the default. Nested keys are joined
-        by dots."""
-        return {name: dict(_keys(section, type(section))) for name, section in self.sections.items()}
-
-
-def _keys(section: msgspec.Struct, kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, bool]]]:
-    defaults = dict(_flat(msgspec.to_builtins(kind(), str_keys=True)))
-    values = _flat(msgspec.to_builtins(section, str_keys=True))
-    return [(name, (value, name in defaults and value == defaults[name])) for name, value in values]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(f"{prefix}{name}", value)]
-    return flat
-
-
-def notebook_html(summary: Summary) -> str:
-    """Return a small table of latencies as HTML, in the colours of the notebook."""
+def notebook_html(summary: Summary, setup: RunSetup) -> str:
+    """Return what was simulated and a small table of latencies as HTML, in the colours of the notebook."""
     classes = summary.by[By.CLASS]
     groups = {**(classes if len(classes) > 1 else {}), "all": summary.total}
     rows = [
@@ -93,7 +63,8 @@ def notebook_html(summary: Summary) -> str:
         f"<tr><th>{name}</th><td>{escape(label)}</td>{''.join(f'<td>{value}</td>' for value in _notebook_values(spread))}</tr>"
         for name, label, spread in rows
     )
-    return f"<p>{escape(_notebook_sentence(summary))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    said = f"<p>{escape(setup.in_one_line())}</p><p>{escape(_notebook_sentence(summary))}</p>"
+    return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _notebook_sentence(summary: Summary) -> str:
@@ -119,6 +90,7 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield f"<title>{escape(title)} – maitred</title>\n<style>\n{_file('style.css')}</style>\n</head>\n<body>\n"
     yield f'<header><div class="eyebrow">maitred simulate</div><h1>{escape(title)}</h1>\n'
+    yield f"<p>{escape(setup.in_one_line())}</p>\n"
     yield f'<p class="quiet">{escape(_subtitle(summary, setup))}</p>\n'
     yield "".join(f'<p class="warning" role="alert">{escape(warning)}</p>\n' for warning in summary.warnings)
     yield f"</header>\n<main>\n{headline_tiles(summary)}"
@@ -150,11 +122,14 @@ def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _setup(setup: RunSetup) -> Iterator[str]:
-    yield '<section><h2>What was simulated</h2>\n<p class="quiet">Settings that differ from their defaults are bold.</p>\n'
+    note = "The settings that were in force. Those that differ from their defaults are bold."
+    yield f'<section><h2>What was simulated</h2>\n<p class="quiet">{note}</p>\n'
     if setup.command:
         yield f"<pre>{escape(setup.command)}</pre>\n"
     yield '<div class="config">\n'
-    for name, keys in setup.flat_sections().items():
+    for name, keys in setup.settings_in_force().items():
+        if not keys:
+            continue
         lines = "\n".join(_config_line(key, value, is_default) for key, (value, is_default) in keys.items())
         yield f"<pre>{escape(name)}:\n{lines}</pre>\n"
     yield "</div></section>\n"

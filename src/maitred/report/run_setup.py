@@ -1,0 +1,257 @@
+"""What was simulated: everything that is needed to repeat a run, one line that says it, and the settings that were in force.
+
+The line stands above every table and report, because figures mean nothing without it:
+
+    llama-3.1-8b on 2 instances of 4 × H100 (TP 4); trained-physics latency model, published error 5.5 % of E2E; 137,302 KV
+    blocks of 16 tokens each, what fits beside the model; order fcfs, router least-loaded, no admission; seed 42; maitred 0.1.0
+
+A run without a model says "generic linear model, no particular GPU", whatever `hardware` has as its default. In the same way
+`settings_in_force` leaves out keys that could not have changed this run: those of the GPU without a model, of a flavour,
+admission mode or cache that was not on, and those that are null. A key that was given a value of its own is always in it,
+because the warnings of a run say that it has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+
+from maitred import __version__
+from maitred.admission import AdmissionConfig
+from maitred.core.units import Micros
+from maitred.instance import InstanceConfig
+from maitred.instance.latency import LatencyConfig, LinearLatency, TrainedPhysicsLatency
+from maitred.programs import ProgramsConfig
+from maitred.routing import RoutingConfig
+from maitred.sim import ClusterConfig
+
+_KV_BLOCKS: Final = "total_kv_blocks"
+S = TypeVar("S", bound=msgspec.Struct)
+FlatSection: TypeAlias = dict[str, tuple[Any, bool]]
+"""By key: its value as in a file, and whether it is the default. Nested keys are joined by dots."""
+
+
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is needed to repeat a run, beside the workload itself."""
+
+    workload: str = ""
+    """The workload in words, such as the name of a trace; empty if it is not known."""
+    command: str = ""
+    """The command line, if there was one."""
+    seed: int
+    horizon: Micros | None = None
+    sections: dict[str, msgspec.Struct]
+    """The configuration by section (cluster, instance, routing, admission, programs), with what the catalogue derived."""
+    derived: tuple[str, ...] = ()
+    """The keys of the section `instance` that the catalogue derived (`derived_keys`)."""
+
+    def flat_sections(self) -> dict[str, FlatSection]:
+        """Return every key of the sections."""
+        return {name: _flat_section(section) for name, section in self.sections.items()}
+
+    def settings_in_force(self) -> dict[str, FlatSection]:
+        """Return the keys that could have changed this run, and those with a value that is not their default."""
+        without_effect = {*_keys_without_effect(self)}
+        return {
+            name: {
+                key: (value, is_default)
+                for key, (value, is_default) in keys.items()
+                if not is_default or not (value in (None, "", [], {}, ()) or _is_below(f"{name}.{key}", without_effect))
+            }
+            for name, keys in self.flat_sections().items()
+        }
+
+    def in_one_line(self) -> str:
+        """Return what was simulated: model, GPUs, latency model and its error, KV blocks, policies, seed, version."""
+        instance, cluster = _section(self, InstanceConfig), _section(self, ClusterConfig)
+        parts = (
+            _what_runs(instance, cluster.num_instances),
+            _latency_model(instance),
+            _kv_blocks(instance, self.derived),
+            _policies(self, instance, cluster),
+            f"seed {self.seed}",
+            f"maitred {__version__}",
+        )
+        return "; ".join(filter(None, parts))
+
+
+def derived_keys(stated: InstanceConfig, resolved: InstanceConfig) -> tuple[str, ...]:
+    """Return the keys that `stated` leaves open and that the catalogue filled in."""
+    return tuple(
+        key for key in InstanceConfig.__struct_fields__ if getattr(stated, key) is None and getattr(resolved, key) is not None
+    )
+
+
+def _section(setup: RunSetup, kind: type[S]) -> S:
+    """Return the section of this kind, or its defaults if the setup has none."""
+    return next((section for section in setup.sections.values() if isinstance(section, kind)), None) or kind()
+
+
+def _what_runs(instance: InstanceConfig, count: int) -> str:
+    instances = "1 instance" if count == 1 else f"{count:,} instances"
+    tp, dp = instance.tensor_parallel_size, instance.data_parallel_size
+    if not _has_model(instance):
+        generic = "generic linear model" if instance.latency in (None, LinearLatency()) else "no model"
+        return f"{generic}, no particular GPU; {instances}"
+    deployment = getattr(instance.latency, "deployment", None)
+    name = deployment.model.name if deployment else instance.model or instance.model_config_folder
+    gpu = deployment.hardware.name if deployment else instance.hardware
+    parallel = ", ".join([f"TP {tp}"] * (tp > 1) + [f"DP {dp}"] * (dp > 1))
+    return f"{name} on {instances} of {tp * dp} × {gpu}" + (f" ({parallel})" if parallel else "")
+
+
+def _has_model(instance: InstanceConfig) -> bool:
+    return bool(instance.model or instance.model_config_folder)
+
+
+def _latency_model(instance: InstanceConfig) -> str:
+    latency = instance.latency
+    if latency is None:
+        latency = TrainedPhysicsLatency() if _has_model(instance) else LinearLatency()
+    scaled = "" if instance.latency_scale == 1 else f", all steps × {instance.latency_scale:g}"
+    if isinstance(latency, str):
+        return f"latency model {latency}, {_latency_error(instance, 0.0, '')}{scaled}"
+    name = str(latency.__struct_config__.tag)
+    deployment = getattr(latency, "deployment", None)
+    published, of = 0.0, ""
+    if isinstance(latency, TrainedPhysicsLatency) and latency.shipped and deployment:
+        published, of = deployment.hardware.trained_physics_error, f" for {deployment.hardware.name}"
+    return f"{_described(name, latency)}, {_latency_error(instance, published, of)}{scaled}"
+
+
+def _described(name: str, latency: LatencyConfig) -> str:
+    if isinstance(latency, LinearLatency):
+        step, prefill, decode = latency.beta
+        return f"a step takes {step:,g} µs + {prefill:,g} per prefill token + {decode:,g} per decode"
+    file = getattr(latency, "file", "")
+    return f"{name} latency model" + (f" of {file}" if file else "")
+
+
+def _latency_error(instance: InstanceConfig, published: float, of: str) -> str:
+    if instance.latency_error is not None:
+        return f"error {instance.latency_error:.1%} as configured"
+    return f"published error {published:.1%} of E2E" if published else f"no error published{of}" if of else "error unknown"
+
+
+def _kv_blocks(instance: InstanceConfig, derived: tuple[str, ...]) -> str:
+    share = f" at {instance.gpu_memory_utilization:.0%} of the memory"
+    fits = f"what fits beside the model{share}"
+    whence = "the default" if instance.total_kv_blocks is None else fits if _KV_BLOCKS in derived else "as given"
+    return f"{instance.kv_blocks:,} KV blocks of {instance.block_size_in_tokens} tokens each, {whence}"
+
+
+def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig) -> str:
+    admission, programs = _section(setup, AdmissionConfig), _section(setup, ProgramsConfig)
+    order = instance.scheduler + (f" by {instance.priority_policy}" if instance.priority_policy else "")
+    parts = [f"order {order}"]
+    if instance.flavour is not None:
+        parts.append(f"flavour {instance.flavour}")
+    if instance.batching is not None:
+        parts.append(f"batching {instance.batching}")
+    if instance.enable_prefix_caching or instance.flavour == "blis":
+        parts.append("prefix caching")
+    if programs.mode != "off":
+        parts.append(f"programs {programs.mode}")
+    elif cluster.num_instances > 1:
+        parts.append(f"router {_section(setup, RoutingConfig).policy}")
+    if cluster.disaggregation:
+        pools = cluster.disaggregation
+        parts.append(f"prefill in {pools.prefill_instances} instances, decode in {pools.decode_instances}")
+    named = "admission" not in setup.sections and not cluster.limits_slots
+    return ", ".join([*parts, "no admission" if named or admission.admits_all else _admission(admission, cluster)])
+
+
+def _admission(admission: AdmissionConfig, cluster: ClusterConfig) -> str:
+    mode = "" if admission.mode == "off" else f" {admission.mode}"
+    slots = "" if cluster.capacity is None else f" of {cluster.capacity:,} slots"
+    policy = "" if admission.never_refuses else f" by {admission.policy}"
+    return f"admission{mode}{slots}{policy}"
+
+
+def _keys_without_effect(setup: RunSetup) -> Iterator[str]:
+    """Yield keys, or sections of keys, that had no effect in this run, with their section."""
+    yield from _of_instance(_section(setup, InstanceConfig))
+    cluster = _section(setup, ClusterConfig)
+    if not cluster.disaggregation:
+        yield "cluster.disaggregation"
+    admission, programs = _section(setup, AdmissionConfig), _section(setup, ProgramsConfig)
+    if admission.mode != "priority":
+        yield "cluster.slots"
+    if cluster.num_instances == 1 or programs.mode != "off":
+        yield "routing"
+    if programs.mode == "off":
+        yield "programs"
+    yield from _of_admission(admission)
+
+
+_UNLESS: Final[Mapping[str, tuple[str, ...]]] = {
+    "model": ("model", "hardware", "tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization"),
+    "caching": ("prefix_cache", "radix_eviction_policy"),
+    "radix": ("radix_eviction_policy",),
+    "batching": ("context_chunking_policy",),
+    "sglang": ("sglang",),
+    "priorities": ("schedule_low_priority_values_first",),
+    "host memory": ("kv_cpu_blocks", "kv_transfer_bandwidth", "kv_transfer_base_latency"),
+}
+"""Keys of the section `instance` that have no effect unless something is on."""
+
+
+def _of_instance(instance: InstanceConfig) -> Iterator[str]:
+    is_on = {
+        "model": _has_model(instance),
+        "caching": instance.enable_prefix_caching,
+        "radix": instance.prefix_cache == "radix",
+        "batching": instance.batching is not None,
+        "sglang": instance.flavour == "sglang",
+        "priorities": instance.enable_priority_scheduling,
+        "host memory": instance.kv_cpu_blocks > 0,
+    }
+    for condition, keys in _UNLESS.items():
+        if not is_on[condition]:
+            yield from (f"instance.{key}" for key in keys)
+
+
+_OF_MODES: Final = {
+    "legacy": ("legacy",),
+    "priority": (
+        *("classes", "default_max_class", "tenant_policies", "service_tiers", "on_overcommit", "promotion_share"),
+        *("promotion_burst", "preemption_budget_ms", "on_preempt", "slot_cost", "slot_tokens"),
+    ),
+    "flow-control": ("flow_control",),
+}
+"""Keys of the section `admission` by the mode in which they have an effect."""
+_OF_POLICIES: Final = (
+    *("token_bucket_capacity", "token_bucket_refill_rate", "tier_shed_threshold", "tier_shed_min_priority"),
+    *("gaie_qd_threshold", "gaie_kv_threshold", "tenant_budgets", "slo_priorities"),
+)
+
+
+def _of_admission(admission: AdmissionConfig) -> Iterator[str]:
+    for mode, keys in _OF_MODES.items():
+        if admission.mode != mode:
+            yield from (f"admission.{key}" for key in keys)
+    if admission.mode not in ("priority", "flow-control"):
+        yield "admission.flavour"
+    if admission.never_refuses:
+        yield from (f"admission.{key}" for key in _OF_POLICIES)
+
+
+def _is_below(key: str, sections: set[str]) -> bool:
+    """Return whether the dotted key, or a section that it is in, is one of these."""
+    parts = key.split(".")
+    return any(".".join(parts[:length]) in sections for length in range(1, len(parts) + 1))
+
+
+def _flat_section(section: msgspec.Struct) -> FlatSection:
+    defaults = dict(_flat(msgspec.to_builtins(type(section)(), str_keys=True)))
+    values = _flat(msgspec.to_builtins(section, str_keys=True))
+    return {name: (value, name in defaults and value == defaults[name]) for name, value in values}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(f"{prefix}{name}", value)]
+    return flat
