@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from maitred.instance.catalogue import model_names
+from maitred.instance.catalogue import hardware_names, model_names
 
 DOCUMENTED = ["--model", "meta-llama/llama-3.1-8b-instruct", "--num-instances", "4", "--rate", "100", "--num-requests", "500"]
 ORDER = ["--scheduler", "priority-fcfs", "--priority-policy", "slo-based"]
@@ -20,10 +20,25 @@ def test_every_model_has_its_line_with_the_kv_that_fits_beside_it(maitred: Any) 
     assert rows["llama-3.1-8b"][1:7] == ["8.0", "B", "131,072", "421", "@", "1"]  # 26,312 blocks of 16 tokens
 
 
-def test_one_model_on_so_many_gpus(maitred: Any) -> None:
+def test_one_model_is_shown_on_every_kind_of_gpu(maitred: Any) -> None:
     result = maitred("models", "meta-llama/llama-3.1-70b-instruct", "--tp", 1)
-    row = next(row for row in result.out.splitlines() if row.split()[:1] == ["llama-3.1-70b"])
-    assert row.split()[4:] == ["-"] * 6
+    rows = {row.split()[0]: row.split() for row in result.out.splitlines() if row.strip()}
+    assert set(hardware_names()) <= set(rows)
+    assert rows["H100"][1:] == ["80", "3.35", "990", "1,979", "-"]  # 141 GB of weights
+    assert rows["A10"][1:] == ["24", "0.60", "125", "-", "-"]
+    assert rows["MI325X"][-2:] == ["@", "1"]
+
+
+def test_other_kinds_of_gpu_are_asked_for(maitred: Any) -> None:
+    result = maitred("models", "--hardware", "l4", "--hardware", "MI300X")
+    assert result.code == 0
+    assert "KV on L4" in result.out
+    assert "KV on MI300X" in result.out
+
+
+def test_its_tables_fit_into_80_columns(maitred: Any) -> None:
+    for arguments in ((), ("llama-3.1-8b",), ("deepseek-v3", "--tp", 16)):
+        assert max(map(len, maitred("models", *arguments).out.splitlines())) <= 80
 
 
 def test_an_unknown_model_is_a_mistake_in_one_line(maitred: Any) -> None:
@@ -33,6 +48,12 @@ def test_an_unknown_model_is_a_mistake_in_one_line(maitred: Any) -> None:
     assert maitred("simulate", *DOCUMENTED, "--hardware", "H10").err.startswith(
         "maitred: error: --hardware: unknown hardware 'H10'"
     )
+
+
+def test_an_unknown_gpu_is_told_how_to_be_described(maitred: Any) -> None:
+    error = maitred("simulate", *DOCUMENTED, "--hardware", "TPUv9").err
+    assert "--hardware-config FILE" in error
+    assert "TFlopsPeak" in error
 
 
 def test_the_documented_command_line(maitred: Any, tmp_path: Path) -> None:

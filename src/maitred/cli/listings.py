@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _POLICIES_WIDTH = 1000
 """Columns where the output is no terminal: then each plug-in has a line of its own, for other programs to read."""
 _BLOCK_SIZE = 16
-_MODELS_WIDTH = 200
-"""Columns if the output is no terminal."""
+_SHOWN_GPUS = ("H100", "B200")
 _MOST_GPUS = 16
 
 
@@ -104,7 +103,18 @@ def _kind_of(word: str) -> Registry[Any] | None:
 
 def models(
     model: Annotated[
-        str | None, typer.Argument(help="Only this one: a name, or the path of a Hugging Face config.json.", metavar="MODEL")
+        str | None,
+        typer.Argument(
+            help="Only this one, on each kind of GPU: a name, or the path of a Hugging Face config.json.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    hardware: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hardware", help="Only this kind of GPU. Default: H100 and B200; with MODEL, all. Repeatable.", metavar="GPU"
+        ),
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
@@ -113,38 +123,57 @@ def models(
         ),
     ] = None,
 ) -> None:
-    """List the models that --model knows, and for each kind of GPU that --hardware knows how many thousand tokens of KV fit
-    beside it, and on how many GPUs.
+    """List the models that --model knows, and how many thousand tokens of KV fit beside each of them, and on how many GPUs.
+
+    With MODEL, list the kinds of GPU that --hardware knows, what they are, and the same of each of them.
     """
     from rich.console import Console
 
-    from maitred.instance.catalogue import find_model, model_names
+    from maitred.instance.catalogue import find_hardware, find_model, hardware_names, model_names
+    from maitred.report.table import print_table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_MODELS_WIDTH)
-    names = model_names() if model is None else [model]
-    console.print(_models_table([find_model(name) for name in names], tensor_parallel_size))
-    typer.echo(printable("KV: thousand tokens @ GPUs, as the simulator computes them without --total-kv-blocks."))
+    kinds = [find_hardware(name) for name in hardware or (_SHOWN_GPUS if model is None else hardware_names())]
+    if model is None:
+        table = _models_table([find_model(name) for name in model_names()], kinds, tensor_parallel_size)
+    else:
+        table = _gpus_table(find_model(model), kinds, tensor_parallel_size)
+    print_table(table, Console())
+    typer.echo(printable("KV: thousand tokens @ GPUs, as simulated without --total-kv-blocks."))
+    typer.echo(printable("Others: --model FOLDER (with config.json), --hardware-config FILE."))
 
 
-def _models_table(listed: list[ModelSpec], gpus: int | None) -> Table:
+def _models_table(listed: list[ModelSpec], kinds: list[HardwareSpec], gpus: int | None) -> Table:
+    table = _listing("model", "size", "context", *(f"KV on {kind.name}" for kind in kinds))
+    for model in listed:
+        kv = (_kv_capacity(model, kind, gpus) for kind in kinds)
+        table.add_row(model.name, f"{model.params / 1e9:,.1f} B", _context(model), *kv)
+    return table
+
+
+def _gpus_table(model: ModelSpec, kinds: list[HardwareSpec], gpus: int | None) -> Table:
+    size = f"{model.name}\n{model.params / 1e9:,.1f} B, context {_context(model)}"
+    table = _listing(size, "GiB", "TB/s", "TFLOPS\n16 bits", "TFLOPS\n8 bits", "KV")
+    for kind in kinds:
+        eight = f"{kind.peak_tflops_fp8:,.0f}" if kind.peak_tflops_fp8 else "-"
+        figures = (f"{kind.memory_gib:,.0f}", f"{kind.bandwidth_tb_s:,.2f}", f"{kind.peak_tflops:,.0f}", eight)
+        table.add_row(kind.name, *figures, _kv_capacity(model, kind, gpus))
+    return table
+
+
+def _listing(*headings: str) -> Table:
+    """Return a table with names in the first column and figures in the others."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from maitred.instance.catalogue import find_hardware, hardware_names
-
-    hardware = [find_hardware(name) for name in hardware_names()]
-    table = Table("model", "parameters", "context", *(h.name for h in hardware), box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
     table.columns[0].style, table.columns[0].no_wrap = "bold", True
     for column in table.columns[1:]:
         column.justify = "right"
-    for model in listed:
-        context = f"{model.max_position_embeddings:,}" if model.max_position_embeddings else "?"
-        table.add_row(
-            model.name, f"{model.params / 1e9:,.1f} B", context, *(_kv_capacity(model, each, gpus) for each in hardware)
-        )
     return table
+
+
+def _context(model: ModelSpec) -> str:
+    return f"{model.max_position_embeddings:,}" if model.max_position_embeddings else "?"
 
 
 def _kv_capacity(model: ModelSpec, hardware: HardwareSpec, gpus: int | None) -> str:

@@ -257,6 +257,10 @@ _RETIRED = frozenset(
 """Keys of older hardware files that no formula uses any more."""
 
 
+_OWN_GPU = """or describe it: --hardware-config FILE with {"NAME": {"TFlopsPeak": ..., "BwPeakTBs": ..., "MemoryGiB": ...}}"""
+"""The end of the hint for an unknown GPU."""
+
+
 def hardware_names() -> list[str]:
     return list(load_entries(_GPUS_FILE))
 
@@ -268,7 +272,9 @@ def find_hardware(name: str, *, file: Path | None = None) -> HardwareSpec:
     known = names_in_lower_case(_GPUS_FILE)
     plain = re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
     if plain not in known:
-        raise ConfigError(f"unknown hardware {name!r}", where="hardware", hint=nearest_name_hint(plain, hardware_names()))
+        raise ConfigError(
+            f"unknown hardware {name!r}", where="hardware", hint=f"{nearest_name_hint(plain, hardware_names())} {_OWN_GPU}"
+        )
     found = known[plain]
     fields = {key: value for key, value in load_entries(_GPUS_FILE)[found].items() if key != "also"}
     return msgspec.convert({"name": found, **fields}, HardwareSpec)
