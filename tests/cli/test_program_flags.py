@@ -68,6 +68,8 @@ def test_decay_leaves_the_weight_without_effect() -> None:
     ("flags", "message"),
     [
         (["--router", "round-robin", "--routing-policy", "random"], "--router: contradicts --routing-policy random"),
+        (["--router", "ts"], "--router: unknown routing policy 'ts' (tr and default are about programs; as a routing policy: "),
+        (["--router", "round-robbin"], "--router: unknown routing policy 'round-robbin' (tr and default are"),
         (
             ["--acting-token-weight", "1", "--acting-estimator", "decay"],
             "--acting-token-weight: contradicts --acting-estimator",
@@ -100,3 +102,11 @@ def test_serving_without_any_backend(maitred: Any) -> None:
     result = maitred("serve", "--backends", " , ", "--router", "tr", "--state", "none")
     assert result.code == 2
     assert "no backend is named" in result.err
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_programs_whose_kv_nothing_keeps_are_warned_of(maitred: Any, caching: bool) -> None:
+    flags = ["--enable-prefix-caching"] if caching else []
+    result = maitred("simulate", "--router", "tr", "--programs", "2", "--num-programs", "2", "--turns", "2", "--quiet", *flags)
+    assert result.code == 0
+    assert ("nothing keeps between their requests: give --enable-prefix-caching" in result.err) is not caching

@@ -56,6 +56,7 @@ def program_values(flags: ProgramFlags) -> dict[str, object]:
     if flags.router in MODES:
         values["programs.mode"] = flags.router
     elif flags.router is not None:
+        _check_routing_policy(flags.router)
         if values.get(_POLICY, flags.router) != flags.router:
             raise ConfigError(f"contradicts --routing-policy {values[_POLICY]}", where="--router", hint="give one of them")
         values[_POLICY] = flags.router
@@ -66,6 +67,17 @@ def program_values(flags: ProgramFlags) -> dict[str, object]:
             raise ConfigError("contradicts --acting-estimator", where=name, hint="give one of them")
         values[_ESTIMATOR] = estimator
     return values
+
+
+def _check_routing_policy(name: str) -> None:
+    """Raise ConfigError if `name`, a value of `--router` that is no mode, is no routing policy either."""
+    from maitred.routing import ROUTERS
+
+    try:
+        ROUTERS.create(name)
+    except ConfigError as error:
+        hint = f"{' and '.join(MODES)} are about programs" + (f"; as a routing policy: {error.hint}" if error.hint else "")
+        raise ConfigError(error.problem, where="--router", hint=hint) from error
 
 
 def _estimator(flags: ProgramFlags) -> str | None:

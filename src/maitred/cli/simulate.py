@@ -240,6 +240,8 @@ def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"
     yield from config.instance.warnings(prefix_cache=caching)
+    if config.programs.mode == "tr" and not caching:
+        yield "programs are paused to keep KV that nothing keeps between their requests: give --enable-prefix-caching"
     unknown = Signals.NOTHING if caching else Signals.CACHES
     if load.rate is not None:  # drawn requests have prompts and tenants only if the flags give them
         unknown |= Signals.NOTHING if load.prefix_tokens else Signals.PROMPT
