@@ -218,6 +218,8 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "slo_ttft": (MIXED, "--slo-ttft bulk=5ms"),
     "slo_itl": (MIXED, "--slo-itl bulk=2ms"),
     "slo_e2e": (MIXED, "--slo-e2e bulk=30ms"),
+    "burstiness": (LOAD, "--burstiness 0.1"),
+    "json": (LOAD, "--json"),
     "seed": (LOAD, "--seed 43"),
     "horizon": (LOAD, "--horizon 1000000"),
     "horizon_secs": (LOAD, "--horizon-secs 1"),
@@ -274,7 +276,8 @@ def outcome(maitred: Any, line: str) -> dict[str, str]:
     for name in RESULTS:
         Path(name).unlink(missing_ok=True)
     wanted = [] if "--summary-only" in line else ["--results-path", "r.json"]
-    result = maitred("simulate", *wanted, "--metrics-path", "m.json", *line.split())
+    figures = [] if "--json" in line else ["--metrics-path", "m.json"]
+    result = maitred("simulate", *wanted, *figures, *line.split())
     files = {path.name: "" for path in Path().iterdir()}
     written = {name: Path(name).read_text(encoding="utf-8") for name in RESULTS if name in files}
     return files | written | {"out": result.out, "error": result.err if result.code else ""}

@@ -245,7 +245,7 @@ def test_what_is_read_is_not_written_over(maitred: Any, flag: str) -> None:
 
 
 def test_help_is_grouped_and_names_every_flag_once(maitred: Any) -> None:
-    result = maitred("simulate", "--help", env={"COLUMNS": "120"})
+    result = maitred("simulate", "--help-all", env={"COLUMNS": "120"})
     assert result.code == 0
     for group in ("Workload: a recorded trace", "Workload: synthetic", "Cluster", "Instance: order", "Service level objective"):
         assert result.out.count(group) == 1
@@ -265,7 +265,7 @@ def test_help_is_grouped_and_names_every_flag_once(maitred: Any) -> None:
     ],
 )
 def test_help_has_the_text_the_unit_and_the_default_of_a_key(maitred: Any, command: str, text: str) -> None:
-    result = maitred(command, "--help", env={"COLUMNS": "400"})
+    result = maitred(command, "--help-all", env={"COLUMNS": "400"})
     assert text in " ".join(result.out.replace("│", " ").split())
 
 

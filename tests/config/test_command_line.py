@@ -58,9 +58,9 @@ def test_the_flag_for_a_class_is_read_as_the_header_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["srve"], "No such command 'srve'"),
-        (["serve", "--prot", "1"], "No such option: --prot"),
-        (["serve", "--port", "http"], "Invalid value for '--port'"),
+        (["srve"], "unknown command 'srve'"),
+        (["serve", "--prot", "1"], "unknown flag --prot"),
+        (["serve", "--port", "http"], "--port takes a whole number"),
         (["check"], "there is nothing to check (maitred check FILE, or --admission-config FILE, or both)"),
         (["check", "nowhere.yaml"], "nowhere.yaml: cannot be read: no such file or directory"),
         (["serve", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: no such file or directory"),

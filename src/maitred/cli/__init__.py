@@ -27,8 +27,9 @@ from typer.core import TyperGroup
 
 from maitred import __version__, is_compiled
 from maitred.cli import calibration, check, demo, engine, listings, serve, simulate, study, traces
-from maitred.cli.flags import Command
+from maitred.cli.flags import Command, documented
 from maitred.cli.terminal import printable
+from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, in_our_words
 from maitred.core.errors import MaitredError
 
 USER_ERROR: Final = 2
@@ -58,15 +59,20 @@ class _LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, command_named(str(name)), rest
+        if ALL_HELP in rest:
+            return name, command_named(str(name)), ["--help"]
+        return name, command_named(str(name), in_short=True), rest
 
 
 @lru_cache
-def command_named(name: str) -> Any:
-    """Return the command `name` with all its flags, as typer makes it."""
+def command_named(name: str, *, in_short: bool = False) -> Any:
+    """Return the command `name` as typer makes it. `in_short` hides all but the usual flags from its help."""
     run = _COMMANDS[name]
+    shown = USUAL_FLAGS.get(name, ()) if in_short else ()
     single = _typer()
-    single.command(name, help=_help(run))(run.callback() if isinstance(run, Command) else run)
+    documented_run = documented(run.callback() if isinstance(run, Command) else run, shown)
+    epilog = f"These are the usual flags. All: maitred {name} {ALL_HELP}" if shown else None
+    single.command(name, help=_help(run), epilog=epilog)(documented_run)
     return typer.main.get_command(single)
 
 
@@ -144,7 +150,7 @@ def _usage(error: BaseException) -> str:
     context: typer.Context | None = getattr(error, "ctx", None)
     message: str = error.format_message() if hasattr(error, "format_message") else str(error)
     command = context.command_path if context else "maitred"
-    return f"{message.rstrip('.')}; see {command} --help"
+    return f"{in_our_words(message)}; see {command} --help"
 
 
 def _tolerate_output() -> None:

@@ -38,7 +38,7 @@ def calibrate(
         str | None,
         typer.Option(
             "--latency-model",
-            help="What to fit: linear, trained-physics or table. Without it: linear, or table for a folder.",
+            help="What to fit: linear, trained-physics or table. Default: linear, or table for a folder.",
             metavar="NAME",
             show_default=False,
         ),

@@ -82,7 +82,7 @@ ENGINE: Final = FlagGroup(
     "Server",
     KeyFlag("engine.port", "PORT"),
     KeyFlag("engine.host", "HOST"),
-    KeyFlag("engine.model", "NAME"),
+    KeyFlag("engine.model", "NAME", alias="--served-model-name"),
     KeyFlag("engine.output_tokens", "LENGTHS"),
     KeyFlag("engine.seed", "SEED"),
     KeyFlag("engine.speed", "FACTOR"),
@@ -95,8 +95,8 @@ HARDWARE: Final = FlagGroup(
     KeyFlag("instance.model_config_folder", "FOLDER"),
     KeyFlag("instance.hardware", "GPU"),
     KeyFlag("instance.hardware_config", "FILE"),
-    KeyFlag("instance.tensor_parallel_size", "N", alias="--tp"),
-    KeyFlag("instance.data_parallel_size", "N", alias="--dp"),
+    KeyFlag("instance.tensor_parallel_size", "N", alias=("--tp", "-tp")),
+    KeyFlag("instance.data_parallel_size", "N", alias=("--dp", "-dp")),
 )
 INSTANCE: Final = FlagGroup(
     "Instance: order, caching, limits",
@@ -121,9 +121,9 @@ INSTANCE: Final = FlagGroup(
     KeyFlag("instance.scheduling_policy", "NAME"),
     KeyFlag("instance.max_num_queued_reqs", "N"),
     KeyFlag("instance.max_num_queued_tokens", "TOKENS"),
-    KeyFlag("instance.total_kv_blocks", "N"),
+    KeyFlag("instance.total_kv_blocks", "N", alias="--num-gpu-blocks-override"),
     KeyFlag("instance.gpu_memory_utilization", "SHARE"),
-    KeyFlag("instance.block_size_in_tokens", "TOKENS"),
+    KeyFlag("instance.block_size_in_tokens", "TOKENS", alias="--block-size"),
     KeyFlag("instance.kv_cpu_blocks", "N"),
     KeyFlag("instance.kv_transfer_bandwidth", "RATE"),
     KeyFlag("instance.kv_transfer_base_latency", "µs"),
@@ -155,6 +155,7 @@ SGLANG: Final = FlagGroup(
     KeyFlag("instance.sglang.prefill_delayer_queue_min_ratio", "RATIO"),
 )
 
+SYNTHETIC: Final = "Workload: synthetic"
 WORKLOAD: Final = (
     FlagGroup(
         "Workload: a recorded trace",
@@ -167,9 +168,9 @@ WORKLOAD: Final = (
         KeyFlag("workload.concurrent_sessions", "N"),
     ),
     FlagGroup(
-        "Workload: synthetic",
-        KeyFlag("workload.rate", "RATE"),
-        KeyFlag("workload.num_requests", "N"),
+        SYNTHETIC,
+        KeyFlag("workload.rate", "RATE", alias="--request-rate"),
+        KeyFlag("workload.num_requests", "N", alias="--num-prompts"),
         KeyFlag("workload.input_tokens", "LENGTHS", alias="--prompt-tokens"),
         KeyFlag("workload.output_tokens", "LENGTHS"),
         KeyFlag("workload.class_mix", "MIX"),

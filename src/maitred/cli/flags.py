@@ -11,10 +11,11 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_origin, get_type_hints
+from functools import cached_property, wraps
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo, ParameterInfo
@@ -24,12 +25,14 @@ from maitred.core.units import to_ms
 
 NO_VALUE: Final = ""
 """The metavar of a flag that is on when it is given."""
+_TURN_OFF: Final = "Turn off: "
 _SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z0-9`])")
 
 
-def flag(panel: str, name: str, text: str, metavar: str | None = None, *, alias: str = "") -> Any:
-    """Return the annotation of a flag under a heading of the help, perhaps with a second name."""
-    return typer.Option(*filter(None, (name, alias)), help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
+def flag(panel: str, name: str, text: str, metavar: str | None = None, *, alias: str | tuple[str, ...] = ()) -> Any:
+    """Return the annotation of a flag under a heading of the help, perhaps with a second name or several."""
+    names = (name, alias) if isinstance(alias, str) else (name, *alias)
+    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
 def as_flag_error(name: str, error: ConfigError) -> ConfigError:
@@ -45,7 +48,8 @@ class KeyFlag(NamedTuple):
     metavar: str = NO_VALUE
     name: str = ""
     """The flag, with its dashes, or empty if it is called after the last part of the key."""
-    alias: str = ""
+    alias: str | tuple[str, ...] = ()
+    """A second name with its dashes, or several."""
     in_micros: bool = False
     """Whether the flag is in µs, as in BLIS, for a key in ms."""
     default: str = ""
@@ -103,10 +107,8 @@ class Command(Generic[F]):
         def run(**given: Any) -> None:
             self._function(self._flags(given))
 
-        run.__signature__ = inspect.Signature([*self.parameters.values()])  # type: ignore[attr-defined]
-        run.__annotations__ = {name: parameter.annotation for name, parameter in self.parameters.items()}
         run.__doc__ = self.__doc__
-        return run
+        return _with_parameters(run, self.parameters.values())
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -160,6 +162,44 @@ class Command(Generic[F]):
                     yield str(each)
 
 
+def _with_parameters(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """Return the function with these as its parameters, for typer."""
+    named = {parameter.name: parameter for parameter in parameters}
+    function.__signature__ = inspect.Signature([*named.values()])  # type: ignore[attr-defined]
+    function.__annotations__ = {name: parameter.annotation for name, parameter in named.items()}
+    return function
+
+
+def documented(function: Callable[..., None], shown: Collection[str] = ()) -> Callable[..., None]:
+    """Return the function of a command with flags of which each says its default.
+
+    If `shown` names flags, the help has these alone, and the others are hidden.
+    """
+    hints = get_type_hints(function, include_extras=True)
+
+    @wraps(function)
+    def run(**given: Any) -> None:
+        function(**given)
+
+    given = inspect.signature(function).parameters.values()
+    parameters = (parameter.replace(annotation=hints[parameter.name]) for parameter in given)
+    return _with_parameters(run, (_documented(parameter, shown) for parameter in parameters))
+
+
+def _documented(parameter: inspect.Parameter, shown: Collection[str]) -> inspect.Parameter:
+    info = _info(parameter)
+    if not isinstance(info, OptionInfo):
+        return parameter
+    info, kind, text = copy(info), get_args(parameter.annotation)[0], info.help or ""
+    if "Default: " not in text:
+        is_switch = bool in (kind, *get_args(kind))
+        default = "on" if text.startswith(_TURN_OFF) else "off" if is_switch else parameter.default or "none"
+        info.help = f"{text} Default: {default}."
+    info.show_default = False
+    info.hidden = info.hidden or bool(shown and info.default not in shown)
+    return parameter.replace(annotation=Annotated[kind, info])
+
+
 def command(kind: type[F], *groups: FlagGroup) -> Callable[[Callable[[F], None]], Command[F]]:
     """Decorate a function of a dataclass `kind` to be a command. Its flags are the fields of `kind` and those of `groups`."""
     return lambda function: Command(function, kind, groups)
@@ -201,7 +241,7 @@ def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known:
     if row.in_micros:
         text = text.replace(" in ms", " in µs")
     if row.turns_off:
-        text = f"Turn off: {text}"
+        text = f"{_TURN_OFF}{text}"
     if kind == list[str]:
         text += " Repeatable."
     return _parameter(row.parameter, Annotated[kind | None, flag(panel, row.option, text, row.metavar, alias=row.alias)], None)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from maitred.sim import Results
     from maitred.workload import Trace
 
+STANDARD_OUTPUT: Final = Path("-")
 _FILES: Final = "What is shown and written of it"
 _FileUse: TypeAlias = tuple[str, Path]
 """A flag, and a file that it names."""
@@ -47,7 +48,11 @@ class OutputFlags(RunFlags):
         Path | None,
         flag(_FILES, "--results-path", "The requests: completed ones as JSON; all, all columns: .parquet, .csv.", "FILE"),
     ] = None
-    metrics_path: Annotated[Path | None, flag(_FILES, "--metrics-path", "The figures of the run as JSON.", "FILE")] = None
+    metrics_path: Annotated[
+        Path | None,
+        flag(_FILES, "--metrics-path", "The figures of the run as JSON; - prints them in place of the table.", "FILE"),
+    ] = None
+    json: Annotated[bool | None, flag(_FILES, "--json", "The same as --metrics-path -.", NO_VALUE)] = None
     report: Annotated[
         Path | None, flag(_FILES, "--report", "The run as a web page: figures, charts, configuration.", "FILE.html")
     ] = None
@@ -59,6 +64,20 @@ class OutputFlags(RunFlags):
     decision_log: Annotated[
         Path | None, flag(_FILES, "--decision-log", "Every decision and its reason as JSON lines.", "FILE")
     ] = None
+
+    @property
+    def metrics_file(self) -> Path | None:
+        """The file for the figures, - for standard output. Raises ConfigError for two of them."""
+        if not self.json:
+            return self.metrics_path
+        if self.metrics_path is not None:
+            raise ConfigError("--json does not go with --metrics-path", hint="--json is --metrics-path -")
+        return STANDARD_OUTPUT
+
+    @property
+    def prints_a_file(self) -> bool:
+        """Whether a file goes to standard output, which then has no table."""
+        return STANDARD_OUTPUT in (self.metrics_file, self.results_path, self.decision_log)
 
     @property
     def trace_target(self) -> TraceTarget | None:
@@ -97,7 +116,7 @@ class Outputs:
         if self.results and flags.results_path:
             write_results(results, flags.results_path, self.results.write)
         if self.metrics:
-            write_metrics(summary, self.metrics.write, score)
+            write_metrics(summary, self.metrics.write, score, setup)
         if self.plot and flags.plot:
             write_plot(results, summary.slo, flags.plot, self.plot.write)
         if self.report:
@@ -114,7 +133,7 @@ def open_outputs(flags: OutputFlags, inputs: Mapping[str, Path | None], trace: T
     _check_kinds(flags)
     named = {
         "--results-path": flags.results_path,
-        "--metrics-path": flags.metrics_path,
+        "--metrics-path": flags.metrics_file,
         "--plot": flags.plot,
         "--report": flags.report,
         "--decision-log": flags.decision_log,

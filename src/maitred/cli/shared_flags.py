@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from maitred.cli.config_flags import HARDWARE, INSTANCE
+from maitred.cli.config_flags import HARDWARE, INSTANCE, SYNTHETIC
 from maitred.cli.flags import NO_VALUE, CommandFlags, as_flag_error, flag
 from maitred.core.errors import ConfigError
 from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
@@ -32,6 +32,7 @@ _OF_CLASSES: Final = "{} by class, as critical=100ms,standard=2s."
 _TARGETS: Final = "CLASS=TIME,..."
 _LONGEST = 1e11
 """The largest span that a flag may give, in any unit: three thousand years of seconds."""
+_LEAST_SHAPE: Final = 1e-4
 _UNITS: Final = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND}
 _LATENCY: Final = "--latency-model"
 _CACHING: Final = "instance.enable_prefix_caching"
@@ -41,12 +42,29 @@ _CACHING: Final = "instance.enable_prefix_caching"
 class RunFlags(CommandFlags):
     """The workload of a run, what the run is judged by, and when it ends."""
 
-    slo_ttft_ms: Annotated[float | None, flag(_SLO, "--slo-ttft-ms", "Longest time to first token, in ms.", "MS")] = None
-    slo_tpot_ms: Annotated[float | None, flag(_SLO, "--slo-tpot-ms", "Longest mean gap between tokens, in ms.", "MS")] = None
+    slo_ttft_ms: Annotated[
+        float | None,
+        flag(_SLO, "--slo-ttft-ms", "Longest time to first token, in ms. Default: 2,000 if no target is given.", "MS"),
+    ] = None
+    slo_tpot_ms: Annotated[
+        float | None,
+        flag(_SLO, "--slo-tpot-ms", "Longest mean gap between tokens, in ms. Default: 200 if no target is given.", "MS"),
+    ] = None
     slo_e2e_ms: Annotated[float | None, flag(_SLO, "--slo-e2e-ms", "Longest time to last token, in ms.", "MS")] = None
     slo_ttft: Annotated[str | None, flag(_SLO, "--slo-ttft", _OF_CLASSES.format("TTFT"), _TARGETS)] = None
     slo_itl: Annotated[str | None, flag(_SLO, "--slo-itl", _OF_CLASSES.format("Mean gap"), _TARGETS)] = None
     slo_e2e: Annotated[str | None, flag(_SLO, "--slo-e2e", _OF_CLASSES.format("E2E"), _TARGETS)] = None
+
+    burstiness: Annotated[
+        float | None,
+        flag(
+            SYNTHETIC,
+            "--burstiness",
+            "vLLM's name for how regular arrivals are: 1 is --arrival poisson, B is gamma:1/√B; below 1 they come in bursts. "
+            "Default: 1.",
+            "B",
+        ),
+    ] = None
 
     seed: Annotated[int | None, flag(RUN, "--seed", "Same seed, same results. Default: 42.", "SEED")] = None
     horizon: Annotated[
@@ -63,7 +81,21 @@ class RunFlags(CommandFlags):
         given: dict[str, Any] = {
             key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)
         }
+        if self.burstiness is not None:
+            given["arrival"] = _gamma_arrivals(self.burstiness, given.get("arrival"))
         return Load(**given)
+
+
+def _gamma_arrivals(burstiness: float, arrival: object) -> str:
+    """Return the arrival process in which gaps are gamma with the shape `burstiness`: their CV is 1/√burstiness, as in vLLM.
+
+    Raises ConfigError."""
+    if arrival is not None:
+        raise ConfigError("--burstiness does not go with --arrival", hint="give one of them")
+    if not _LEAST_SHAPE <= burstiness <= 1 / _LEAST_SHAPE:
+        hint = f"from {_LEAST_SHAPE:g} to {1 / _LEAST_SHAPE:g}; 1 is poisson"
+        raise ConfigError(f"{burstiness:g} cannot be used", where="--burstiness", hint=hint)
+    return "poisson" if burstiness == 1 else f"gamma:{burstiness**-0.5:g}"
 
 
 def slo(flags: RunFlags, workload: Workload | Trace | None) -> Slo:
@@ -143,8 +175,8 @@ class InstanceFlags(CommandFlags):
         flag(
             HARDWARE.panel,
             _LATENCY,
-            "Time of a step: linear:β0,β1,β2 (µs per step, prefill token, decode; blackbox), roofline, trained-physics "
-            "(default with --model), table:FILE, or module:Class.",
+            "Time of a step: linear:β0,β1,β2 (µs per step, prefill token, decode; blackbox), roofline, trained-physics, "
+            "table:FILE, or module:Class. Default: linear; with --model trained-physics.",
             "NAME",
             alias="--latency",
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Final
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 _DEFAULT_SEED: Final = 42
 _SAMPLE_EVERY: Final = 5 * MILLISECOND
 _FLOW_CONTROL: Final = "admission.flow_control."
+_MIXES: Final = {"workload.class_mix", "workload.tenant_mix"}
+"""Keys that describe no workload by themselves."""
+_DEFAULT_TOKENS: Final = 512
+_DEFAULT_SHARE: Final = 0.5
+_DEFAULT_REQUESTS: Final = 1000
 _TURN_ON: Final = "--admission priority, or --capacity SLOTS"
 
 
@@ -91,16 +96,18 @@ def run(flags: SimulateFlags) -> None:
     from maitred.sim import simulate
     from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
-    load, last, per = flags.load, horizon(flags), _breakdown(flags)
-    stated, workload = build_config(flags), read_workload_spec(load, as_flag)
+    last, per, stated = horizon(flags), _breakdown(flags), build_config(flags)
     config = _resolve_names(stated, flags)
+    flags = _with_some_workload(flags, config)
+    load = flags.load
+    workload = read_workload_spec(load, as_flag)
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
     _print_warnings([*_warnings(flags, stated), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)
         # Rows that are not kept cannot be broken down later, so every breakdown that may be written is counted from the start.
-        streaming = StreamingSummary(targets, [*By] if flags.metrics_path else [per]) if flags.summary_only else None
+        streaming = StreamingSummary(targets, [*By] if flags.metrics_file else [per]) if flags.summary_only else None
         jobs = build_jobs(load, flags.seed, trace, workload, as_flag)
         files = open_outputs(flags, _inputs(flags), trace, stack)
         recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=bool(flags.summary_only)))
@@ -122,15 +129,34 @@ def run(flags: SimulateFlags) -> None:
                 log_itl=streaming is None,
             )
         took = monotonic() - began
-        by = [*By] if flags.metrics_path or flags.report else [per]
+        by = [*By] if flags.metrics_file or flags.report else [per]
         summary = streaming.summary(results) if streaming else summarise(results, targets, by)
         score = None if weights is None else fitness(summary, weights)
         setup = _setup(flags, stated, config, last)
         files.write(flags, results, summary, setup, score)
     _print_summary(flags, trace, summary, per, setup, took)
-    if score is not None and not flags.quiet:
+    if score is not None and not (flags.quiet or flags.prints_a_file):
         components = ", ".join(f"{name} {value:.4f}" for name, value in score.components.items())
         typer.echo(f"fitness {score.score:.4f} ({components})")
+
+
+def _with_some_workload(flags: SimulateFlags, config: Config) -> SimulateFlags:
+    """Return the flags with a workload: that of the flags, or for a model alone one that takes half of the cluster.
+
+    Says on standard error what it is.
+    """
+    from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
+
+    given = {key for key in flags.values if key.startswith("workload.")}
+    if given - _MIXES or not config.instance.has_model:
+        return flags
+    limit = find_throughput_limit(config.instance, RequestMix(prompt=_DEFAULT_TOKENS, output=_DEFAULT_TOKENS))
+    rate = float(f"{_DEFAULT_SHARE * limit.rate * config.cluster.num_instances:.2g}")
+    workload = {"workload.rate": rate, "workload.num_requests": _DEFAULT_REQUESTS}
+    what = f"--rate {rate:g} --num-requests {_DEFAULT_REQUESTS}, prompts and outputs of {_DEFAULT_TOKENS} tokens on average"
+    whence = f"{_DEFAULT_SHARE:.0%} of what the instances could take"
+    typer.echo(f"maitred: note: no workload is given, so it is {what}: {whence}", err=True)
+    return replace(flags, values={**flags.values, **workload})
 
 
 def build_config(flags: SimulateFlags) -> Config:
@@ -194,12 +220,12 @@ def _parse_slo_targets(text: str) -> dict[str, int]:
 def _resolve_names(config: Config, flags: SimulateFlags) -> Config:
     """Return `config` with what follows from the names of model and hardware. Raises ConfigError, naming the flag if a flag
     gave the name."""
-    from msgspec.structs import replace
+    from msgspec.structs import replace as with_changed
 
     from maitred.instance.catalogue import resolve_instance
 
     try:
-        return replace(config, instance=resolve_instance(config.instance))
+        return with_changed(config, instance=resolve_instance(config.instance))
     except ConfigError as error:
         key = f"instance.{error.where}"
         if key not in flags.values:
@@ -305,7 +331,7 @@ def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, 
     _print_warnings(summary.warnings)
     if trace:
         report_skipped(trace)
-    if flags.quiet:
+    if flags.quiet or flags.prints_a_file:
         return
     from rich.console import Console
 

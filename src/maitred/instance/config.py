@@ -252,7 +252,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def _model_warnings(self) -> Iterator[str]:
         """Warn of keys that only a model gives a meaning. A key that needs a model is an error elsewhere."""
-        if self._has_model:
+        if self.has_model:
             share = self.gpu_memory_utilization
             if self.total_kv_blocks is not None and share != DEFAULT_UTILISATION:
                 yield f"gpu_memory_utilization {share} has no effect beside total_kv_blocks, which it is to find"
@@ -272,12 +272,13 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         return NO_FLAVOUR if self.flavour is None else FLAVOURS[self.flavour]
 
     @property
-    def _has_model(self) -> bool:
+    def has_model(self) -> bool:
+        """Whether it says which model runs."""
         return bool(self.model or self.model_config_folder)
 
     def latency_model(self) -> LatencyModel:
         """Return the latency model, ready to be asked. Raises ConfigError before `catalogue.resolve_instance`."""
-        if self.latency is None and self._has_model:
+        if self.latency is None and self.has_model:
             what = f"the model {self.model or self.model_config_folder!r} has not been looked up yet"
             raise ConfigError(what, hint="catalogue.resolve_instance(config) does")
         latency = self.latency or LinearLatency()

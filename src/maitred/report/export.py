@@ -27,6 +27,7 @@ from maitred.report.breakdown import By
 from maitred.report.fitness import Fitness
 from maitred.report.programs import program_metrics
 from maitred.report.request_statistics import LatencyStatistics
+from maitred.report.run_setup import RunSetup
 from maitred.report.slo import Slo, Targets
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
 from maitred.sim import Outcome, Results
@@ -191,9 +192,10 @@ def write_requests(results: Results, write: WriteBytes) -> None:
     write(b"\n]\n" if len(rows) else b"[]\n")
 
 
-def write_metrics(summary: Summary, write: WriteBytes, fitness: Fitness | None = None) -> None:
-    """Write the figures of the run (`metrics`) as a JSON object, with its fitness score if there is one."""
-    figures = metrics(summary)
+def write_metrics(summary: Summary, write: WriteBytes, fitness: Fitness | None = None, setup: RunSetup | None = None) -> None:
+    """Write the figures of the run (`metrics`) as a JSON object, with what was simulated and its fitness score if they are
+    given."""
+    figures = ({} if setup is None else {"simulated": setup.in_one_line()}) | metrics(summary)
     if fitness is not None:
         figures["fitness"] = {"score": fitness.score, **fitness.components}
     write(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")

@@ -3,8 +3,8 @@
 A file is opened before the work that fills it, so a wrong path is reported before an hour of simulation. It gets its name only
 when it is complete; until then it is a hidden file in the same folder. It keeps the permissions of the file that it replaces.
 
-Devices and pipes are written to directly, and never truncated: `/dev/stdout` is the descriptor that the shell opened, which may
-be a file to which the shell appends.
+Devices and pipes are written to directly, and never truncated: `-`, like `/dev/stdout`, is the descriptor that the shell
+opened, which may be a file to which the shell appends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from maitred.core.errors import ConfigError
 
-_DESCRIPTORS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
+_DESCRIPTORS: Final = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
 
 
 class OutputFile:

@@ -92,7 +92,7 @@ def _section(setup: RunSetup, kind: type[S]) -> S:
 def _what_runs(instance: InstanceConfig, count: int) -> str:
     instances = "1 instance" if count == 1 else f"{count:,} instances"
     tp, dp = instance.tensor_parallel_size, instance.data_parallel_size
-    if not _has_model(instance):
+    if not instance.has_model:
         generic = "generic linear model" if instance.latency in (None, LinearLatency()) else "no model"
         return f"{generic}, no particular GPU; {instances}"
     deployment = getattr(instance.latency, "deployment", None)
@@ -102,14 +102,10 @@ def _what_runs(instance: InstanceConfig, count: int) -> str:
     return f"{name} on {instances} of {tp * dp} × {gpu}" + (f" ({parallel})" if parallel else "")
 
 
-def _has_model(instance: InstanceConfig) -> bool:
-    return bool(instance.model or instance.model_config_folder)
-
-
 def _latency_model(instance: InstanceConfig) -> str:
     latency = instance.latency
     if latency is None:
-        latency = TrainedPhysicsLatency() if _has_model(instance) else LinearLatency()
+        latency = TrainedPhysicsLatency() if instance.has_model else LinearLatency()
     scaled = "" if instance.latency_scale == 1 else f", all steps × {instance.latency_scale:g}"
     if isinstance(latency, str):
         return f"latency model {latency}, {_latency_error(instance, 0.0, '')}{scaled}"
@@ -165,7 +161,9 @@ def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig)
 
 def _admission(admission: AdmissionConfig, cluster: ClusterConfig) -> str:
     mode = "" if admission.mode == "off" else f" {admission.mode}"
-    slots = "" if cluster.capacity is None else f" of {cluster.capacity:,} slots"
+    of_legacy = admission.legacy.max_concurrent_requests if admission.mode == "legacy" else 0
+    count = cluster.capacity or max(of_legacy, 0)
+    slots = f" of {count:,} slots" if count else ""
     policy = "" if admission.never_refuses else f" by {admission.policy}"
     return f"admission{mode}{slots}{policy}"
 
@@ -200,7 +198,7 @@ _UNLESS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def _of_instance(instance: InstanceConfig) -> Iterator[str]:
     is_on = {
-        "model": _has_model(instance),
+        "model": instance.has_model,
         "caching": instance.enable_prefix_caching,
         "radix": instance.prefix_cache == "radix",
         "batching": instance.batching is not None,

@@ -118,7 +118,7 @@ def resolve_instance(config: InstanceConfig) -> InstanceConfig:
     if isinstance(config.latency, TableLatency) and config.latency.table is None and config.latency.file:
         table = read_step_table(Path(config.latency.file))
         config = replace(config, latency=replace(config.latency, table=table))
-    if not (config.model or config.model_config_folder):
+    if not config.has_model:
         return _latency_without_model(config)
     deployment = find_deployment(config)
     latency = TrainedPhysicsLatency() if config.latency is None else config.latency
@@ -168,7 +168,7 @@ def published_latency_error(config: InstanceConfig) -> float | None:
     It is known only for `trained-physics` with the shipped coefficients, on the GPUs for which BLIS reports the error of the
     E2E latency. That is the error of a run as a whole, as one draw of `latency_error` is. Raises ConfigError for unknown names.
     """
-    if not (config.model or config.model_config_folder):
+    if not config.has_model:
         return None
     latency = TrainedPhysicsLatency() if config.latency is None else config.latency
     if not isinstance(latency, TrainedPhysicsLatency) or not latency.shipped:
