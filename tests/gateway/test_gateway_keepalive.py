@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, ClientConnection, chunk, run, whole, world
 
+from maitred.core.request import PriorityClass
+
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
 STREAM = {"model": "m", "stream": True}
 COMMENT = b": keepalive\n\n"
@@ -40,12 +42,13 @@ def test_from_the_first_comment_on_it_is_no_victim() -> None:
             assert [await connection.read_chunk() for _ in range(3)] == [COMMENT] * 3
             vip = await w.start_request(x_smg_priority="interactive")
             await w.wait_until(lambda: w.state.waiting)
-            assert w.gateway.counters.ttft[0].count == 0
+            ttft = w.gateway.request_metrics.series(PriorityClass.BULK, "m").ttft
+            assert ttft.count == 0
             slow.go_on.set()
             pieces = [piece async for piece in rest(connection)]
             assert b"".join(piece for piece in pieces if piece != COMMENT) == b": x\n\ndata: 1\n\ndata: 2\n\n"
             assert (await vip.read_response())[0] == 200
-            assert (w.state.classes["bulk"].completed, w.gateway.counters.ttft[0].count) == (1, 1)
+            assert (w.state.classes["bulk"].completed, ttft.count) == (1, 1)
 
     run(scenario())
 

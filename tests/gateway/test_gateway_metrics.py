@@ -122,7 +122,10 @@ def test_names_and_kinds() -> None:
     assert seen("maitred_scheduler_queue_wait_seconds_count", **{"class": "default"}) == 1
     assert seen("maitred_scheduler_slot_hold_seconds_count", **{"class": "default"}) == 2
     assert seen("maitred_scheduler_wasted_seconds_count", **{"class": "default"}) == 0
-    assert seen("maitred_ttft_seconds_count", **{"class": "interactive"}) == 1
+    of_model = {"class": "interactive", "model": "m"}
+    assert seen("maitred_time_to_first_token_seconds_count", **of_model) == 1
+    assert seen("maitred_e2e_request_latency_seconds_count", **of_model) == 1
+    assert seen("maitred_generation_tokens_total", source="estimated", **of_model) == 0
     assert seen("maitred_scheduler_capacity", model="m") == 2
     assert seen("maitred_scheduler_reserved_effective", **{"class": "interactive", "model": "m"}) == 1
     assert seen("maitred_scheduler_queue_size_limit", **{"class": "bulk"}) == 0
@@ -130,7 +133,9 @@ def test_names_and_kinds() -> None:
     assert seen("maitred_http_rate_limit_total", result="rejected") is None
     histograms = {name for name, kind in seen.kinds.items() if kind == "histogram"}
     scheduler = ("queue_wait", "slot_hold", "wasted", "retry_after_error")
-    assert histograms == {"maitred_ttft_seconds", *(f"maitred_scheduler_{name}_seconds" for name in scheduler)}
+    requests = ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "upstream_first_data", "upstream_duration")
+    names = (*requests, *(f"scheduler_{name}" for name in scheduler), "event_loop_lag")
+    assert histograms == {f"maitred_{name}_seconds" for name in names}
 
 
 def test_metrics_without_classes() -> None:

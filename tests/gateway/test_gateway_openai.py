@@ -103,7 +103,17 @@ def url() -> Iterator[str]:
 @contextlib.contextmanager
 def gateway(*flags: str, env: dict[str, str] | None = None) -> Iterator[str]:
     """Run `maitred serve` on a free port; at the end check that it stops with exit code 0 and no further output."""
-    command = [sys.executable, "-c", "from maitred.cli import main; main()", "serve", "--port", "0", *flags]
+    command = [
+        sys.executable,
+        "-c",
+        "from maitred.cli import main; main()",
+        "serve",
+        "--port",
+        "0",
+        "--log-level",
+        "warning",
+        *flags,
+    ]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
     try:
         assert running.stderr is not None

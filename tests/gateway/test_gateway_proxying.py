@@ -385,8 +385,11 @@ def test_state_and_metrics() -> None:
     lines = set(metrics.splitlines())
     assert 'maitred_scheduler_admit_total{class="interactive",outcome="admitted"} 1.0' in lines
     assert 'maitred_requests_ended_total{class="interactive",end="drained"} 1.0' in lines
-    assert 'maitred_ttft_seconds_count{class="bulk"} 1.0' in lines
-    assert 'maitred_ttft_seconds_count{class="interactive"} 0.0' in lines
+    # The client has asked for a stream and was given another answer: that has no first token.
+    assert 'maitred_time_to_first_token_seconds_count{class="bulk",model="m"} 0.0' in lines
+    assert 'maitred_e2e_request_latency_seconds_count{class="bulk",model="m"} 1.0' in lines
+    assert 'maitred_http_responses_total{error_code="invalid_request",status_code="400"}' not in metrics
+    assert 'maitred_http_responses_total{error_code="",status_code="400"} 1.0' in lines
     assert 'maitred_scheduler_inflight{class="bulk"} 0.0' in lines
     assert 'maitred_scheduler_capacity{model="m"} 3.0' in lines
     assert 'maitred_refused_total{code="invalid_request"} 1.0' in lines

@@ -51,6 +51,9 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.drain_secs", "SECS"),
     KeyFlag("gateway.decision_log", "FILE"),
     KeyFlag("gateway.record", "FILE"),
+    KeyFlag("gateway.access_log"),
+    KeyFlag("gateway.log_level", "LEVEL"),
+    KeyFlag("gateway.log_format", "FORMAT"),
 )
 GATEWAY_ADMISSION: Final = FlagGroup(
     "Admission: which requests may be in flight",

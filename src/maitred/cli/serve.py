@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from maitred import __version__
 from maitred.cli.config_flags import BACKENDS, CALLERS, GATEWAY_ADMISSION, SERVE, SERVER
 from maitred.cli.flags import NO_VALUE, command, flag
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
@@ -20,6 +19,7 @@ from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.config import ConfigSources, LoadedConfig
+    from maitred.gateway.logs import LogOutput
     from maitred.gateway.reload import GatewaySettings
 
 log = logging.getLogger("maitred.gateway")
@@ -75,7 +75,7 @@ def run(flags: ServeFlags) -> None:
         flags=values_of(flags),
         flag_names={**run.flag_names, **PROGRAM_FLAG_NAMES, "gateway.tenant_api_keys": "--tenant-api-key"},
     )
-    loaded = _load_config(sources, strict=bool(flags.strict_config))
+    loaded, output = _load_config(sources, strict=bool(flags.strict_config))
     config, problem = loaded.config.gateway, None if loaded.problem is None else str(loaded.problem)
     _raise_file_limit()
     gateway = Gateway(
@@ -86,19 +86,27 @@ def run(flags: ServeFlags) -> None:
         reload=lambda: _reloaded_settings(sources),
         fallback=problem,
         default_state=default_state(os.environ, config.port),
+        log_output=output,
     )
 
     def ready(url: str) -> None:
-        typer.echo(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}", err=True)
+        if config.log_format == "text":  # Programs that start a gateway wait for this line.
+            output.write(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}\n".encode())
+        else:
+            log.info("gateway on %s, backends: %s", url, ", ".join(config.backends))
 
-    run_server(
-        gateway,
-        host=config.host,
-        port=config.port,
-        drain_secs=config.drain_secs,
-        on_ready=ready,
-        on_hangup=gateway.request_reload,
-    )
+    log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
+    try:
+        run_server(
+            gateway,
+            host=config.host,
+            port=config.port,
+            drain_secs=config.drain_secs,
+            on_ready=ready,
+            on_hangup=gateway.request_reload,
+        )
+    finally:
+        output.flush()
 
 
 def default_state(env: Mapping[str, str], port: int) -> str | None:
@@ -146,18 +154,21 @@ def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
     return keys
 
 
-def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
-    """Return the configuration to serve with, or a usable part of it unless `strict`. Raises ConfigError without one."""
+def _load_config(sources: ConfigSources, *, strict: bool) -> tuple[LoadedConfig, LogOutput]:
+    """Return the configuration to serve with, or a usable part of it unless `strict`, and the output of the log. Raises
+    ConfigError without a configuration."""
     from maitred.config import LoadedConfig, load_or_fall_back
+    from maitred.gateway.logs import set_up_logging
     from maitred.routing import Signals
 
     loaded = LoadedConfig(sources.load()) if strict else load_or_fall_back(sources)
+    output = set_up_logging(loaded.config.gateway.log_level, loaded.config.gateway.log_format)
     if loaded.problem is not None:
         log.error("%s; serving with legacy admission until that is mended", printable(str(loaded.problem)))
     config = loaded.config
     for warning in (*config.admission.warnings(), *config.routing.warnings(Signals.CACHES)):
         log.warning("%s", printable(warning))
-    return loaded
+    return loaded, output
 
 
 def _reloaded_settings(sources: ConfigSources) -> GatewaySettings:

@@ -67,8 +67,10 @@ _NO_FIELDS: Final[Mapping[str, Any]] = {}
 class AnswerReader:
     """Reads one answer. `take` every piece of its body, and pass on what it returns; then ask for `usage`."""
 
-    def __init__(self, headers: Headers, *, is_stream: bool, hides_usage: bool, on_progress: Callable[[int], object]) -> None:
-        """`headers` are those of the answer. `on_progress` is called with tokens as a stream goes on."""
+    def __init__(
+        self, headers: Headers, *, is_stream: bool, hides_usage: bool, on_progress: Callable[[int], object] | None
+    ) -> None:
+        """`headers` are those of the answer. `on_progress` is called with tokens as a stream goes on; None: nothing is."""
         encoding = b",".join(value for name, value in headers if name == b"content-encoding").strip().lower()
         self._gzip = _GzipReader() if encoding in _GZIP else None
         self._is_opaque = encoding not in (b"", b"identity", *_GZIP)
@@ -148,6 +150,8 @@ class AnswerReader:
         return not self._find_usage(data) or not self._hides_usage
 
     def _count_events(self, num_events: int) -> None:
+        if self._on_progress is None:
+            return
         before, self._num_events = self._num_events, self._num_events + num_events
         for _ in range(before // PROGRESS_TOKENS, self._num_events // PROGRESS_TOKENS):
             self._on_progress(PROGRESS_TOKENS)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -16,6 +17,7 @@ from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdm
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.gateway import error_responses
+from maitred.gateway.access_log import AccessLog
 from maitred.gateway.append_file import AppendFile
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.config import GatewayConfig
@@ -23,7 +25,9 @@ from maitred.gateway.descriptor_watch import DescriptorWatch
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.metrics import GatewayCollector
+from maitred.gateway.logs import LogOutput
+from maitred.gateway.loop_lag import LoopLag
+from maitred.gateway.metrics import GatewayCollector, upstream_families
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_parts import ProgramParts
@@ -32,6 +36,8 @@ from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import ROUTES
 from maitred.gateway.request_intake import RequestIntake
+from maitred.gateway.request_metrics import RequestMetrics
+from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.slot_learning import SlotLearning
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
 from maitred.programs import ProgramsConfig
@@ -58,9 +64,11 @@ class Gateway(App):
         reload: Callable[[], GatewaySettings] | None = None,
         fallback: str | None = None,
         default_state: str | None = None,
+        log_output: LogOutput | None = None,
     ) -> None:
         """`reload` reads the sources of the configuration again. `fallback` says why less than they configure is in force.
-        `default_state` is the file that keeps the programs if the configuration names none.
+        `default_state` is the file that keeps the programs if the configuration names none. `log_output` takes the lines of the
+        log; None: standard error.
 
         Raises ConfigError for a configuration that cannot work.
         """
@@ -75,6 +83,10 @@ class Gateway(App):
         self._fleet = BackendFleet(config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished)
         self._decision_log = _open_decision_log(config)
         self._recorder = None if config.record is None else TrafficRecorder(config.record)
+        self._log_output = log_output or LogOutput(config.log_format)
+        self._access_log = AccessLog(self._log_output) if config.access_log else None
+        self.request_metrics = RequestMetrics()
+        self._observer = RequestObserver(self.request_metrics, self._access_log, self._recorder)
         self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
         self._driver = RealTimeAdmission(self.core, self._fleet.model_load)
         self._programs_config = programs or ProgramsConfig()
@@ -84,14 +96,16 @@ class Gateway(App):
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
         self._intake = RequestIntake(
-            *(config, lambda: self.core.config, self._fleet, self.counters, self._driver.now, signals), self._programs_config
+            *(config, lambda: self.core.config, self._fleet, self.counters, self._driver.now, self._observer, signals),
+            self._programs_config,
         )
         self._proxy = Proxy(
-            *(config, self._intake, self._driver, self._fleet, router, self._client, self.counters, self._recorder),
+            *(config, self._intake, self._driver, self._fleet, router, self._client, self.counters, self._observer),
             *(self.memories, self.programs),
         )
         self._poll_task: asyncio.Task[None] | None = None
-        self._descriptors = DescriptorWatch()
+        self._descriptors, self._loop_lag = DescriptorWatch(), LoopLag()
+        self._server: ServerContext | None = None
         admission, routing = self.core.config, routing or RoutingConfig()
         settings = GatewaySettings(gateway=config, admission=admission, routing=routing, programs=self._programs_config)
         self._reloader = ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
@@ -114,9 +128,11 @@ class Gateway(App):
     def _make_endpoints(self) -> AdminEndpoints:
         """Return the paths that the gateway answers itself."""
         programs = self._program_parts
-        collector = GatewayCollector(
-            self.counters, self.core, self.state, None if programs is None else programs.metric_families
-        )
+        families = [self.request_metrics.families, self._loop_lag.families]
+        families.append(partial(upstream_families, self._fleet.backends))
+        if programs is not None:
+            families.append(programs.metric_families)
+        collector = GatewayCollector(self.counters, self.core, self.state, families)
         endpoints = AdminEndpoints(
             *(self._fleet, collector, self.state, self._reloader, self.settings),
             lambda: self._intake.keys,
@@ -139,8 +155,11 @@ class Gateway(App):
 
     async def start(self, server: ServerContext) -> None:
         """Start to poll the backends."""
+        self._server = server
         self._intake.watch_server(server)
         self._descriptors.start()
+        self._loop_lag.start()
+        self._log_output.start()
         for file in (self._decision_log, self._recorder):
             if file is not None:
                 file.start()
@@ -158,23 +177,27 @@ class Gateway(App):
         await self._slot_learning.stop()
         self._driver.close()
         self._descriptors.stop()
+        self._loop_lag.stop()
         if self._program_parts is not None:
             await self._program_parts.close()
         await self._client.close()
         for file in (self._decision_log, self._recorder):
             if file is not None:
                 await file.close()
+        await self._log_output.close()
 
     def state(self) -> GatewayState:
         """Return the state of requests, backends and capacity at this instant."""
         decisions, requests = self._decision_log, self._recorder
         return self._snapshots.take_snapshot(
+            num_connections=0 if self._server is None else len(self._server.connections),
             parked_body_bytes=self._intake.parked_bytes,
             is_out_of_descriptors=self._descriptors.is_exhausted,
             decision_log_failed=decisions is not None and decisions.failed,
             dropped_lines={
                 "decision_log": 0 if decisions is None else decisions.num_dropped,
                 "record": 0 if requests is None else requests.num_dropped,
+                "log": self._log_output.num_dropped,
             },
         )
 
@@ -185,11 +208,16 @@ class Gateway(App):
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
         if exchange.path not in ROUTES:
+            began_at = self._driver.now()
             await self._endpoints.answer_request(exchange)
+            if self._access_log is not None:
+                self._access_log.write_answer(exchange, exchange.status, "", began_at, self._driver.now())
         elif exchange.method == "POST":
             await self._proxy.proxy_request(exchange)
         else:
-            send_error(exchange, error_responses.method_not_allowed(exchange.method, "POST"))
+            error = error_responses.method_not_allowed(exchange.method, "POST")
+            send_error(exchange, error)
+            self._observer.refuse(exchange, error.status, error.code or "", self._driver.now())
 
     def request_reload(self) -> None:
         """Start to reload the configuration (SIGHUP). The log says how it went."""

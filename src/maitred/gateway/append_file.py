@@ -33,8 +33,9 @@ log = logging.getLogger("maitred.gateway")
 class AppendFile(BatchSource[bytes]):
     """A file that lines are appended to, from within one event loop."""
 
-    def __init__(self, path: str, *, where: str, what: str, ends_with_gap: bool) -> None:
-        """`where` is the config key that names the file, `what` says for the log what is recorded. Raises ConfigError."""
+    def __init__(self, path: str, *, where: str, what: str, ends_with_gap: bool, file: FileIO | None = None) -> None:
+        """`where` is the config key that names the file, `what` says for the log what is recorded. `file` is open already, and
+        called `path` in messages; None: `path` is opened. Raises ConfigError."""
         self.failed = False
         """Whether a failure, or a gap, has ended the recording."""
         self._num_dropped = 0
@@ -44,7 +45,7 @@ class AppendFile(BatchSource[bytes]):
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._is_dropping = False
-        self._file = _open_for_append(self._path, where)
+        self._file = _open_for_append(self._path, where) if file is None else file
         self._writer = BackgroundWriter(self, what)
 
     @property

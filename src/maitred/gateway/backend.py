@@ -11,9 +11,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from maitred.admission.learned_slots import OwnRequest, OwnRequests, SlotController
+from maitred.admission.learned_slots import EngineReading, OwnRequest, OwnRequests, SlotController
+from maitred.core.histogram import Histogram
 from maitred.core.request import Request
-from maitred.gateway.deadline_timer import monotonic_now
+from maitred.core.units import Micros
 from maitred.gateway.kv_pages import KvReport
 from maitred.gateway.polling import ReportedLoad
 from maitred.wire.client import Origin
@@ -35,7 +36,7 @@ class Backend:
     __slots__ = (
         *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
-        *("learned_slots", "slot_shares", "own_requests", "in_use"),
+        *("learned_slots", "slot_shares", "own_requests", "in_use", "reading", "first_data_times", "durations"),
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -60,6 +61,12 @@ class Backend:
         """The requests of this gateway that it has, where its slots are learned."""
         self.in_use = asyncio.Event()
         """Set while it has such requests."""
+        self.reading: EngineReading | None = None
+        """What was last read of it for learned slots, or None."""
+        self.first_data_times = Histogram()
+        """From the sending of a request to the first data of its answer, µs."""
+        self.durations = Histogram()
+        """From the sending of a request to the end of its complete answer, µs."""
         self.load: ReportedLoad | None = None
         """The load that the backend reports, or None if it reports none or nothing reads it."""
         self.kv: KvReport | None = None
@@ -114,14 +121,14 @@ class UpstreamRequest:
         self._task = asyncio.current_task()
 
     @property
-    def on_data(self) -> Callable[[bytes], None] | None:
-        """What is to be told of each piece of a stream, or None if nothing is."""
-        return None if self.own is None else self.note_data
+    def on_events(self) -> Callable[[int, Micros], None] | None:
+        """What is to be told of the events of a stream as they come, or None if nothing is."""
+        return None if self.own is None else self.note_events
 
-    def note_data(self, data: bytes) -> None:
-        """Note a piece of a stream, which may hold several tokens, an event for each."""
+    def note_events(self, num_events: int, now: Micros) -> None:
+        """Note that a piece of a stream has come, with so many events; usually each holds a token."""
         if self.own is not None:
-            self.backend.own_requests.note_pieces(self.own, self.own.pieces + max(1, data.count(b"data:")), monotonic_now())
+            self.backend.own_requests.note_pieces(self.own, self.own.pieces + max(1, num_events), now)
 
     def abandon(self) -> None:
         """Cancel its task, which then calls `absorb_abandonment`."""

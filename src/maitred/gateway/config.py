@@ -43,6 +43,8 @@ def is_valid_api_key(key: str) -> bool:
 DEFAULT_SLOTS_PER_BACKEND: Final = 64
 """Requests that a backend may have in flight for each model, if it is neither configured nor reported."""
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogFormat: TypeAlias = Literal["text", "json"]
 _HOST_NAME: Final = re.compile(r"[0-9A-Za-z._-]+")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -117,6 +119,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     record: str | None = None
     """File to which every generating request is appended when it has ended, as a trace for `maitred simulate`. See
     docs/workloads.md#maitred-our-own. If a write fails, recording ends; if it hangs, rows are dropped; serving goes on."""
+    log_level: LogLevel = "info"
+    """What the log says: `debug`, `info`, `warning` or `error`, and what is more urgent."""
+    log_format: LogFormat = "text"
+    """`text` or `json`: how a line of the log is written. See docs/gateway.md#the-log."""
+    access_log: bool = False
+    """Whether each request has a line in the log when it has ended."""
     upstream: UpstreamLimits = UpstreamLimits()
 
     def __post_init__(self) -> None:

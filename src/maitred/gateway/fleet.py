@@ -51,7 +51,7 @@ class BackendFleet:
         """`on_slots_changed` is called with the models that may have another number of slots. `wants_load` returns whether the
         load that backends report is read. `on_vanished` is called with a model that no backend lists any more, and returns
         whether no request of it was left, so that it is forgotten."""
-        self._config = config
+        self._config, self._client = config, client
         self._on_slots_changed = on_slots_changed
         self._wants_load = wants_load
         self._on_vanished = on_vanished
@@ -101,6 +101,10 @@ class BackendFleet:
             return backends
         free = [backend for backend in backends if backend.in_flight < self.backend_slots(backend).slots]
         return free if 0 < len(free) < len(backends) else backends
+
+    def num_connections(self, backend: Backend) -> int:
+        """Return how many connections to `backend` are open."""
+        return self._client.num_connections(backend.origin)
 
     def may_serve(self, model: str) -> bool:
         """Return whether a backend has served `model`, or one that has never been up might."""
@@ -188,7 +192,7 @@ class BackendFleet:
         backend.problem = problem
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
-            backend.healthy, backend.load, backend.kv = False, None, None
+            backend.healthy, backend.load, backend.reading, backend.kv = False, None, None, None
             if backend.learned_slots is not None:
                 backend.learned_slots.forget(monotonic_now())
             self._pollers[backend.index].reset_reported()

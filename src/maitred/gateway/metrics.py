@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from maitred.admission import Admission
 from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
+from maitred.gateway.backend import Backend
 from maitred.gateway.state import ClassState, GatewayCounters, GatewayState
 
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
@@ -40,10 +41,10 @@ class GatewayCollector(Collector):
         counters: GatewayCounters,
         core: Admission,
         take_snapshot: Callable[[], GatewayState],
-        program_families: Callable[[], Iterable[Metric]] | None = None,
+        more_families: Sequence[Callable[[], Iterable[Metric]]] = (),
     ) -> None:
-        """`program_families` returns the metrics of the programs; None if there are no programs."""
-        self._program_families = program_families
+        """`more_families` return the metrics that have no place in the state or the counters."""
+        self._more_families = more_families
         self._counters = counters
         self._core = core
         self._take_snapshot = take_snapshot
@@ -61,16 +62,19 @@ class GatewayCollector(Collector):
             scheduler_families,
             slot_families,
             limiter_families,
+            model_families,
             tenant_families,
             backend_families,
             learned_families,
         ):
             yield from family(state)
-        if self._program_families is not None:
-            yield from self._program_families()
+        for families in self._more_families:
+            yield from families()
         yield from self._header_families()
         yield from self._duration_families()
         yield from self._trouble_families()
+        connections = "Connections of clients, idle or not."
+        yield gauge("maitred_http_connections_active", connections, [], [([], state.num_connections)])
         parked = "Request bodies that are being read or kept, all together."
         yield gauge("maitred_parked_body_bytes", parked, [], [([], state.parked_body_bytes)])
         fallback = "1 if the configuration could not be used as a whole, or the reservations exceed the capacity."
@@ -90,12 +94,11 @@ class GatewayCollector(Collector):
         yield counter(SCHEDULER_PREFIX + "unknown_priority_value", "Priority headers that name no class.", ["tenant"], unknown)
 
     def _duration_families(self) -> Iterator[Metric]:
-        ttft = ((c.label, times) for c, times in zip(PriorityClass, self._counters.ttft, strict=True))
-        yield histogram("maitred_ttft_seconds", "Arrival to first data, streamed answers.", ttft)
         views = self._core.class_views()
         for name, (attribute, text, bounds) in CLASS_HISTOGRAMS.items():
             by_class = {c: getattr(views[c], attribute) if c in views else Histogram(bounds) for c in PriorityClass}
-            yield histogram(f"{SCHEDULER_PREFIX}{name}_seconds", text, ((c.label, times) for c, times in by_class.items()))
+            times = (([c.label], of_class) for c, of_class in by_class.items())
+            yield histogram(f"{SCHEDULER_PREFIX}{name}_seconds", text, ["class"], times)
 
     def _trouble_families(self) -> Iterator[Metric]:
         counters = self._counters
@@ -164,6 +167,15 @@ def limiter_families(state: GatewayState) -> Iterator[Metric]:
     yield counter("maitred_admission_queue_rejected", "Requests that the queue turned away.", ["reason"], reasons)
 
 
+def model_families(state: GatewayState) -> Iterator[Metric]:
+    """Yield what runs and waits of each model, as admission sees it."""
+    pools = state.pools.items()
+    running = (([model], pool.in_flight) for model, pool in pools)
+    yield gauge("maitred_num_requests_running", "Requests that hold a slot.", ["model"], running)
+    waiting = (([model], pool.waiting) for model, pool in pools)
+    yield gauge("maitred_num_requests_waiting", "Requests that wait for a slot.", ["model"], waiting)
+
+
 def tenant_families(state: GatewayState) -> Iterator[Metric]:
     """Yield what each tenant holds and waits for."""
     each = state.tenants.items()
@@ -178,6 +190,25 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge(
         "maitred_backend_inflight", "Requests sent there and not ended.", ["backend"], (([b.url], b.in_flight) for b in each)
     )
+    connections = (([b.url], b.connections) for b in each)
+    yield gauge("maitred_backend_connections", "Open connections to it, idle or not.", ["backend"], connections)
+    loads = [(b.url, b.load) for b in each if b.load is not None]
+    running = (([url], load.running) for url, load in loads)
+    yield gauge("maitred_backend_requests_running", "Requests that it runs, as routing sees it.", ["backend"], running)
+    waiting = (([url], load.waiting) for url, load in loads)
+    yield gauge("maitred_backend_requests_waiting", "Requests in its own queue, as routing sees it.", ["backend"], waiting)
+    usage = (([url], load.kv_usage) for url, load in loads)
+    text = "Share of its KV memory in use, 0 to 1, as routing sees it."
+    yield gauge("maitred_backend_kv_cache_usage_perc", text, ["backend"], usage)
+
+
+def upstream_families(backends: Sequence[Backend]) -> Iterator[Metric]:
+    """Yield how long backends take."""
+    first, whole = (([b.url], b.first_data_times) for b in backends), (([b.url], b.durations) for b in backends)
+    text = "Sending a request to a backend, to the first data of its answer."
+    yield histogram("maitred_upstream_first_data_seconds", text, ["backend"], first)
+    text = "Sending a request to a backend, to the end of its complete answer."
+    yield histogram("maitred_upstream_duration_seconds", text, ["backend"], whole)
 
 
 def learned_families(state: GatewayState) -> Iterator[Metric]:
@@ -213,12 +244,12 @@ def gauge(name: str, help_text: str, labels: Sequence[str], samples: Samples) ->
     return family
 
 
-def histogram(name: str, help_text: str, by_class: Iterable[tuple[str, Histogram]]) -> Metric:
-    """Return a histogram by class, in Prometheus' form."""
-    family = HistogramMetricFamily(name, help_text, labels=["class"])
-    for label, durations in by_class:
+def histogram(name: str, help_text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], Histogram]]) -> Metric:
+    """Return a histogram with its samples, in Prometheus' form."""
+    family = HistogramMetricFamily(name, help_text, labels=labels)
+    for values, durations in samples:
         buckets, total = durations.prometheus_buckets()
-        family.add_metric([label], buckets, total)
+        family.add_metric(values, buckets, total)
     return family
 
 

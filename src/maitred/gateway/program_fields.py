@@ -96,6 +96,13 @@ class ProgramReader:
         return ProgramOfRequest(program, parent, _change_members(body, changes), hides_usage=options is not None)
 
 
+def ask_for_usage(body: bytes) -> bytes | None:
+    """Return the JSON object `body` with `stream_options.include_usage`, or None if the client has asked for the usage itself.
+    Raises ApiError 400 for options with a name that is no text."""
+    options = _with_usage(_decode_fields(body).stream_options, overrules=True)
+    return None if options is None else _change_members(body, {_OPTIONS_KEY: options})
+
+
 def count_characters(text: bytes) -> int:
     """Return the characters of a text in UTF-8, without decoding it."""
     return len(text) if text.isascii() else len(text.translate(None, _CONTINUATION_BYTES))
@@ -153,9 +160,9 @@ def _invalid_json(error: Exception) -> ApiError:
     return ApiError(400, f"the request body is not valid JSON: {error}", kind="invalid_request_error")
 
 
-def _with_usage(raw: msgspec.Raw) -> dict[str, object] | None:
-    """Return `stream_options` with `include_usage`, or None if the client has said whether it wants that, or if they are no
-    object, which the backend will refuse."""
+def _with_usage(raw: msgspec.Raw, *, overrules: bool = False) -> dict[str, object] | None:
+    """Return `stream_options` with `include_usage`, or None if the client has said whether it wants that (if `overrules`: that
+    it wants that), or if they are no object, which the backend will refuse."""
     if not raw or bytes(raw) == b"null":
         return {"include_usage": True}
     try:
@@ -164,7 +171,11 @@ def _with_usage(raw: msgspec.Raw) -> dict[str, object] | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid_json(error) from error
-    return None if "include_usage" in options else {**options, "include_usage": True}
+    has_said = bytes(options.get("include_usage", b"")) not in _NOT_ASKED if overrules else "include_usage" in options
+    return None if has_said else {**options, "include_usage": True}
+
+
+_NOT_ASKED: Final = (b"", b"false", b"null")
 
 
 def _change_members(body: bytes, changes: Mapping[str, object]) -> bytes:

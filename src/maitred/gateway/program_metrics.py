@@ -43,8 +43,10 @@ class ProgramCollector:
         made = (([action.value, reason.value], n) for (action, reason), n in self._driver.decision_counts.items())
         text = "Decisions about programs (pause, resume, mark, ...) and their requests (grant, wait, reject)."
         yield counter(PREFIX + "decisions", text, ["action", "reason"], made)
-        waits = ((c.label, times) for c, times in self._waits.items())
-        yield histogram(PREFIX + "wait_seconds", "Time that requests waited for KV memory, of those that did.", waits)
+        waits = (([c.label], times) for c, times in self._waits.items())
+        yield histogram(
+            PREFIX + "wait_seconds", "Time that requests waited for KV memory, of those that did.", ["class"], waits
+        )
         yield counter(PREFIX + "lost_kv_tokens", "Tokens of KV lost with backends.", [], [([], core.lost_kv_tokens)])
         yield from self._memory_families(list(core.backends))
         if state_failed is not None:

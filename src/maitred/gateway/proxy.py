@@ -55,9 +55,9 @@ from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramRejected, ProgramStep, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories, with_rank
-from maitred.gateway.recording import RecordedResponse, TrafficRecorder
 from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.gateway.request_intake import ProxyRequest, RequestIntake
+from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.response_forwarder import ResponseForwarder
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
@@ -98,7 +98,7 @@ class Proxy:
         router: Router,
         client: UpstreamClient,
         counters: GatewayCounters,
-        recorder: TrafficRecorder | None = None,
+        observer: RequestObserver,
         memories: ProgramMemories | None = None,
         programs: RealTimePrograms | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Proxy:
         self._router = router
         self._client = client
         self._counters = counters
-        self._recorder = recorder
+        self._observer = observer
         self._memories = memories
         self._programs = programs
 
@@ -119,9 +119,8 @@ class Proxy:
         proxied = await self._intake.take_in(exchange)
         if proxied is None:
             return
-        writer, recorded = self._waiting_writer(proxied, exchange), None
-        if self._recorder is not None and proxied.route.generates:
-            writer = recorded = RecordedResponse(proxied.request, writer)
+        writer = self._waiting_writer(proxied, exchange)
+        record = proxied.record = self._observer.begin(proxied.request, generates=proxied.route.generates)
         task = exchange.task or asyncio.current_task()
         assert task is not None
         exchange.watch_disconnect(task.cancel)
@@ -134,7 +133,7 @@ class Proxy:
                 await self._try_backends(proxied, writer)
         except ApiError as error:
             exchange.stop_watching()
-            send_error(writer, error, [(REQUEST_ID_HEADER, proxied.request_id)])
+            _send_error(proxied, writer, error)
         except asyncio.CancelledError:
             if not exchange.is_disconnected:
                 _send_error_or_cut(proxied, writer, error_responses.shutting_down())
@@ -148,9 +147,7 @@ class Proxy:
             if proxied.waiting_stream is not None:
                 proxied.waiting_stream.stop()
             proxied.body_lease.release()
-            if self._recorder is not None and recorded is not None:
-                recorded.usage = None if proxied.step is None else proxied.step.usage
-                self._recorder.write_row(recorded)
+            self._observer.end(record, exchange)
 
     def _waiting_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
         """Return the writer of a response, with comments before it if the request may wait for memory and wants them."""
@@ -283,15 +280,17 @@ class Proxy:
     ) -> ReleaseReason:
         """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
         and ApiError if the request loses its slot before its first byte."""
-        sent = self._fleet.add_request(backend, proxied.request)
+        sent, record = self._fleet.add_request(backend, proxied.request), proxied.record
+        record.on_sent(backend)
+        record.on_events = sent.on_events
         response: UpstreamResponse | None = None
         try:
             headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
             response = await self._client.request(backend.origin, "POST", proxied.path, headers, proxied.body, resends=False)
-            forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs)
-            if proxied.step is not None:
-                forwarder.reader = self._answer_reader(proxied, proxied.step, response, forwarder)
-            forwarder.on_data = sent.on_data
+            forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record.on_data)
+            record.is_stream = forwarder.is_stream
+            if proxied.step is not None or (proxied.route.generates and self._observer.reads_usage):
+                forwarder.reader = self._answer_reader(proxied, response, forwarder)
             await forwarder.wait_for_data()
             # From here on the backend is not abandoned for this request; and after a True from the core it is no victim.
             sent.response_started = True
@@ -299,15 +298,16 @@ class Proxy:
                 proxied.step.is_stream = forwarder.is_stream
             if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
                 raise error_responses.preempted()
+            record.status = response.status
             try:
-                await forwarder.forward(partial(self._note_first_data, proxied, response.status))
+                await forwarder.forward(partial(self._note_first_data, proxied))
             except UpstreamError as error:
                 sent.has_failed = True
                 self._count_failure(backend, error)
                 return ReleaseReason.FAILED
             finally:
-                if proxied.step is not None and forwarder.reader is not None:
-                    proxied.step.usage = forwarder.reader.usage
+                self._note_usage(proxied, forwarder.reader)
+            record.on_complete()
             sent.is_complete = response.status == 200
             return ReleaseReason.DRAINED
         except asyncio.CancelledError:
@@ -325,23 +325,27 @@ class Proxy:
             if proxied.step is None:  # The router has chosen the backend.
                 self._router.on_request_end(proxied.request, backend.index, self._admission.now())
 
-    def _answer_reader(
-        self, proxied: ProxyRequest, step: ProgramStep, response: UpstreamResponse, forwarder: ResponseForwarder
-    ) -> AnswerReader:
-        """Return what reads the usage of the answer to a step."""
-        assert self._programs is not None
-        on_progress = partial(self._programs.add_progress, step)
+    def _answer_reader(self, proxied: ProxyRequest, response: UpstreamResponse, forwarder: ResponseForwarder) -> AnswerReader:
+        """Return what reads the usage of an answer, and tells the programs how far the answer to a step has come."""
+        on_progress = (
+            None if proxied.step is None or self._programs is None else partial(self._programs.add_progress, proxied.step)
+        )
         return AnswerReader(
             response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
         )
 
-    def _note_first_data(self, proxied: ProxyRequest, status: int) -> None:
-        """Note that the first data of a response has come. The time to first token is that from the arrival of the request."""
-        now, request = self._admission.now(), proxied.request
+    def _note_first_data(self, proxied: ProxyRequest) -> None:
+        """Note that the first data of a response goes out."""
+        record = proxied.record
         if proxied.step is not None:
-            proxied.step.first_data_at = now
-        if request.stream and status == 200:
-            self._counters.ttft[request.priority_class].observe(now - request.arrival)
+            proxied.step.first_data_at = record.first_data_at
+        record.on_first_data_sent()
+
+    def _note_usage(self, proxied: ProxyRequest, reader: AnswerReader | None) -> None:
+        if reader is not None:
+            proxied.record.reported = reader.usage
+            if proxied.step is not None:
+                proxied.step.usage = proxied.record.reported
 
     def _count_failure(self, backend: Backend, error: UpstreamError) -> None:
         self._counters.upstream_failures[error.reason] += 1
@@ -353,7 +357,12 @@ def _was_kept(failure: UpstreamError | None) -> bool:
     return isinstance(failure, Disconnected) and failure.was_kept
 
 
+def _send_error(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
+    proxied.record.on_refused(error.status, error.code)
+    send_error(writer, error, [(REQUEST_ID_HEADER, proxied.request_id)])
+
+
 def _send_error_or_cut(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
     """Send an error if no response has started; otherwise return without an end, and the server cuts the connection."""
     if not proxied.response_started:
-        send_error(writer, error, [(REQUEST_ID_HEADER, proxied.request_id)])
+        _send_error(proxied, writer, error)

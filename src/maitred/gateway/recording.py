@@ -1,48 +1,50 @@
-"""TrafficRecorder: the traffic of a gateway as a trace that `maitred simulate` replays, one row for each request when it has
-ended:
+"""TrafficRecorder: the traffic of a gateway as a trace that `maitred simulate` replays, and `maitred validate` compares with.
+There is one row for each request that generates:
 
     arrival, class, tenant, model, session, stream, output limit     from the request
-    prompt and output tokens                                         from the `usage` at the end of the response
+    prompt, output and cached tokens                                 from the `usage` of the answer
+    backend, when it was sent there, TTFT, the end                   as measured, in seconds from the arrival
     think time, whether the prompt continues the last one            from the last request of the same program
 
-Without a `usage`, the tokens are estimated: those of the prompt as in admission; those of a streamed answer as its number of
-events minus one (the last event says that it is the last), at most the client's limit; those of any other body from its size.
-A stream of 21 events with `max_tokens: 16`, say, counts as 16 tokens. A request without a whole response is recorded with
-its outcome, so that a reader of the trace knows what it lacks. No text is recorded: a prompt counts as one that continues the
-last prompt of its program, and the response to it, if it has at least as many tokens as both.
+The gateway asks the backend for the usage of a stream if the client has not, and keeps what answers that from the client. Where
+a backend reports none, the tokens are estimated, and the row says so: those of the prompt as in admission, those of a streamed
+answer as its number of events minus one (the last event says that it is the last), at most the client's limit, those of any
+other body from its size. A stream of 21 events with `max_tokens: 16`, say, counts as 16 tokens.
 
-The recorder only observes what is sent. Times are those of the wall clock at the start, advanced by the monotonic clock.
+What is not known is left empty: the length of an answer that broke off or never was, the TTFT of an answer that is no stream.
+No text is recorded: a prompt counts as one that continues the last prompt of its program, and the response to it, if it has
+at least as many tokens as both.
+
+**Order.** Rows stand in the order of arrival, and a row is complete only when its request has ended. So rows are held until all
+requests that arrived earlier have ended: `MAX_HELD` at most, and none for longer than `MAX_HELD_SECS`. A stream of an hour
+does not hold up the others; its own row comes late. A kill loses the rows that are held; an orderly end writes them.
+
+    1 arrives, 2 arrives, 2 ends (held), 3 arrives, 1 ends: rows 1 and 2 are written; 3 ends: row 3
+
+Times are those of the wall clock at the start, advanced by the monotonic clock.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError
-from maitred.core.request import Request
-from maitred.core.units import Micros
+from maitred.core.request import Request, RequestId
+from maitred.core.units import SECOND, Micros
 from maitred.gateway.append_file import AppendFile
-from maitred.kv.block_hashes import BYTES_PER_TOKEN
-from maitred.programs import Usage
-from maitred.wire.exchange import ResponseWriter
-from maitred.wire.framing import Headers
-from maitred.workload.formats.maitred import ALL_COLUMNS, COMPLETED, format_row
+from maitred.gateway.request_record import RequestRecord
+from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS, Measured, format_row
 from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.trace_writer import csv_line
 
-_TAIL_BYTES: Final = 4_096
-"""Size of the end of a response in which `usage` is looked for."""
-_PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
-_OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b')
-_EVENT: Final = b"\ndata:"
-
-
+MAX_HELD: Final = 65_536
+"""Rows that are held; a reader of a recording sorts as many."""
+MAX_HELD_SECS: Final = 300
 _MAX_PROGRAMS: Final = 100_000
 """Programs of which the last end is known; beyond, the one that ended first is forgotten, and goes on as a new one."""
 
@@ -52,8 +54,17 @@ class _LastEnd(NamedTuple):
 
     at: Micros
     """On the monotonic clock."""
-    tokens: int
-    """Of its prompt and its response."""
+    tokens: int | None
+    """Of its prompt and its response, or None if they are not known."""
+
+
+class _HeldRow(NamedTuple):
+    """A row that waits for requests that arrived earlier."""
+
+    arrival: Micros
+    request_id: RequestId
+    ended_at: Micros
+    row: bytes
 
 
 class TrafficRecorder:
@@ -61,7 +72,7 @@ class TrafficRecorder:
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError if `path` cannot be written, or holds something other than a recording."""
-        header = csv_line(ALL_COLUMNS).encode()
+        header = csv_line(RECORDED_COLUMNS).encode()
         has_rows = _has_recording(path, header)
         self._file = AppendFile(path, where="gateway.record", what="requests", ends_with_gap=False)
         if not has_rows:
@@ -69,11 +80,18 @@ class TrafficRecorder:
         self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
         self._last_ends: dict[tuple[str, str], _LastEnd] = {}
         """By tenant and program, the latest end last."""
+        self._open: dict[RequestId, Micros] = {}
+        """When the requests arrived that have not ended, in this order."""
+        self._held: list[_HeldRow] = []
+        """A heap by arrival."""
 
     def start(self) -> None:
         self._file.start()
 
     async def close(self) -> None:
+        """Write all rows that are held, and close the file."""
+        while self._held:
+            self._file.write(heappop(self._held).row)
         await self._file.close()
 
     @property
@@ -81,84 +99,60 @@ class TrafficRecorder:
         """Rows that were not written."""
         return self._file.num_dropped
 
-    def write_row(self, recorded: RecordedResponse) -> None:
+    def open_row(self, request: Request) -> None:
+        """Take note of a request that has arrived, and of which a row will be written."""
+        self._open[request.id] = request.arrival
+
+    def write_row(self, record: RequestRecord) -> None:
         """Record a request that has ended, in whatever way."""
-        prompt, output = recorded.count_tokens()
-        request = recorded.request
-        think_time = continues = None
-        if request.program:
-            before = self._last_ends.pop((request.tenant, request.program), None)
-            continues = before is not None and prompt >= before.tokens
-            if before is not None and before.at <= request.arrival:
-                think_time = request.arrival - before.at
-            self._last_ends[request.tenant, request.program] = _LastEnd(time.monotonic_ns() // 1000, prompt + output)
-            if len(self._last_ends) > _MAX_PROGRAMS:
-                del self._last_ends[next(iter(self._last_ends))]
+        request = record.request
+        del self._open[request.id]
+        row = self._row(record).encode("utf-8", "replace")
+        heappush(self._held, _HeldRow(request.arrival, request.id, record.ended_at, row))
+        # Strictly before: a request that is still open may have arrived at the same microsecond, with a smaller id.
+        oldest = next(iter(self._open.values()), record.ended_at + 1)
+        latest = record.ended_at - MAX_HELD_SECS * SECOND
+        held = self._held
+        while held and (held[0].arrival < oldest or len(held) > MAX_HELD or held[0].ended_at <= latest):
+            self._file.write(heappop(held).row)
+
+    def _row(self, record: RequestRecord) -> str:
+        request = record.request
+        prompt, output, is_reported = record.prompt_tokens, record.output_tokens, True
+        if prompt is None:
+            prompt, is_reported = request.prompt_tokens, False
+        if output is None and record.outcome == COMPLETED:
+            output, is_reported = record.estimated_output(), False
+        prompt, output = _plausible(prompt), None if output is None else _plausible(output)
+        total = None if output is None else prompt + output
+        think_time, continues = self._note_end(record, prompt, total)
+        measured = Measured(
+            tokens_from="usage" if is_reported else "estimate",
+            cached_tokens=None if record.reported is None else record.reported.cached_tokens,
+            backend="" if record.backend is None else record.backend.url,
+            sent=None if record.sent_at is None else record.sent_at - request.arrival,
+            ttft=record.first_data_at - request.arrival if record.is_stream and record.first_data_at is not None else None,
+            e2e=record.ended_at - request.arrival,
+        )
         request = replace(request, arrival=request.arrival + self._epoch)
-        row = format_row(request, prompt, output, recorded.outcome, think_time, continues)
-        self._file.write(row.encode("utf-8", "replace"))
+        return format_row(request, prompt, output, record.outcome, think_time, continues, measured)
 
-
-class RecordedResponse:
-    """Stands between one response and its writer, and observes what is sent."""
-
-    __slots__ = ("_bytes", "_complete", "_events", "_status", "_tail", "_writer", "request", "usage")
-
-    def __init__(self, request: Request, writer: ResponseWriter) -> None:
-        self.request = request
-        self.usage: Usage | None = None
-        """What the backend has reported, if the gateway has read it: it may have kept it from the client."""
-        self._writer = writer
-        self._status = 0
-        self._complete = False
-        self._bytes = 0
-        self._events = 0
-        self._tail = b"\n"  # The first event has no line end before it.
-
-    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
-        """Observe the beginning of a response, and send it."""
-        self._status = status
-        self._observe(piece)
-        busy = self._writer.start_response(status, headers, piece, more)
-        self._complete = not more
-        return busy
-
-    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
-        """Observe a piece, and send it."""
-        self._observe(piece)
-        busy = self._writer.send_piece(piece, more)
-        self._complete = not more
-        return busy
-
-    @property
-    def outcome(self) -> str:
-        """`completed`, `status_NNN`, or `broken_off` if the client disconnected or the response did not reach its end."""
-        if not self._complete:
-            return "broken_off"
-        return COMPLETED if self._status == 200 else f"status_{self._status}"
-
-    def count_tokens(self) -> tuple[int, int]:
-        """Return the tokens of the prompt and of the answer, each from 1 to `MAX_TOKENS`: a trace may hold no others."""
-        prompt, output = self._reported_tokens()
-        return _plausible(prompt), _plausible(output)
-
-    def _reported_tokens(self) -> tuple[int, int]:
-        usage = self.usage
-        if usage is not None and 0 < usage.prompt_tokens <= usage.total_tokens:
-            return usage.prompt_tokens, usage.total_tokens - usage.prompt_tokens
-        prompt, output = _PROMPT.findall(self._tail), _OUTPUT.findall(self._tail)
-        limit = self.request.max_output_tokens
-        seen = self._events - 1 if self.request.stream else self._bytes // BYTES_PER_TOKEN
-        estimate = seen if limit is None else min(seen, limit)
-        return int(prompt[-1]) if prompt else self.request.prompt_tokens, int(output[-1]) if output else estimate
-
-    def _observe(self, piece: bytes) -> None:
-        self._bytes += len(piece)
-        if self.request.stream:
-            # An event mark may begin in one piece and end in the next. The last bytes of the former are searched again, one
-            # fewer than a whole mark, so that none counts twice.
-            self._events += (self._tail[1 - len(_EVENT) :] + piece).count(_EVENT)
-        self._tail = (self._tail + piece)[-_TAIL_BYTES:] if len(piece) < _TAIL_BYTES else piece[-_TAIL_BYTES:]
+    def _note_end(self, record: RequestRecord, prompt: int, total: int | None) -> tuple[Micros | None, bool | None]:
+        """Note the end of a request of a program. Return the think time before it, and whether its prompt continues the last
+        one, each None if that is not known."""
+        request, think_time, continues = record.request, None, None
+        if not request.program:
+            return None, None
+        before = self._last_ends.pop((request.tenant, request.program), None)
+        if before is None:
+            continues = False
+        else:
+            continues = None if before.tokens is None else prompt >= before.tokens
+            think_time = request.arrival - before.at if before.at <= request.arrival else None
+        self._last_ends[request.tenant, request.program] = _LastEnd(record.ended_at, total)
+        if len(self._last_ends) > _MAX_PROGRAMS:
+            del self._last_ends[next(iter(self._last_ends))]
+        return think_time, continues
 
 
 def _plausible(tokens: int) -> int:

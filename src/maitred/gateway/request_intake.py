@@ -31,7 +31,14 @@ from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenan
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramStep
-from maitred.gateway.program_fields import NO_PROGRAM, OWN_HEADERS, ProgramOfRequest, ProgramReader, count_characters
+from maitred.gateway.program_fields import (
+    NO_PROGRAM,
+    OWN_HEADERS,
+    ProgramOfRequest,
+    ProgramReader,
+    ask_for_usage,
+    count_characters,
+)
 from maitred.gateway.request_fields import (
     AUTHORIZATION_HEADER,
     REQUEST_ID_HEADER,
@@ -46,6 +53,8 @@ from maitred.gateway.request_fields import (
     parse_body_fields,
     set_body_priority,
 )
+from maitred.gateway.request_observer import RequestObserver
+from maitred.gateway.request_record import CLIENT_GONE, RequestRecord
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
@@ -104,14 +113,16 @@ class ProxyRequest:
     """A request that is ready to be forwarded, and what is forwarded."""
 
     __slots__ = (
-        *("body", "body_lease", "headers", "hides_usage", "path", "program", "request", "request_id", "response_started"),
-        *("route", "step", "waiting_stream"),
+        *("body", "body_lease", "headers", "hides_usage", "path", "program", "record", "request", "request_id"),
+        *("response_started", "route", "step", "waiting_stream"),
     )
 
     def __init__(
         self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, body_lease: BodyLease
     ) -> None:
         self.route = route
+        self.record: RequestRecord
+        """What is known of it, for metrics and logs; set as soon as it was taken in."""
         self.program: ProgramRequest | None = None
         """What the core of the programs decides by, or None if the request needs no place in KV memory."""
         self.step: ProgramStep | None = None
@@ -169,14 +180,17 @@ class RequestIntake:
         fleet: BackendFleet,
         counters: GatewayCounters,
         now: Callable[[], Micros],
+        observer: RequestObserver,
         signals: Signals = Signals.NOTHING,
         programs: ProgramsConfig = ProgramsConfig(),
     ) -> None:
-        """`core_config` returns the admission config in force, `now` the time. `signals` are those that the router reads."""
+        """`core_config` returns the admission config in force, `now` the time. `observer` is told of refused requests.
+        `signals` are those that the router reads."""
         self._core_config = core_config
         self._fleet = fleet
         self._counters = counters
         self._now = now
+        self._observer = observer
         self._hint_reader = RoutingHintReader(signals)
         self._budget = BodyBudget(config.max_parked_body_bytes)
         self._ids = itertools.count()
@@ -212,7 +226,7 @@ class RequestIntake:
 
         Call `release` on its `body_lease` when the request has ended.
         """
-        lease = self._budget.open_lease()
+        lease, began_at = self._budget.open_lease(), self._now()
         proxied: ProxyRequest | None = None
         try:
             proxied = await self._read_request(exchange, lease)
@@ -220,6 +234,7 @@ class RequestIntake:
         except ApiError as error:
             refusal = error
         except ClientDisconnected:
+            self._observer.refuse(exchange, CLIENT_GONE, "", began_at)
             return None
         except Exception:
             log.exception("a request could not be taken in")
@@ -228,6 +243,7 @@ class RequestIntake:
             if proxied is None:
                 lease.release()
         self._send_refusal(exchange, refusal)
+        self._observer.refuse(exchange, refusal.status, refusal.code or "", began_at)
         return None
 
     def _send_refusal(self, exchange: Exchange, error: ApiError) -> None:
@@ -272,6 +288,8 @@ class RequestIntake:
         proxied = ProxyRequest(route, request, _target(exchange), forward, body, request_id, lease)
         if rules.programs is not None:
             _set_program(proxied, found, body)
+        elif route.generates and self._observer.reads_usage:
+            _ask_for_usage(proxied, body)
         if route.needs_slot and rules.config.forward_priority != "off":
             priority = engine_priority(priority_class, rules.config.forward_priority)
             proxied.body = set_body_priority(proxied.body, priority)
@@ -316,8 +334,7 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, received: bytes
     proxied.body, proxied.hides_usage = found.body, found.hides_usage
     if not proxied.route.generates:  # What only reads a prompt leaves nothing in KV memory that a later request needs.
         return
-    proxied.headers = [header for header in proxied.headers if header[0] != b"accept-encoding"]
-    proxied.headers.append((b"accept-encoding", b"identity"))  # The usage is read from the answer.
+    _ask_for_plain_answer(proxied)
     proxied.program = ProgramRequest(
         id=request.id,
         model=request.model,
@@ -327,6 +344,21 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, received: bytes
         priority_class=request.priority_class,
         characters=count_characters(received),
     )
+
+
+def _ask_for_usage(proxied: ProxyRequest, received: bytes) -> None:
+    """Ask for the usage of a stream that tells it on demand only. `received` is the body of the request."""
+    if proxied.request.stream and proxied.route.reports_usage_on_demand:
+        asking = ask_for_usage(received)
+        proxied.hides_usage = asking is not None
+        proxied.body = asking or received
+    _ask_for_plain_answer(proxied)
+
+
+def _ask_for_plain_answer(proxied: ProxyRequest) -> None:
+    """Ask for an answer that is not compressed: its usage is read."""
+    proxied.headers = [header for header in proxied.headers if header[0] != b"accept-encoding"]
+    proxied.headers.append((b"accept-encoding", b"identity"))
 
 
 def _target(exchange: Exchange) -> str:

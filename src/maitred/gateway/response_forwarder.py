@@ -39,13 +39,19 @@ class ResponseForwarder:
 
     __slots__ = (
         *("_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_withheld", "_writer"),
-        *("on_data", "reader"),
+        *("_on_data", "reader"),
     )
 
     def __init__(
-        self, proxied: ProxyRequest, response: UpstreamResponse, writer: ResponseWriter, keepalive_secs: float
+        self,
+        proxied: ProxyRequest,
+        response: UpstreamResponse,
+        writer: ResponseWriter,
+        keepalive_secs: float,
+        on_data: Callable[[bytes], None],
     ) -> None:
-        """`keepalive_secs` is the silence, in seconds, after which a comment is sent; 0 turns comments off."""
+        """`keepalive_secs` is the silence, in seconds, after which a comment is sent; 0 turns comments off. `on_data` is told
+        of each piece of the answer as it comes; of a stream, from its first data on."""
         self._proxied = proxied
         self._response = response
         self._writer = writer
@@ -54,8 +60,7 @@ class ResponseForwarder:
         self._keepalive_secs = keepalive_secs if has_comments else 0.0
         self.reader: AnswerReader | None = None
         """What reads the usage, if it is of interest; set before `wait_for_data`."""
-        self.on_data: Callable[[bytes], None] | None = None
-        """Told of each piece of a stream as it comes, if that is of interest; set before `wait_for_data`."""
+        self._on_data = on_data
         self._withheld = b""
         """The part of the body that was received and not sent yet, as the client will get it."""
         self._has_data = False
@@ -71,7 +76,7 @@ class ResponseForwarder:
             self._withheld = await self._read_piece()
             while not (self._withheld or self._response.is_complete):  # the head of a gzip, perhaps
                 self._withheld = await self._read_piece()
-            self._has_data = True
+            self._note_first_data()
         elif not self._keepalive_secs:
             await self._read_until_data()
         else:
@@ -117,9 +122,11 @@ class ResponseForwarder:
         response = self._response
         while not (response.is_complete or sse.has_data(self._withheld) or len(self._withheld) >= MAX_WITHHELD_BYTES):
             self._withheld += await self._read_piece()
+        self._note_first_data()
+
+    def _note_first_data(self) -> None:
         self._has_data = True
-        if self.on_data is not None:
-            self.on_data(self._withheld)
+        self._on_data(self._withheld)
 
     async def _read_piece(self) -> bytes:
         """Return the next piece of the body as the client will get it. Raises UpstreamError."""
@@ -139,18 +146,19 @@ class ResponseForwarder:
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
         """Return what sends a piece of the body as soon as it arrives, without waking a task."""
-        reader, on_data = self.reader, self.on_data if self._is_stream else None
-        if reader is None and on_data is None:
-            return writer.send_piece
+        reader, on_data, send = self.reader, self._on_data, writer.send_piece
+        if reader is None:
+
+            def observe(piece: bytes, more: bool) -> asyncio.Future[None] | None:
+                on_data(piece)
+                return send(piece, more)
+
+            return observe
 
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
-            if on_data is not None:
-                on_data(piece)
-            if reader is not None:
-                piece = reader.take(piece, more=more)
-                if more and not piece:
-                    return None
-            return writer.send_piece(piece, more)
+            on_data(piece)
+            piece = reader.take(piece, more=more)
+            return None if more and not piece else send(piece, more)
 
         return write
 

@@ -186,6 +186,7 @@ class BackendLearner:
                     self._look(backend.learned_slots, monotonic_now())
                     await asyncio.sleep(to_seconds(TICK_INTERVAL))
                 backend.in_use.clear()
+                backend.reading = None
         finally:
             if self._fetch is not None:
                 self._fetch.cancel()
@@ -205,7 +206,7 @@ class BackendLearner:
             asked = monotonic_now()
             reading = await self.reader.read()
             backend, now = self._backend, monotonic_now()
-            self._has_read = True
+            self._has_read, backend.reading = True, reading
             if reading is not None and controller is backend.learned_slots:
                 own, demand = backend.own_requests.summary(now, is_reading=True), self._learning.demand(backend)
                 self._learning.settle(backend, controller, controller.on_reading(reading, own, demand, now))

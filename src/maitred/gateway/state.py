@@ -9,14 +9,13 @@ sums agree. The field names of the structs are those of `GET /maitred/state`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from maitred.admission import Admission, ClassView, PoolView, ReleaseReason
 from maitred.admission.config import MAX_SLOTS
 from maitred.admission.learned_slots import SlotController, SlotReason, SlotState
-from maitred.core.histogram import Histogram
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.backend import Backend, SlotSource
@@ -33,8 +32,6 @@ class GatewayCounters:
 
     def __init__(self, max_tenant_labels: int = 32) -> None:
         """The first `max_tenant_labels` tenants get labels of their own: clients may invent tenants, and metrics stay few."""
-        self.ttft: Sequence[Histogram] = [Histogram() for _ in PriorityClass]
-        """Time from the arrival of a request to the first data of its streamed answer, µs, by class."""
         self.unknown_class: Counter[str] = Counter()
         """Requests with a priority header that names no class, by the label of the tenant."""
         self.clamped_classes: Counter[tuple[str, str, str]] = Counter()
@@ -134,6 +131,15 @@ class LearnedState(msgspec.Struct):
     changed_secs_ago: float | None
 
 
+class LoadState(msgspec.Struct):
+    """The load that a backend has last reported, as routing and learned slots see it."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """Share of its KV memory in use, 0 to 1; 0 if it is not reported."""
+
+
 class BackendState(msgspec.Struct):
     """One backend."""
 
@@ -150,6 +156,10 @@ class BackendState(msgspec.Struct):
     """Where this number comes from."""
     learned: LearnedState | None
     """What is believed and why, if the slots are learned."""
+    connections: int
+    """Open connections to it, idle or not; those of TLS are not counted."""
+    load: LoadState | None
+    """What it last reported of its load, or null if it reports none or nothing reads it."""
 
 
 class TenantState(msgspec.Struct):
@@ -179,6 +189,8 @@ class GatewayState(msgspec.Struct):
     tenants: dict[str, TenantState]
     """The tenants that have requests here; tenants without a label of their own are `other`."""
     backends: list[BackendState]
+    num_connections: int
+    """Connections of clients, idle or not."""
     parked_body_bytes: int
     """Size of all request bodies that are being read or kept."""
     is_out_of_descriptors: bool
@@ -203,6 +215,7 @@ class StateSnapshots:
     def take_snapshot(
         self,
         *,
+        num_connections: int,
         parked_body_bytes: int,
         is_out_of_descriptors: bool,
         decision_log_failed: bool,
@@ -224,6 +237,7 @@ class StateSnapshots:
             models={model: ModelState(slots.slots, slots.source) for model, slots in offered.items()},
             tenants=self._tenants(),
             backends=[self._backend(backend) for backend in fleet.backends],
+            num_connections=num_connections,
             parked_body_bytes=parked_body_bytes,
             is_out_of_descriptors=is_out_of_descriptors,
             decision_log_failed=decision_log_failed,
@@ -242,7 +256,9 @@ class StateSnapshots:
         slots = self._fleet.backend_slots(b)
         learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._driver.now())
         own = (b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining)
-        return BackendState(*own, slots.slots, slots.source, learned)
+        load = b.load or b.reading
+        seen = None if load is None else LoadState(load.running, load.waiting, load.kv_usage)
+        return BackendState(*own, slots.slots, slots.source, learned, self._fleet.num_connections(b), seen)
 
 
 def _learned_state(slots: SlotController, now: Micros) -> LearnedState:

@@ -293,6 +293,10 @@ class UpstreamClient:
             pool = self._pools[origin] = ConnectionPool(origin.host, origin.port, origin.authority, self.limits)
         return pool
 
+    def num_connections(self, origin: Origin) -> int:
+        """Return how many connections to `origin` are open; those of TLS are not counted."""
+        return self._pools[origin].num_open if origin in self._pools else 0
+
     async def close(self) -> None:
         """Close all idle connections; connections in use close when their response has ended."""
         for pool in self._pools.values():

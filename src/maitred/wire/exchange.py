@@ -97,7 +97,7 @@ class Exchange:
     __slots__ = (
         *("_body_is_whole", "_connection", "_expects_continue", "_head", "_on_disconnect", "_waiter"),
         *("client", "headers", "is_disconnected", "method", "path", "query", "response_ended", "response_started"),
-        *("task", "unread", "unread_bytes"),
+        *("status", "task", "unread", "unread_bytes"),
     )
 
     def __init__(self, head: RequestHead, connection: ExchangeConnection, client: ClientAddress = None) -> None:
@@ -112,6 +112,8 @@ class Exchange:
         """Whether the client has left before the end of the response."""
         self.response_started = False
         self.response_ended = False
+        self.status = 0
+        """The status of the response, or 0 before it."""
         self.task: asyncio.Task[None] | None = None
         """The task of its handler."""
         self.unread: list[bytes] = []
@@ -168,7 +170,7 @@ class Exchange:
             return None
         if self.response_started:
             raise FramingMisuse("the response has started already")
-        self.response_started, self.response_ended = True, not more
+        self.response_started, self.response_ended, self.status = True, not more, status
         return self._connection.start_response(status, headers, piece, more)
 
     def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:

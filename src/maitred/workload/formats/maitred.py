@@ -7,9 +7,10 @@ empty: true), `model`, `program` (the session or agent), and `slo_class` in BLIS
 `think_secs`, the seconds from the end of its last request to this one (empty: unknown), and `continues`: `true` if the prompt
 begins with the last prompt and the response to it, `false` if it begins anew (empty: unknown).
 
-`maitred serve --record` writes such a file with one more column, the `outcome` of each request: `completed`, or why not.
-Requests that did not complete are counted and not replayed, because the full length of their answers is unknown. Rows are
-written as requests end, so a row may stand 65,536 places behind its place in the order of arrival.
+`maitred serve --record` writes such a file with more columns: the `outcome` of each request, `completed` or why not, and what
+was measured of it (`Measured`), which only `maitred validate` reads. Requests that did not complete are counted and not
+replayed, because the full length of their answers is unknown: `output_tokens` is empty. A row of a request that took very long
+may stand 65,536 places behind its place in the order of arrival.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
+from typing import Literal
+
+import msgspec
 
 from maitred.admission.tenants import tenant_problem
 from maitred.core.errors import nearest_name_hint
@@ -45,7 +49,25 @@ OPTIONAL_COLUMNS = (
     *("think_secs", "continues", "outcome"),
 )
 ALL_COLUMNS = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
+MEASURED_COLUMNS = ("tokens_from", "cached_tokens", "backend", "sent_secs", "ttft_secs", "e2e_secs")
+RECORDED_COLUMNS = (*ALL_COLUMNS, *MEASURED_COLUMNS)
 COMPLETED = "completed"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What a gateway has measured of one request. Times are in µs from its arrival, and None if they are not known."""
+
+    tokens_from: Literal["usage", "estimate"]
+    """`usage` if the backend has reported every number of tokens in the row."""
+    cached_tokens: int | None
+    """Tokens of the prompt that the backend had in its prefix cache, or None if it does not report them."""
+    backend: str
+    """The URL of the last backend that it was sent to, or empty."""
+    sent: Micros | None
+    ttft: Micros | None
+    """When the first data of the streamed answer came."""
+    e2e: Micros
+    """When the request ended, in whatever way."""
 
 
 @FORMATS.register("maitred")
@@ -141,37 +163,45 @@ def _shares_prefix(job: Job) -> bool:
 def format_row(
     request: Request,
     prompt_tokens: int,
-    output_tokens: int,
+    output_tokens: int | None,
     outcome: str,
     think_time: Micros | None = None,
     continues: bool | None = None,
+    measured: Measured | None = None,
 ) -> str:
-    """Return a row with its newline."""
+    """Return a row with its newline: of `RECORDED_COLUMNS` if something was `measured`, else of `ALL_COLUMNS`."""
     tenant, most = request.tenant, request.max_output_tokens
     return csv_line(
         (
             _seconds(request.arrival),
             request.priority_class.label,
             prompt_tokens,
-            output_tokens,
+            "" if output_tokens is None else output_tokens,
             f"header:{tenant.strip()}" if tenant and tenant_problem(tenant) else tenant,
             "" if most is None or most < 1 else most,
             _FLAGS[request.stream],
             request.model,
             request.program,
             request.slo_class,
-            "" if think_time is None else _seconds(think_time),
+            _seconds(think_time),
             "" if continues is None else _FLAGS[continues],
             outcome,
+            *(() if measured is None else _measured_fields(measured)),
         )
     )
+
+
+def _measured_fields(measured: Measured) -> Sequence[object]:
+    cached = "" if measured.cached_tokens is None else measured.cached_tokens
+    times = map(_seconds, (measured.sent, measured.ttft, measured.e2e))
+    return measured.tokens_from, cached, measured.backend, *times
 
 
 _FLAGS = {True: "true", False: "false"}
 
 
-def _seconds(time: Micros) -> str:
-    return f"{time // SECOND}.{time % SECOND:06d}"
+def _seconds(time: Micros | None) -> str:
+    return "" if time is None else f"{time // SECOND}.{time % SECOND:06d}"
 
 
 def _parse_class(label: str) -> PriorityClass:

@@ -1,0 +1,104 @@
+"""The access log: one line for each request, on standard error, in the format of the other lines (`logs`).
+
+    2026-11-22T20:01:02.345Z access client=127.0.0.1:4711 method=POST path=/v1/chat/completions status=200 secs=0.412
+        class=interactive model=llama tenant=ip:127.0.0.1 backend=http://10.0.0.1:8000 attempts=1 sent_secs=0.0001
+        ttft_secs=0.021 prompt_tokens=21 output_tokens=34 bytes=5120 outcome=completed id=maitred-3f2a-17      (one line)
+
+Names and values are the same in JSON. What is not known is left out: a request that was never sent has no `backend`, an answer
+that is no stream no `ttft_secs`, one without a usage no tokens. A line has the path and not the query, and no header but the
+request id: queries and headers may hold keys, and no key is ever logged.
+
+Lines go to the output of the log (`logs`), where nothing that reads them slowly holds up a request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Final
+
+import msgspec
+
+from maitred.core.units import Micros, to_seconds
+from maitred.gateway.logs import LogOutput
+from maitred.gateway.request_record import RequestRecord
+from maitred.wire.exchange import Exchange
+
+_PLAIN: Final = re.compile(r"[!#-<>-~]+")
+"""A value that needs no quotes: visible ASCII without `"` and `=`."""
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class AccessLog:
+    """Writes a line for each request of a gateway."""
+
+    def __init__(self, output: LogOutput) -> None:
+        self._output = output
+        self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
+        self._second, self._second_text = -1, ""
+
+    def write_record(self, exchange: Exchange, record: RequestRecord) -> None:
+        """Write the line of a request that was taken in and has ended."""
+        request, sent_at, first_data_at = record.request, record.sent_at, record.first_data_at
+        fields = _head(exchange, record.status, record.ended_at - request.arrival)
+        fields["class"] = request.priority_class.label
+        fields["model"] = request.model
+        fields["tenant"] = request.tenant
+        if request.program:
+            fields["program"] = request.program
+        if record.backend is not None and sent_at is not None:
+            fields["backend"] = record.backend.url
+            fields["attempts"] = record.num_attempts
+            fields["sent_secs"] = to_seconds(sent_at - request.arrival)
+        if record.is_stream and first_data_at is not None:
+            fields["ttft_secs"] = to_seconds(first_data_at - request.arrival)
+        if record.prompt_tokens is not None:
+            fields["prompt_tokens"] = record.prompt_tokens
+        if record.output_tokens is not None:
+            fields["output_tokens"] = record.output_tokens
+        fields["bytes"] = record.num_bytes
+        fields["outcome"] = record.outcome
+        if record.error_code:
+            fields["error"] = record.error_code
+        fields["id"] = request.client_id
+        self._write(fields, record.ended_at)
+
+    def write_answer(self, exchange: Exchange, status: int, error_code: str, began_at: Micros, now: Micros) -> None:
+        """Write the line of a request that the gateway has answered itself, or refused."""
+        fields = _head(exchange, status, now - began_at)
+        if error_code:
+            fields["error"] = error_code
+        self._write(fields, now)
+
+    def _write(self, fields: dict[str, object], now: Micros) -> None:
+        if self._output.is_json:
+            line = _encode({"time": self._time(now), "level": "info", "logger": "maitred.access", **fields})
+        else:
+            named = " ".join(f"{name}={value if type(value) is int else _quoted(value)}" for name, value in fields.items())
+            line = f"{self._time(now)} access {named}".encode()
+        self._output.write(line + b"\n")
+
+    def _time(self, now: Micros) -> str:
+        """Return an instant of the monotonic clock in UTC, to the millisecond. The text of each second is made once."""
+        second, micros = divmod(now + self._epoch, 1_000_000)
+        if second != self._second:
+            self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second_text}.{micros // 1000:03d}Z"
+
+
+def _head(exchange: Exchange, status: int, span: Micros) -> dict[str, object]:
+    client = exchange.client
+    fields: dict[str, object] = {} if client is None else {"client": f"{client[0]}:{client[1]}"}
+    fields["method"] = exchange.method
+    fields["path"] = exchange.path
+    fields["status"] = status
+    fields["secs"] = to_seconds(span)
+    return fields
+
+
+def _quoted(value: object) -> str:
+    """Return a value as it stands behind `=`: with anything but visible ASCII in it, as a JSON string in ASCII, so that no
+    control character reaches a terminal, and no line is broken."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -1,0 +1,72 @@
+"""RequestObserver: what is told of every request for a forwarded route, when it has ended or was refused.
+
+    metrics      `RequestMetrics`, always
+    access log   one line (`access_log`)
+    recording    one row for each request that generates (`record`)
+
+Each of them reads the same `RequestRecord`, so they agree. The observer changes nothing about a request.
+"""
+
+from __future__ import annotations
+
+from maitred.core.request import Request
+from maitred.core.units import Micros
+from maitred.gateway.access_log import AccessLog
+from maitred.gateway.deadline_timer import monotonic_now
+from maitred.gateway.recording import TrafficRecorder
+from maitred.gateway.request_metrics import RequestMetrics
+from maitred.gateway.request_record import RequestRecord
+from maitred.wire.exchange import Exchange
+
+
+class RequestObserver:
+    """Observes all requests of a gateway."""
+
+    def __init__(self, metrics: RequestMetrics, access_log: AccessLog | None, recorder: TrafficRecorder | None) -> None:
+        self.metrics = metrics
+        self._access_log = access_log
+        self._recorder = recorder
+
+    @property
+    def reads_usage(self) -> bool:
+        """Whether the usage of every answer that is generated must be known."""
+        return self._recorder is not None
+
+    def begin(self, request: Request, *, generates: bool) -> RequestRecord:
+        """Return the record of a request that was taken in."""
+        if self._recorder is not None and generates:
+            self._recorder.open_row(request)
+        series = self.metrics.series(request.priority_class, request.model)
+        return RequestRecord(request, series, generates=generates)
+
+    def end(self, record: RequestRecord, exchange: Exchange) -> None:
+        """Tell of a request that has ended, in whatever way."""
+        record.end()
+        if not record.is_complete:
+            record.error_code = "client_gone" if exchange.is_disconnected else "broken_off"
+        self.metrics.responses[record.status, record.error_code] += 1
+        if record.sent_at is not None:
+            _count_tokens(record)
+        if self._access_log is not None:
+            self._access_log.write_record(exchange, record)
+        if self._recorder is not None and record.generates:
+            self._recorder.write_row(record)
+
+    def refuse(self, exchange: Exchange, status: int, error_code: str, began_at: Micros) -> None:
+        """Tell of a request that was refused before it was taken in, or of which the client has left by then."""
+        self.metrics.responses[status, error_code] += 1
+        if self._access_log is not None:
+            self._access_log.write_answer(exchange, status, error_code, began_at, monotonic_now())
+
+
+def _count_tokens(record: RequestRecord) -> None:
+    """Count the tokens of a request that was sent to a backend: of an answer that broke off, those that came."""
+    series = record.series
+    if record.prompt_tokens is not None:
+        series.reported_prompt += record.prompt_tokens
+    elif record.generates:
+        series.estimated_prompt += record.request.prompt_tokens
+    if record.output_tokens is not None:
+        series.reported_output += record.output_tokens
+    elif record.generates and record.status == 200:
+        series.estimated_output += record.estimated_output()

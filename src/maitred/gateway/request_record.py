@@ -1,0 +1,174 @@
+"""RequestRecord: what is known of one forwarded request, for metrics, the access log and the recording.
+
+    arrival     the request was taken in, its body read                    of the request itself
+    sent        it was sent to a backend (the last one, if several were tried)
+    first data  the first data of the answer came
+    last data   the last piece came
+    ended       the answer was handed to the client, broke off, or was refused
+
+What never happened is None. Instants are those of the monotonic clock, in µs. The record only observes: nothing is decided by
+it, and the bytes pass as they came.
+
+**Tokens.** The exact way is `AnswerReader`, which reads every answer of which the gateway must know the usage. It is there for
+programs and for a recording. Otherwise the last two pieces of an answer are kept, and its `usage` is looked for there when it
+has ended: behind the text, where engines put it. An answer to `include_usage`, say, ends with
+
+    data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34}}     data: [DONE]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from maitred.core.request import Request
+from maitred.core.units import Micros
+from maitred.gateway.deadline_timer import monotonic_now
+from maitred.gateway.request_metrics import RequestSeries
+from maitred.kv.block_hashes import BYTES_PER_TOKEN
+from maitred.programs import Usage
+from maitred.workload.formats.maitred import COMPLETED
+
+if TYPE_CHECKING:
+    from maitred.gateway.backend import Backend
+
+CLIENT_GONE: Final = 499
+"""The status of a request of which the client left before its answer began, as nginx has it. No client ever sees it."""
+_PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
+_OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b')
+_EVENT: Final = b"\ndata:"
+_DONE: Final = b"[DONE]\n\n"
+_DATA: Final = b"data:"
+
+
+class RequestRecord:
+    """One request. `Proxy` sets what it learns; `RequestObserver` reads it at the end."""
+
+    __slots__ = (
+        *("backend", "ended_at", "error_code", "first_data_at", "is_complete", "is_stream", "last_data_at", "num_attempts"),
+        *("generates", "num_bytes", "num_events", "on_events", "output_tokens", "prompt_tokens", "reported", "request"),
+        *("sent_at", "series", "status"),
+        *("_last_pieces", "_last_piece"),
+    )
+
+    def __init__(self, request: Request, series: RequestSeries, *, generates: bool) -> None:
+        """`generates` says that the answer is generated token by token."""
+        self.request = request
+        self.generates = generates
+        self.series = series
+        self.backend: Backend | None = None
+        """The last backend that it was sent to."""
+        self.num_attempts = 0
+        """How often it was sent to a backend."""
+        self.sent_at: Micros | None = None
+        self.first_data_at: Micros | None = None
+        self.last_data_at: Micros = 0
+        self.ended_at: Micros = 0
+        self.status = CLIENT_GONE
+        """The status of the answer that was begun, or `CLIENT_GONE` if none was."""
+        self.error_code = ""
+        """The code of the gateway's own refusal, or ""."""
+        self.is_complete = False
+        """Whether the whole answer was sent, with whatever status."""
+        self.is_stream = False
+        """Whether the answer is a stream of events."""
+        self.num_bytes = 0
+        """Of the body of the answer, as the backend sent it."""
+        self.num_events = 0
+        """Of a stream, with data."""
+        self.prompt_tokens: int | None = None
+        """Of the prompt, as the backend has reported them; None before `end`, and if it has not."""
+        self.output_tokens: int | None = None
+        """Of the answer, likewise."""
+        self.reported: Usage | None = None
+        """The usage, if an `AnswerReader` has read the answer."""
+        self.on_events: Callable[[int, Micros], object] | None = None
+        """Told of the events of each piece of a stream, and when it came, if that is of interest."""
+        self._last_piece = self._last_pieces = b""
+
+    def on_sent(self, backend: Backend) -> None:
+        """Note that the request is about to be sent to `backend`."""
+        self.backend, self.sent_at, self.first_data_at = backend, monotonic_now(), None
+        self.num_attempts += 1
+        self.num_bytes = self.num_events = 0
+        self._last_piece, self._last_pieces = b"\n", b""  # The first event has no line end before it.
+
+    def on_data(self, piece: bytes) -> None:
+        """Take note of a piece of the answer, as it comes from the backend."""
+        last = self._last_piece
+        self._last_pieces, self._last_piece = last, piece
+        self.num_bytes += len(piece)
+        now = monotonic_now()
+        if self.is_stream:
+            # A mark may begin in one piece and end in the next. Usually a piece is whole events.
+            if piece.startswith(_DATA) and last.endswith(b"\n"):
+                num_events = piece.count(_EVENT) + 1
+            else:
+                num_events = (last[1 - len(_EVENT) :] + piece).count(_EVENT)
+            self.num_events += num_events
+            if self.on_events is not None:
+                self.on_events(num_events, now)
+            if self.first_data_at is not None and not piece.endswith(_DONE):
+                self.series.itl.observe(now - self.last_data_at)
+        if self.first_data_at is None:
+            self.first_data_at = now
+        self.last_data_at = now
+
+    def on_first_data_sent(self) -> None:
+        """Note that the first data of the answer goes out to the client."""
+        assert self.backend is not None
+        assert self.sent_at is not None
+        assert self.first_data_at is not None
+        self.backend.first_data_times.observe(self.first_data_at - self.sent_at)
+        if self.is_stream and self.status == 200:
+            self.series.ttft.observe(self.first_data_at - self.request.arrival)
+
+    def on_complete(self) -> None:
+        """Note that the whole answer of the backend was sent to the client."""
+        assert self.backend is not None
+        assert self.sent_at is not None
+        self.is_complete, self.ended_at = True, monotonic_now()
+        self.backend.durations.observe(self.ended_at - self.sent_at)
+        if self.status == 200:
+            self.series.e2e.observe(self.ended_at - self.request.arrival)
+
+    def on_refused(self, status: int, error_code: str | None) -> None:
+        """Note that the gateway answers with an error of its own."""
+        self.is_complete, self.status, self.error_code = True, status, error_code or ""
+
+    @property
+    def outcome(self) -> str:
+        """`completed`, `status_NNN`, or `broken_off` if the client left or the answer did not reach its end."""
+        if not self.is_complete:
+            return "broken_off"
+        return COMPLETED if self.status == 200 else f"status_{self.status}"
+
+    def end(self) -> None:
+        """Note that the request has ended, in whatever way, and read the tokens that the backend has reported."""
+        self.ended_at = self.ended_at or monotonic_now()
+        usage = self.reported
+        if usage is not None and 0 < usage.prompt_tokens <= usage.total_tokens:
+            self.prompt_tokens, self.output_tokens = usage.prompt_tokens, usage.total_tokens - usage.prompt_tokens
+            return
+        tail = self._last_piece
+        at = _find_usage(tail)
+        if at < 0:
+            tail = self._last_pieces + tail
+            at = _find_usage(tail)
+        if at >= 0:
+            prompt, output = _PROMPT.findall(tail, at), _OUTPUT.findall(tail, at)
+            self.prompt_tokens = int(prompt[-1]) if prompt else None
+            self.output_tokens = int(output[-1]) if output else None
+
+    def estimated_output(self) -> int:
+        """Return the tokens of the answer, estimated by what has come of it, at most the limit of the client."""
+        seen = self.num_events - 1 if self.is_stream else self.num_bytes // BYTES_PER_TOKEN
+        limit = self.request.max_output_tokens
+        return max(0, seen if limit is None else min(seen, limit))
+
+
+def _find_usage(tail: bytes) -> int:
+    """Return where the last usage begins, or a negative number. A text of the model cannot be taken for one: its quotes are
+    escaped."""
+    return max(tail.rfind(b'"usage"'), tail.rfind(b'"meta_info"'))
