@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, whole, world
+
+from maitred.core.request import PriorityClass
+from maitred.gateway import loop_lag
+from maitred.gateway.request_metrics import RequestMetrics
+from maitred.routing import RoutingConfig
 
 STREAM = {"model": "m", "stream": True}
 
@@ -196,3 +202,126 @@ def test_few_tenants_have_labels_of_their_own() -> None:
     }
     assert counted == {"header:a": 2, "header:b": 1, "other": 2}
     assert seen.total("maitred_scheduler_clamp_total") == 5
+
+
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34}}'
+
+
+def test_tokens_and_the_times_between_them() -> None:
+    """A stream of three tokens with 20 ms between them and a usage; one without a usage; a whole answer with one."""
+
+    async def respond(received: BackendRequest) -> None:
+        asked = received.body
+        if b"stream" not in asked:
+            await received.send(
+                whole(b'{"text":"\\"usage\\": {\\"prompt_tokens\\": 9}","usage":{"prompt_tokens":5,"completion_tokens":6}}')
+            )
+            return
+        await received.send(STREAM_HEAD)
+        for _ in range(3):
+            await received.send(chunk(b'data: {"choices":[{}]}\n\n'))
+            await asyncio.sleep(0.02)
+        last = b"data: %b\n\n" % USAGE if b"include_usage" in asked else b""
+        await received.send(chunk(last + b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async def scenario() -> Scrape:
+        async with world(Backend(respond)) as w:
+            await w.request(body={**STREAM, "stream_options": {"include_usage": True}})
+            await w.request(body={**STREAM, "prompt": "x" * 360}, x_smg_priority="bulk")
+            await w.request()
+            assert w.backends[0].received[1].body.count(b"usage") == 0
+            return await scrape(w)
+
+    seen = run(scenario())
+
+    def tokens(kind: str, name: str, source: str) -> float | None:
+        return seen(f"maitred_{kind}_tokens_total", **{"class": name, "model": "m", "source": source})
+
+    assert (tokens("prompt", "default", "reported"), tokens("generation", "default", "reported")) == (21 + 5, 34 + 6)
+    assert (tokens("prompt", "default", "estimated"), tokens("generation", "default", "estimated")) == (0, 0)
+    assert (tokens("generation", "bulk", "reported"), tokens("generation", "bulk", "estimated")) == (0, 3)
+    assert 90 <= (tokens("prompt", "bulk", "estimated") or 0) <= 105
+    gaps, bulk = "maitred_inter_token_latency_seconds", {"class": "bulk", "model": "m"}
+    assert seen(f"{gaps}_count", **bulk) == 2
+    assert 0.035 < (seen(f"{gaps}_sum", **bulk) or 0) < 1
+    assert seen(f"{gaps}_bucket", le="0.015", **bulk) == 0
+    ttft, e2e = (seen(f"maitred_{name}_seconds_sum", **bulk) or 0 for name in ("time_to_first_token", "e2e_request_latency"))
+    assert 0 < ttft < e2e - 0.05
+    assert seen("maitred_time_to_first_token_seconds_count", **{"class": "default", "model": "m"}) == 1
+    upstream = {name: seen.total(f"maitred_upstream_{name}_seconds_count") for name in ("first_data", "duration")}
+    assert upstream == {"first_data": 3, "duration": 3}
+
+
+def test_answers_by_status_and_error() -> None:
+    async def scenario() -> Scrape:
+        async def dies(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
+            raise ConnectionError
+
+        backend = Backend()
+        async with world(backend) as w:
+            await w.request()
+            await w.request(body={"model": "nobody"})
+            backend.respond = dies
+            with pytest.raises(asyncio.IncompleteReadError):
+                await w.request(body=STREAM)
+            return await scrape(w)
+
+    seen = run(scenario())
+    found = {key: value for (name, key), value in seen.values.items() if name == "maitred_http_responses_total"}
+    expected = {("200", ""): 1, ("404", "model_not_found"): 1, ("200", "broken_off"): 1}
+    assert found == {(("error_code", code), ("status_code", status)): n for (status, code), n in expected.items()}
+
+
+def test_connections_and_what_routing_sees_of_a_backend() -> None:
+    async def scenario() -> tuple[Scrape, Scrape]:
+        gated, backend = GatedAnswer(), Backend()
+        backend.respond = gated
+        backend.metrics = b"vllm:num_requests_running 7\nvllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 0.25\n"
+        async with world(backend, slots=1, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
+            idle = await scrape(w)
+            held = [await w.start_request() for _ in range(3)]
+            await w.wait_until(lambda: w.state.waiting == 2 and w.state.backends[0].load)
+            busy = await scrape(w)
+            gated.open.set()
+            for connection in held:
+                await connection.read_response()
+            return idle, busy
+
+    idle, busy = run(scenario())
+    assert (busy("maitred_num_requests_running", model="m"), busy("maitred_num_requests_waiting", model="m")) == (1, 2)
+    # Three that are held, and those of the scrapes.
+    assert (idle("maitred_http_connections_active"), busy("maitred_http_connections_active")) == (1, 5)
+    assert busy.total("maitred_backend_connections") >= 1
+    names = ("requests_running", "requests_waiting", "kv_cache_usage_perc")
+    assert [busy.total(f"maitred_backend_{name}") for name in names] == [7, 3, 0.25]
+
+
+def test_few_models_have_labels_of_their_own() -> None:
+    metrics = RequestMetrics(max_model_labels=2)
+    for number in range(5):
+        for c in PriorityClass:
+            series = metrics.series(c, f"m{number}")
+            series.reported_output += 1
+            assert series is metrics.series(c, f"m{number}")
+    (counted,) = (family for family in metrics.families() if family.name == "maitred_generation_tokens")
+    reported = [sample for sample in counted.samples if sample.labels["source"] == "reported"]
+    assert Counter({s.labels["model"]: 0 for s in reported}).keys() == {"m0", "m1", "other"}
+    assert sum(s.value for s in reported if s.labels["model"] == "other") == 3 * len(PriorityClass)
+
+
+def test_a_loop_that_is_held_up_shows_its_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_lag, "INTERVAL_SECS", 0.01)
+    monkeypatch.setattr(loop_lag, "_INTERVAL", 10_000)
+
+    async def scenario() -> loop_lag.LoopLag:
+        lag = loop_lag.LoopLag()
+        lag.start()
+        time.sleep(0.1)  # what it must notice
+        await asyncio.sleep(0.02)
+        lag.stop()
+        return lag
+
+    measured = run(scenario()).lags
+    assert measured.count >= 1
+    assert measured.total > 80_000

@@ -14,6 +14,7 @@ import uvloop
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
+from maitred.gateway.logs import LogOutput
 from maitred.gateway.reload import GatewaySettings
 from maitred.gateway.state import GatewayState
 from maitred.programs import ProgramsConfig
@@ -266,6 +267,7 @@ async def world(
     programs: dict[str, Any] | None = None,
     ready: bool = True,
     reload: Callable[[GatewayConfig], GatewaySettings] | None = None,
+    log_output: LogOutput | None = None,
     **config: Any,
 ) -> AsyncIterator[GatewayWorld]:
     """Run a gateway before `backends`; at the end, wait until no request is left.
@@ -283,7 +285,8 @@ async def world(
         **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
     )
     read = None if reload is None else partial(reload, settings)
-    gateway = Gateway(settings, admission_config(**(admission or {})), routing, programs_config(programs), reload=read)
+    admitted = admission_config(**(admission or {}))
+    gateway = Gateway(settings, admitted, routing, programs_config(programs), reload=read, log_output=log_output)
     try:
         async with running_server(gateway) as url:
             here = GatewayWorld(gateway, url, backends)

@@ -60,6 +60,8 @@ class BackendFleet:
         self._models = ServedModels(self.backends)
         self.prefers_free_slots = False
         """Whether the slots of a backend limit what is sent to it."""
+        self._is_ready = False
+        """Whether a backend was healthy when the log last said so."""
         self._observer: BackendObserver | None = None
         self._kv_polling: KvPolling | None = None
 
@@ -168,6 +170,8 @@ class BackendFleet:
         backend.requests.remove(sent)
         if own is not None:
             backend.own_requests.remove(own, monotonic_now(), completed=sent.is_complete, failed=sent.has_failed)
+        if backend.is_draining and not backend.requests:
+            log.warning("backend %s is drained: it has no request any more", backend.url)
         # At a backend that is down the request had a slot of its own, which ends with it (`total_slots`).
         if backend not in self.backends_serving(sent.model):
             self._on_slots_changed((sent.model,))
@@ -202,7 +206,7 @@ class BackendFleet:
     def drain(self, backend: Backend) -> None:
         """Send nothing more to `backend`. Requests that it has are left to it."""
         if not backend.is_draining:
-            log.warning("backend %s is being drained", backend.url)
+            log.warning("backend %s is being drained; requests that it has: %d", backend.url, backend.in_flight)
             backend.is_draining = True
             self._on_drain_changed(backend)
 
@@ -313,6 +317,10 @@ class BackendFleet:
             self._update_serving()
 
     def _update_serving(self) -> None:
+        is_ready = bool(self.healthy)
+        if is_ready != self._is_ready:
+            self._is_ready = is_ready
+            log.log(*((logging.INFO, "ready: a backend is up") if is_ready else (logging.ERROR, "not ready: no backend is up")))
         self._on_slots_changed(self._models.update())
         self._forget_vanished()
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +22,8 @@ from maitred.core.errors import ConfigError
 from maitred.wire.exchange import Exchange
 from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
+
+log = logging.getLogger("maitred.wire")
 
 CANCEL_SECS = 5.0
 """Seconds that handlers have to end once they are cancelled."""
@@ -109,14 +112,18 @@ class _Server:
         self._accepting.close()
         context = self._context
         context.is_draining = True
+        log.info("shutting down: requests in flight: %d; they may take %g s", len(context.tasks), self._drain_secs)
         for connection in tuple(context.connections):
             connection.drain()
         await self._wait_until_closed(self._drain_secs)
+        if context.tasks:
+            log.warning("shutting down: requests that are cut off: %d", len(context.tasks))
         for task in tuple(context.tasks):
             task.cancel()
         if not self._told_twice.is_set():
             if context.tasks:
                 await asyncio.wait(context.tasks, timeout=CANCEL_SECS)
+            log.info("shut down")
             await self._app.stop()
         for connection in tuple(context.connections):
             connection.abort()
