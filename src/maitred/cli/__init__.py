@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperGroup
 
 from maitred import __version__, is_compiled
-from maitred.cli import calibration, check, demo, engine, listings, serve, simulate, study, traces
+from maitred.cli import bench, calibration, check, demo, engine, listings, serve, simulate, study, traces
 from maitred.cli.flags import Command, documented
 from maitred.cli.terminal import printable
 from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, in_our_words
@@ -43,6 +43,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "simulate": simulate.run,
     "compare": study.compare,
     "sweep": study.sweep,
+    "bench": bench.run,
     "demo": demo.run,
     "convert": traces.convert,
     "formats": listings.formats,

@@ -12,6 +12,7 @@ from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from maitred.instance import InstanceConfig
@@ -177,10 +178,15 @@ def validate(
     from rich.console import Console
 
     for validation in found:
-        Console().print(_validation_table(validation))
-        for line in _summary_lines(validation):
-            typer.echo(printable(line))
-        typer.echo()
+        print_validation(validation, Console())
+
+
+def print_validation(validation: Validation, console: Console) -> None:
+    """Print measured and predicted figures side by side, and the error of each."""
+    console.print(_validation_table(validation))
+    for line in _summary_lines(validation):
+        typer.echo(printable(line))
+    typer.echo()
 
 
 def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:

@@ -28,15 +28,15 @@ _NEED_REQUESTS: Final = ("results_path", "plot", "report")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputFlags(RunFlags):
-    """What is shown and written of a run."""
+class FileFlags(RunFlags):
+    """What is shown and written of a run, simulated or measured."""
+
+    summary_only: bool | None = None
+    """Whether no requests are kept; a flag of simulations only."""
+    decision_log: Path | None = None
+    """The file for decisions; a flag of simulations only."""
 
     quiet: Annotated[bool | None, flag(RUN, "--quiet", "No table, no progress bar: files and warnings only.", NO_VALUE)] = None
-    summary_only: Annotated[
-        bool | None,
-        flag(RUN, "--summary-only", "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", NO_VALUE),
-    ] = None
-
     per: Annotated[
         str | None, flag(_FILES, "--per", "Break the table down by class, slo-class, tenant, model or instance.", "WHAT")
     ] = None
@@ -61,9 +61,6 @@ class OutputFlags(RunFlags):
         str | None,
         flag(_FILES, "--trace-output", "What arrived, as a trace: NAME for BLIS's NAME.csv and NAME.yaml.", "FORMAT:FILE"),
     ] = None
-    decision_log: Annotated[
-        Path | None, flag(_FILES, "--decision-log", "Every decision and its reason as JSON lines.", "FILE")
-    ] = None
 
     @property
     def metrics_file(self) -> Path | None:
@@ -85,6 +82,19 @@ class OutputFlags(RunFlags):
         if self.trace_output is None:
             return None
         return TraceTarget(_trace_spec(self.trace_output), where="--trace-output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags(FileFlags):
+    """What is shown and written of a simulation."""
+
+    summary_only: Annotated[
+        bool | None,
+        flag(RUN, "--summary-only", "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", NO_VALUE),
+    ] = None
+    decision_log: Annotated[
+        Path | None, flag(_FILES, "--decision-log", "Every decision and its reason as JSON lines.", "FILE")
+    ] = None
 
 
 def _trace_spec(given: str) -> str:
@@ -109,7 +119,7 @@ class Outputs:
         """Whether any of them needs samples over time."""
         return self.plot is not None or self.report is not None
 
-    def write(self, flags: OutputFlags, results: Results, summary: Summary, setup: RunSetup, score: Fitness | None) -> None:
+    def write(self, flags: FileFlags, results: Results, summary: Summary, setup: RunSetup, score: Fitness | None) -> None:
         """Write all but the decisions, which were written one by one."""
         from maitred.report import write_metrics, write_page, write_plot, write_results
 
@@ -123,7 +133,7 @@ class Outputs:
             write_page(results, summary, setup, self.report.write)
 
 
-def open_outputs(flags: OutputFlags, inputs: Mapping[str, Path | None], trace: Trace | None, stack: ExitStack) -> Outputs:
+def open_outputs(flags: FileFlags, inputs: Mapping[str, Path | None], trace: Trace | None, stack: ExitStack) -> Outputs:
     """Open the files that `flags` name, until `stack` is closed. `inputs` are files that the run reads, by flag.
 
     Raises ConfigError for files that cannot be written, that are also read, or for which a library is missing.
@@ -145,7 +155,7 @@ def open_outputs(flags: OutputFlags, inputs: Mapping[str, Path | None], trace: T
     return Outputs(*(stack.enter_context(OutputFile(path, where=name)) if path else None for name, path in named.items()))
 
 
-def _check_kinds(flags: OutputFlags) -> None:
+def _check_kinds(flags: FileFlags) -> None:
     from maitred.report import check_plot_path, check_rows_path
 
     for name in _NEED_REQUESTS if flags.summary_only else ():

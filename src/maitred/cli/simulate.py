@@ -19,7 +19,7 @@ import typer
 
 from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
 from maitred.cli.flags import NO_VALUE, as_flag_error, command, flag
-from maitred.cli.outputs import OutputFlags, open_outputs
+from maitred.cli.outputs import FileFlags, OutputFlags, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
@@ -96,13 +96,13 @@ def run(flags: SimulateFlags) -> None:
     from maitred.sim import simulate
     from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
-    last, per, stated = horizon(flags), _breakdown(flags), build_config(flags)
+    last, per, stated = horizon(flags), breakdown(flags), build_config(flags)
     config = _resolve_names(stated, flags)
     flags = _with_some_workload(flags, config)
     load = flags.load
     workload = read_workload_spec(load, as_flag)
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
-    _print_warnings([*_warnings(flags, stated), *short_horizon(flags)])
+    print_warnings([*_warnings(flags, stated), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)
@@ -136,8 +136,7 @@ def run(flags: SimulateFlags) -> None:
         files.write(flags, results, summary, setup, score)
     _print_summary(flags, trace, summary, per, setup, took)
     if score is not None and not (flags.quiet or flags.prints_a_file):
-        components = ", ".join(f"{name} {value:.4f}" for name, value in score.components.items())
-        typer.echo(f"fitness {score.score:.4f} ({components})")
+        typer.echo(score.in_words())
 
 
 def _with_some_workload(flags: SimulateFlags, config: Config) -> SimulateFlags:
@@ -275,7 +274,8 @@ def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     yield from config.routing.warnings(unknown)
 
 
-def _breakdown(flags: SimulateFlags) -> By:
+def breakdown(flags: FileFlags) -> By:
+    """Return what `--per` asks for. Raises ConfigError."""
     from maitred.report import By
 
     if flags.per is None:
@@ -322,13 +322,14 @@ def _arrival_progress(flags: SimulateFlags, trace: Trace | None, show: ShowProgr
     return progress
 
 
-def _print_warnings(warnings: Iterable[str]) -> None:
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print each on a line of its own, on standard error."""
     for warning in warnings:
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
 def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, setup: RunSetup, took: float) -> None:
-    _print_warnings(summary.warnings)
+    print_warnings(summary.warnings)
     if trace:
         report_skipped(trace)
     if flags.quiet or flags.prints_a_file:

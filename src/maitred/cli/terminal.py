@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def progress_bar(*, quiet: bool) -> Iterator[ShowProgress]:
+def progress_bar(*, quiet: bool, doing: str = "simulating") -> Iterator[ShowProgress]:
     """Show a progress bar while the block runs, on standard error and only if it is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda share, count: None
@@ -27,7 +27,7 @@ def progress_bar(*, quiet: bool) -> Iterator[ShowProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    what = (TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[count]}"))
+    what = (TextColumn(doing), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[count]}"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*what, *times, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0, count="")

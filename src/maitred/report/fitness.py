@@ -32,6 +32,11 @@ class Fitness(msgspec.Struct, frozen=True):
     components: Mapping[str, float]
     """By name, before weighting: 0..1, larger is better."""
 
+    def in_words(self) -> str:
+        """Return the score and its components in one line."""
+        components = ", ".join(f"{name} {value:.4f}" for name, value in self.components.items())
+        return f"fitness {self.score:.4f} ({components})"
+
 
 def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
     """Parse weights such as `throughput:0.5,p99_ttft:0.3`. Raises ConfigError."""

@@ -177,7 +177,10 @@ def _sampled(results: Results) -> Iterator[Panel]:
     most = "; ".join(f"{curve.label} up to {_peak(curve)}" for curve in waiting)
     yield _panel("Waiting", "requests", f"Requests that wait: {most}.", tuple(waiting))
     running = _by_instance("running", at, samples.running)
-    yield _panel("Running batch", "requests", f"Requests in the running batch, up to {_peak(running)}.", (running,))
+    title, about = ("Generating", "that receive tokens") if results.is_measured else ("Running batch", "in the running batch")
+    yield _panel(title, "requests", f"Requests {about}, up to {_peak(running)}.", (running,))
+    if not samples.total_blocks:  # Measured from outside.
+        return
     used = _by_instance("used", at, samples.blocks_used / samples.total_blocks)
     peak = format_share(float((used.y if used.high is None else used.high).max()))
     yield _panel("KV cache", "of the blocks", f"Share of the KV blocks in use, up to {peak}.", (used,), shares=True)

@@ -46,6 +46,8 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration by section (cluster, instance, routing, admission, programs), with what the catalogue derived."""
     derived: tuple[str, ...] = ()
     """The keys of the section `instance` that the catalogue derived (`derived_keys`)."""
+    measured: str = ""
+    """What was measured, of a run at a live endpoint, which has no sections; empty: the run was simulated."""
 
     def flat_sections(self) -> dict[str, FlatSection]:
         """Return every key of the sections."""
@@ -64,7 +66,10 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def in_one_line(self) -> str:
-        """Return what was simulated: model, GPUs, latency model and its error, KV blocks, policies, seed, version."""
+        """Return what was simulated: model, GPUs, latency model and its error, KV blocks, policies, seed, version. Of a run at
+        a live endpoint, what was measured."""
+        if self.measured:
+            return f"measured: {self.measured}; seed {self.seed}; maitred {__version__}"
         instance, cluster = _section(self, InstanceConfig), _section(self, ClusterConfig)
         parts = (
             _what_runs(instance, cluster.num_instances),

@@ -93,6 +93,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Jain's index among tenants, 0..1, or None if there are not several."""
     programs: ProgramSummary | None = None
     """The agent programs; None if requests were routed one by one."""
+    is_measured: bool = False
+    """Whether clients measured the run at a live endpoint."""
     warnings: Sequence[str] = ()
 
     @property
@@ -136,6 +138,9 @@ def build_summary(
     `tokens` are the output tokens of each tenant, `empty_classes` the classes that have targets and no request.
     """
     engine = _instance_summary(results.instances, results.end)
+    if results.is_measured:  # Clients know the gaps of each request, and no instances.
+        gaps = itl_by_group(results, np.zeros(len(results), dtype=np.int64))
+        engine = msgspec.structs.replace(engine, itl=sketch_statistics(gaps[0]) if gaps else None)
     engines = {str(index): _instance_summary([totals], results.end) for index, totals in enumerate(results.instances)}
     return Summary(
         duration=int(results.end),
@@ -146,6 +151,7 @@ def build_summary(
         instances=engines,
         fairness=_fairness(tokens),
         programs=summarise_programs(results),
+        is_measured=results.is_measured,
         warnings=(
             *_thrashing(total),
             *(f"there is an SLO for the class {name!r}, and no request of it" for name in empty_classes),

@@ -176,7 +176,7 @@ def _work(summary: Summary) -> list[TableRow]:
         (total.retries, ("retries", lambda group: f"{group.retries:,}")),
         (total.longest_wait >= SECOND, ("longest wait s", lambda group: format_number(to_seconds(group.longest_wait)))),
         (total.cached_tokens, ("prefix hits", lambda group: format_share(group.hit_rate or 0))),
-        (True, ("KV preemptions", lambda group: f"{group.preemptions:,}")),
+        (not summary.is_measured, ("KV preemptions", lambda group: f"{group.preemptions:,}")),
         (total.wasted_tokens, ("wasted tokens", lambda group: f"{group.wasted_tokens:,}")),
     ]
     return [line for is_shown, line in lines if is_shown]
@@ -213,7 +213,7 @@ def _breakdown(summary: Summary, per: By) -> Table:
 
 
 def _closing(summary: Summary) -> str:
-    parts = [f"{to_seconds(summary.duration):,.1f} s simulated"]
+    parts = [f"{to_seconds(summary.duration):,.1f} s {'measured' if summary.is_measured else 'simulated'}"]
     if summary.all_instances.utilisation is not None:
         parts[0] += f", instances {summary.all_instances.utilisation:.0%} busy"
     if summary.fairness is not None:

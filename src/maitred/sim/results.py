@@ -187,6 +187,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """The gaps between tokens per request, if `log_itl` asked for them."""
     programs: ProgramColumns | None = None
     """The agent programs, if `programs` schedules them."""
+    is_measured: bool = False
+    """Whether clients measured the rows at a live endpoint. `admitted` and `queued` are then the instants at which requests
+    were sent, and what an engine alone knows is missing."""
 
     def __len__(self) -> int:
         return len(self.request_id)

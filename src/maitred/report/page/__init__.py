@@ -69,9 +69,8 @@ def notebook_html(summary: Summary, setup: RunSetup) -> str:
 
 def _notebook_sentence(summary: Summary) -> str:
     total = summary.total
-    sentence = (
-        f"{total.completed:,} of {total.arrived:,} requests completed in {to_seconds(summary.duration):,.1f} simulated seconds"
-    )
+    span = f"{to_seconds(summary.duration):,.1f} {_how(summary)} seconds"
+    sentence = f"{total.completed:,} of {total.arrived:,} requests completed in {span}"
     return sentence + (f"; {format_share(total.attainment)} within {format_slo(summary.slo)}" if summary.slo else "")
 
 
@@ -85,11 +84,12 @@ def write_page(results: Results, summary: Summary, setup: RunSetup, write: Calla
 
 
 def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator[str]:
-    title = setup.workload or "A simulated run"
+    title = setup.workload or f"A {_how(summary)} run"
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield f"<title>{escape(title)} – maitred</title>\n<style>\n{_file('style.css')}</style>\n</head>\n<body>\n"
-    yield f'<header><div class="eyebrow">maitred simulate</div><h1>{escape(title)}</h1>\n'
+    command = "bench" if summary.is_measured else "simulate"
+    yield f'<header><div class="eyebrow">maitred {command}</div><h1>{escape(title)}</h1>\n'
     yield f"<p>{escape(setup.in_one_line())}</p>\n"
     yield f'<p class="quiet">{escape(_subtitle(summary, setup))}</p>\n'
     yield "".join(f'<p class="warning" role="alert">{escape(warning)}</p>\n' for warning in summary.warnings)
@@ -103,10 +103,14 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator
     yield f"<script>\n{_file('script.js')}</script>\n</body>\n</html>\n"
 
 
+def _how(summary: Summary) -> str:
+    return "measured" if summary.is_measured else "simulated"
+
+
 def _subtitle(summary: Summary, setup: RunSetup) -> str:
     total = summary.total
     done = f"{total.arrived:,} requests" if total.completed < total.arrived else f"all of {total.arrived:,} requests completed"
-    parts = [f"{done}, {to_seconds(summary.duration):,.1f} s simulated, seed {setup.seed}"]
+    parts = [f"{done}, {to_seconds(summary.duration):,.1f} s {_how(summary)}, seed {setup.seed}"]
     if setup.horizon is not None:
         parts.append(f"ended after {to_seconds(setup.horizon):,g} s")
     if summary.slo:
@@ -122,8 +126,11 @@ def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _setup(setup: RunSetup) -> Iterator[str]:
-    note = "The settings that were in force. Those that differ from their defaults are bold."
-    yield f'<section><h2>What was simulated</h2>\n<p class="quiet">{note}</p>\n'
+    if setup.measured:
+        yield f'<section><h2>What was measured</h2>\n<p class="quiet">{escape(setup.in_one_line())}</p>\n'
+    else:
+        note = "The settings that were in force. Those that differ from their defaults are bold."
+        yield f'<section><h2>What was simulated</h2>\n<p class="quiet">{note}</p>\n'
     if setup.command:
         yield f"<pre>{escape(setup.command)}</pre>\n"
     yield '<div class="config">\n'

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from maitred.core.errors import ConfigError
-from maitred.core.units import SECOND
+from maitred.core.units import MILLISECOND, SECOND
 from maitred.instance import InstanceConfig
 from maitred.sim import Outcome, Results, simulate
 from maitred.study.calibration.fitting import Floats
@@ -18,6 +18,7 @@ from maitred.study.calibration.measurements import MeasuredRequest, timeline_job
 
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
+NO_PEERS: Mapping[tuple[str, str], float] = {}
 _PEER = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "Latency"}, {"mean": "Mean", "p50": "Median", "p90": "P90", "p99": "P99"}
 
 
@@ -68,34 +69,44 @@ def validate(name: str, rows: Sequence[MeasuredRequest], instance: InstanceConfi
         hint = "is it the configuration that was measured? max_model_len and total_kv_blocks limit a request"
         raise ConfigError(f"{refused} of {len(rows)} requests cannot be served by this configuration", where=name, hint=hint)
     measured, predicted = _measured_latencies(rows), _predicted_latencies(results)
-    peers = {} if peer is None else peer_errors(peer)
+    return compare_latencies(name, len(rows), measured, predicted, {} if peer is None else peer_errors(peer))
+
+
+def compare_latencies(
+    name: str,
+    requests: int,
+    measured: Mapping[str, Floats],
+    predicted: Mapping[str, Floats],
+    peers: Mapping[tuple[str, str], float] = NO_PEERS,
+) -> Validation:
+    """Return the errors of `predicted`, both in µs by metric. A metric that either side lacks is left out."""
     lines = []
     for metric in METRICS:
-        for which in STATISTICS if len(measured[metric]) else ():
-            truth, guess = 1e3 * _statistic(measured[metric], which), 1e3 * _statistic(predicted[metric], which)
+        for which in STATISTICS if len(measured[metric]) and len(predicted[metric]) else ():
+            truth, guess = (_statistic(side[metric], which) / MILLISECOND for side in (measured, predicted))
             # A TPOT of 0 means that tokens came together. There is no error relative to 0.
             if truth:
                 lines.append(ValidationLine(metric, which, truth, guess, peers.get((metric, which))))
-    return Validation(name, len(rows), lines)
+    return Validation(name, requests, lines)
 
 
 def _measured_latencies(rows: Sequence[MeasuredRequest]) -> dict[str, Floats]:
-    """Return the measured latencies in seconds. A request with a single token has no TPOT, as in vLLM's benchmarks."""
+    """Return the measured latencies in µs. A request with a single token has no TPOT, as in vLLM's benchmarks."""
     return {
-        "ttft": np.array([row.ttft for row in rows]),
-        "tpot": np.array([row.tpot for row in rows if row.output_tokens > 1]),
-        "e2e": np.array([row.latency for row in rows]),
+        "ttft": SECOND * np.array([row.ttft for row in rows]),
+        "tpot": SECOND * np.array([row.tpot for row in rows if row.output_tokens > 1]),
+        "e2e": SECOND * np.array([row.latency for row in rows]),
     }
 
 
 def _predicted_latencies(results: Results) -> dict[str, Floats]:
-    """Return the simulated latencies in seconds, from the wait queue on."""
+    """Return the simulated latencies in µs, from the wait queue on."""
     many = results.output_tokens > 1
     decoding = (results.finished - results.first_token)[many]
     return {
-        "ttft": (results.first_token - results.queued) / SECOND,
-        "tpot": decoding / (results.output_tokens[many] - 1) / SECOND,
-        "e2e": (results.finished - results.queued) / SECOND,
+        "ttft": (results.first_token - results.queued).astype(np.float64),
+        "tpot": decoding / (results.output_tokens[many] - 1),
+        "e2e": (results.finished - results.queued).astype(np.float64),
     }
 
 

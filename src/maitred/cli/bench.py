@@ -1,0 +1,304 @@
+"""`maitred bench`: a workload replayed against a live endpoint, with the table, report and files of a simulation.
+
+The workload has the flags of `maitred simulate`, and those of `vllm bench serve` under its names (`vllm_names`). With
+`--predict` the same requests are simulated afterwards, and both stand side by side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from maitred.cli.config_flags import WORKLOAD
+from maitred.cli.flags import NO_VALUE, command, flag
+from maitred.cli.outputs import FileFlags, open_outputs
+from maitred.cli.shared_flags import horizon, slo
+from maitred.cli.simulate import breakdown, print_warnings
+from maitred.cli.terminal import progress_bar
+from maitred.cli.traces import recorded_run, report_skipped
+from maitred.cli.vllm_names import VllmFlags, check_percentiles, print_percentiles, vllm_slo, vllm_workload, write_vllm_result
+from maitred.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maitred.report import RunSetup
+    from maitred.study.live.benchmark import BenchPlan, LiveRun
+    from maitred.workload import Job, Trace, Workload
+
+_ENDPOINT: Final = "Endpoint"
+_SENDING: Final = "How requests are sent"
+_PREDICTION: Final = "Prediction"
+_DEFAULT_SEED: Final = 42
+_INTERRUPTED: Final = 130
+_MOST_PROBLEMS: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags(FileFlags, VllmFlags):
+    """The flags that stand for no single key."""
+
+    url: Annotated[str | None, typer.Argument(help="The endpoint, as http://host:port.", metavar="URL", show_default=False)] = (
+        None
+    )
+    base_url: Annotated[str | None, flag(_ENDPOINT, "--base-url", "The same as URL.", "URL")] = None
+    endpoint: Annotated[
+        str,
+        flag(_ENDPOINT, "--endpoint", "/v1/completions, or /v1/chat/completions. Default: /v1/completions.", "PATH"),
+    ] = "/v1/completions"
+    model: Annotated[
+        str | None,
+        flag(_ENDPOINT, "--model", "The model to ask for. Default: the first one that the endpoint serves.", "NAME",
+             alias="--served-model-name"),
+    ] = None  # fmt: skip
+    header: Annotated[
+        list[str] | None,
+        flag(
+            _ENDPOINT, "--header", "A header of every request. OPENAI_API_KEY gives an Authorization. Repeatable.", "KEY=VALUE"
+        ),
+    ] = None
+    tenant_header: Annotated[
+        str, flag(_ENDPOINT, "--tenant-header", "The header for tenants. Default: x-smg-tenant-id.", "NAME")
+    ] = "x-smg-tenant-id"
+    insecure: Annotated[bool | None, flag(_ENDPOINT, "--insecure", "Accept any certificate.", NO_VALUE)] = None
+    max_concurrency: Annotated[
+        int | None,
+        flag(
+            _SENDING, "--max-concurrency", "Most requests in flight. Latencies still count from the plan. Default: none.", "N"
+        ),
+    ] = None
+    no_stream: Annotated[bool | None, flag(_SENDING, "--no-stream", "No answer streams.", NO_VALUE)] = None
+    no_ignore_eos: Annotated[
+        bool | None,
+        flag(_SENDING, "--no-ignore-eos", "Let answers end by themselves; the workload's lengths are their limits.", NO_VALUE),
+    ] = None
+    extra_body: Annotated[
+        str | None, flag(_SENDING, "--extra-body", "Fields of every body, such as '{\"temperature\": 0}'.", "JSON")
+    ] = None
+    num_warmups: Annotated[
+        int, flag(_SENDING, "--num-warmups", "Requests before the run, which do not count. Default: 0.", "N")
+    ] = 0
+    predict: Annotated[
+        Path | None,
+        flag(_PREDICTION, "--predict", "A file with the sections cluster, instance, ...: simulate the same requests.", "FILE"),
+    ] = None
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of the workload, if that names none."""
+        return _DEFAULT_SEED if self.seed is None else self.seed
+
+
+@command(BenchFlags, *WORKLOAD)
+def run(flags: BenchFlags) -> None:
+    """Replay a workload against a live endpoint, and print the latencies and rates that its users see.
+
+    The endpoint speaks OpenAI's API: a gateway of ours, vLLM, SGLang, others. Requests go out at their planned instants,
+    whether or not earlier ones have answers, and latencies count from there. Ctrl-C keeps what is done.
+    """
+    from rich.console import Console
+
+    from maitred.report import By, fitness, parse_weights, print_summary, summarise
+    from maitred.study.live.benchmark import run_benchmark
+
+    flags = replace(flags, values={**flags.values, **vllm_workload(flags)})
+    plan, per, load = _plan(flags), breakdown(flags), _LiveLoad(flags)
+    check_percentiles(flags)
+    weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
+    with ExitStack() as stack:
+        jobs, trace, workload = load.open(stack)
+        targets = vllm_slo(flags) or slo(flags, trace or workload)
+        predictor = _predictor(flags)
+        files = open_outputs(flags, _inputs(flags), trace, stack)
+        recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=False))
+        with progress_bar(quiet=bool(flags.quiet), doing="measuring") as show:
+            live = run_benchmark(recording.jobs, plan, _progress(flags, trace, show))
+        recording.results = live.results
+        summary = summarise(live.results, targets, [*By] if flags.metrics_file or flags.report else [per])
+        score = None if weights is None else fitness(summary, weights)
+        setup = _setup(flags, plan, live)
+        files.write(flags, live.results, summary, setup, score)
+        write_vllm_result(flags, live, summary)
+    print_warnings([*live.warnings, *_problems(live), *summary.warnings])
+    if trace:
+        report_skipped(trace)
+    if not (flags.quiet or flags.prints_a_file):
+        print_summary(summary, Console(), per, setup)
+        typer.echo(_about_sender(live))
+        if score is not None:
+            typer.echo(score.in_words())
+        print_percentiles(flags, live.results)
+    if predictor is not None and not flags.prints_a_file:
+        predictor(load, live)
+    if live.was_stopped:
+        raise typer.Exit(_INTERRUPTED)
+
+
+class _LiveLoad:
+    """The workload of the flags, which can be opened again for a prediction."""
+
+    def __init__(self, flags: BenchFlags) -> None:
+        self.flags = flags
+
+    def open(self, stack: ExitStack) -> tuple[Iterable[Job], Trace | None, Workload | None]:
+        """Open the workload, until `stack` is closed. Raises ConfigError."""
+        from maitred.study.live.ramp import check_ramp, ramped
+        from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
+
+        flags, load = self.flags, self.flags.load
+        workload = read_workload_spec(load, as_flag)
+        trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
+        if flags.ramp_up_strategy is None:
+            return build_jobs(load, flags.seed, trace, workload, as_flag), trace, workload
+        strategy, start, end = check_ramp(flags.ramp_up_strategy, flags.ramp_up_start_rps, flags.ramp_up_end_rps)
+        if load.rate is None or load.num_requests is None:
+            hint = "it goes with --request-rate and --num-prompts"
+            raise ConfigError("only requests at a rate can ramp up", where="--ramp-up-strategy", hint=hint)
+        jobs = build_jobs(_at_one_per_second(flags).load, flags.seed, None, None, as_flag)
+        return ramped(jobs, load.num_requests, strategy, start, end), None, None
+
+
+def _at_one_per_second(flags: BenchFlags) -> BenchFlags:
+    return replace(flags, values={**flags.values, "workload.rate": 1.0})
+
+
+def _plan(flags: BenchFlags) -> BenchPlan:
+    """Return how the flags want requests to be sent. Raises ConfigError."""
+    from maitred.emulator.clients.sender import Endpoint
+    from maitred.study.live.benchmark import BenchPlan, check_plan
+    from maitred.wire.client import Origin
+
+    if (flags.url is None) == (flags.base_url is None):
+        problem = "there is no endpoint" if flags.url is None else "URL and --base-url are two names for one thing"
+        raise ConfigError(problem, hint="maitred bench http://localhost:8000 --rate 5 --num-requests 100")
+    if not flags.endpoint.endswith("completions") or not flags.endpoint.startswith("/"):
+        hint = "/v1/completions or /v1/chat/completions"
+        raise ConfigError(f"requests cannot be made for {flags.endpoint}", where="--endpoint", hint=hint)
+    where = "URL" if flags.base_url is None else "--base-url"
+    url = (flags.url or flags.base_url or "").rstrip("/").removesuffix("/v1")
+    plan = BenchPlan(
+        endpoint=Endpoint(
+            origin=Origin.parse(url, where=where),
+            path=flags.endpoint,
+            headers=tuple(_headers(flags)),
+            tenant_header=flags.tenant_header.lower().encode("latin-1", "replace"),
+            verifies_tls=not flags.insecure,
+        ),
+        model=flags.model or "",
+        max_concurrency=flags.max_concurrency,
+        num_warmups=flags.num_warmups,
+        ignore_eos=not flags.no_ignore_eos,
+        stream=not flags.no_stream,
+        extra_body=_extra_body(flags.extra_body),
+        horizon=horizon(flags),
+    )
+    check_plan(plan)
+    return plan
+
+
+def _headers(flags: BenchFlags) -> Iterator[tuple[bytes, bytes]]:
+    key = os.environ.get("OPENAI_API_KEY", "")
+    named = [header.partition("=") for header in flags.header or ()]
+    if key and not any(name.strip().lower() == "authorization" for name, _, _ in named):
+        yield b"authorization", f"Bearer {key}".encode()
+    for name, equals, value in named:
+        if not (equals and name.strip().isascii() and name.strip() and "\n" not in value and "\r" not in value):
+            raise ConfigError(f"{name + equals + value!r} is no header", where="--header", hint="such as x-trace=1")
+        yield name.strip().lower().encode(), value.strip().encode()
+
+
+def _extra_body(text: str | None) -> bytes:
+    """Return the fields of a JSON object without its braces, after a comma. Raises ConfigError."""
+    import msgspec
+
+    from maitred.core.errors import JSON_ERRORS
+
+    if text is None:
+        return b""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except JSON_ERRORS as error:
+        hint = 'such as {"temperature": 0}'
+        raise ConfigError(f"{text!r} is no JSON object", where="--extra-body", hint=hint) from error
+    return b"".join(b"," + msgspec.json.encode(name) + b":" + bytes(value) for name, value in fields.items())
+
+
+def _inputs(flags: BenchFlags) -> Mapping[str, Path | None]:
+    spec = flags.load.workload_spec
+    return {"--workload-spec": Path(spec) if isinstance(spec, str) else None, "--predict": flags.predict}
+
+
+def _progress(flags: BenchFlags, trace: Trace | None, show: Callable[[float, str], None]) -> Callable[[int], None]:
+    expected = flags.load.num_requests or flags.load.max_requests
+
+    def progress(ended: int) -> None:
+        share = ended / expected if expected else 0.0
+        show(max(share, trace.fraction_read) if trace and not expected else share, f"{ended:,} requests")
+
+    return progress
+
+
+def _setup(flags: BenchFlags, plan: BenchPlan, live: LiveRun) -> RunSetup:
+    from maitred.report import RunSetup
+    from maitred.workload.load import describe
+
+    chat = "chats" if plan.endpoint.path.endswith("/chat/completions") else "completions"
+    parts = [f"{live.model} at {plan.endpoint.origin}", f"{chat}, {'streaming' if plan.stream else 'not streaming'}"]
+    if plan.max_concurrency is not None:
+        parts.append(f"at most {plan.max_concurrency:,} in flight")
+    if plan.num_warmups:
+        parts.append(f"after {plan.num_warmups:,} warm-up requests")
+    return RunSetup(
+        workload=describe(flags.load),
+        command=f"maitred bench {flags.command_line}",
+        seed=flags.run_seed,
+        horizon=plan.horizon,
+        sections={},
+        measured="; ".join(parts),
+    )
+
+
+def _problems(live: LiveRun) -> Iterator[str]:
+    """Yield what went wrong, the most frequent first."""
+    shown = list(live.problems.items())
+    for problem, count in shown[:_MOST_PROBLEMS]:
+        yield f"{count:,} {'request' if count == 1 else 'requests'}: {problem}"
+    if len(shown) > _MOST_PROBLEMS:
+        yield f"{len(shown) - _MOST_PROBLEMS:,} further kinds of failure"
+
+
+def _about_sender(live: LiveRun) -> str:
+    late, scale = live.lateness, live.scale
+    if late is None:
+        return "nothing was sent"
+    text = f"sent late by {late.p50 / 1000:.1f} ms (p50), {late.p99 / 1000:.1f} ms (p99), {late.worst / 1000:.1f} ms (worst)"
+    return f"{text}; a prompt has {scale.per_word:.2f} tokens per word and {scale.added:.0f} more"
+
+
+def _predictor(flags: BenchFlags) -> Callable[[_LiveLoad, LiveRun], None] | None:
+    """Return what prints a prediction, or None without --predict. Reads the file at once, so that mistakes show early."""
+    if flags.predict is None:
+        return None
+    if flags.max_concurrency is not None:
+        hint = "--concurrency N sends from N users, which a simulation knows"
+        raise ConfigError("a simulation does not know it", where="--max-concurrency", hint=f"leave out --predict; {hint}")
+    from maitred.study.candidate import Candidate
+
+    candidate = Candidate.from_yaml(flags.predict, env=os.environ)
+
+    def predict_and_print(load: _LiveLoad, live: LiveRun) -> None:
+        from rich.console import Console
+
+        from maitred.cli.calibration import print_validation
+        from maitred.study.live.prediction import predict
+
+        with ExitStack() as stack:
+            jobs, _, _ = load.open(stack)
+            for validation in predict(jobs, candidate, live.results, seed=flags.run_seed):
+                print_validation(validation, Console())
+
+    return predict_and_print

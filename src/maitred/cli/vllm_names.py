@@ -1,0 +1,215 @@
+"""The names of `vllm bench serve` for a workload, for what is printed and for a result file.
+
+--request-rate inf                              all requests at once
+--dataset-name random, --random-input-len ...   lengths around a mean, by a range ratio, behind a shared prefix
+--dataset-name timed_trace, --dataset-path      a Mooncake trace
+--ramp-up-strategy, ...                         see `study.live.ramp`
+--percentile-metrics, --metric-percentiles      a table more; `--goodput ttft:500 tpot:50` is the SLO, in ms
+--save-result, --result-filename                the JSON that vLLM's tools read, as with --save-detailed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from maitred.cli.flags import NO_VALUE, CommandFlags, flag
+from maitred.core.errors import ConfigError, nearest_name_hint
+
+if TYPE_CHECKING:
+    from maitred.report import Slo, Summary
+    from maitred.sim import Results
+    from maitred.study.live.benchmark import LiveRun
+
+_PANEL: Final = "Workload in the names of vllm bench serve"
+_SHOWN: Final = "What is shown, in the names of vllm bench serve"
+_DATASETS: Final = ("random", "timed_trace")
+_METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+_AT_ONCE: Final = 1e6
+"""Requests per second that stand for all at once."""
+_RANDOM_INPUT, _RANDOM_OUTPUT = 1024, 128
+"""Lengths of vLLM's random prompts and answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmFlags(CommandFlags):
+    """Flags that `vllm bench serve` has too."""
+
+    dataset_name: Annotated[
+        str | None, flag(_PANEL, "--dataset-name", "random, or timed_trace (with --dataset-path).", "NAME")
+    ] = None
+    dataset_path: Annotated[str | None, flag(_PANEL, "--dataset-path", "The trace of timed_trace.", "FILE")] = None
+    input_len: Annotated[
+        int | None,
+        flag(_PANEL, "--random-input-len", "Tokens of a random prompt. Default: 1024.", "TOKENS", alias="--input-len"),
+    ] = None
+    output_len: Annotated[
+        int | None,
+        flag(_PANEL, "--random-output-len", "Tokens of a random answer. Default: 128.", "TOKENS", alias="--output-len"),
+    ] = None
+    range_ratio: Annotated[
+        float | None,
+        flag(_PANEL, "--random-range-ratio", "Lengths from 1 - R to 1 + R times these. Default: 0.", "R"),
+    ] = None
+    prefix_len: Annotated[int | None, flag(_PANEL, "--random-prefix-len", "The same as --prefix-tokens.", "TOKENS")] = None
+    ramp_up_strategy: Annotated[
+        str | None, flag(_PANEL, "--ramp-up-strategy", "Let the rate grow over the run: linear or exponential.", "NAME")
+    ] = None
+    ramp_up_start_rps: Annotated[
+        float | None, flag(_PANEL, "--ramp-up-start-rps", "Requests per second at the start of a ramp.", "RATE")
+    ] = None
+    ramp_up_end_rps: Annotated[float | None, flag(_PANEL, "--ramp-up-end-rps", "Requests per second at its end.", "RATE")] = (
+        None
+    )
+
+    percentile_metrics: Annotated[
+        str | None,
+        flag(_SHOWN, "--percentile-metrics", "A table of percentiles of these: ttft,tpot,itl,e2el.", "METRIC,..."),
+    ] = None
+    metric_percentiles: Annotated[str, flag(_SHOWN, "--metric-percentiles", "Which percentiles. Default: 99.", "P,...")] = "99"
+    goodput: Annotated[
+        list[str] | None,
+        flag(_SHOWN, "--goodput", "The SLO, in ms: ttft:500, tpot:50 or e2el:5000. Repeatable, or with commas.", "METRIC:MS"),
+    ] = None
+    save_result: Annotated[
+        bool | None, flag(_SHOWN, "--save-result", "Write what vllm bench serve --save-detailed writes.", NO_VALUE)
+    ] = None
+    result_filename: Annotated[Path | None, flag(_SHOWN, "--result-filename", "Where to. Default: bench.json.", "FILE")] = None
+
+
+def vllm_workload(flags: VllmFlags) -> dict[str, object]:
+    """Return the workload that the flags give, by key. Raises ConfigError."""
+    return {f"workload.{name}": value for name, value in _workload(flags)}
+
+
+def _workload(flags: VllmFlags) -> Iterator[tuple[str, object]]:
+    given = flags.values
+    if given.get("workload.rate") == inf:
+        yield "rate", _AT_ONCE
+    if flags.prefix_len is not None:
+        if "workload.prefix_tokens" in given:
+            problem = "--random-prefix-len and --prefix-tokens are two names for one thing"
+            raise ConfigError(problem, hint="give one of them")
+        yield "prefix_tokens", flags.prefix_len
+    yield from _dataset(flags)
+
+
+def _dataset(flags: VllmFlags) -> Iterator[tuple[str, object]]:
+    name = flags.dataset_name
+    if name is not None and name not in _DATASETS:
+        hint = f"{nearest_name_hint(name, _DATASETS)}; others are traces: --trace FORMAT:FILE (maitred formats)"
+        raise ConfigError(f"the data set {name!r} is not known", where="--dataset-name", hint=hint)
+    if (name == "timed_trace") != (flags.dataset_path is not None):
+        raise ConfigError("it goes with --dataset-name timed_trace", where="--dataset-path", hint="give both, or neither")
+    if name == "timed_trace":
+        yield "trace", f"mooncake:{flags.dataset_path}"
+        return
+    random = name == "random"
+    ratio = flags.range_ratio or 0.0
+    if not 0 <= ratio < 1:
+        raise ConfigError(f"{ratio:g} cannot be used", where="--random-range-ratio", hint="from 0 to below 1")
+    for key, mean, default in (
+        ("input_tokens", flags.input_len, _RANDOM_INPUT),
+        ("output_tokens", flags.output_len, _RANDOM_OUTPUT),
+    ):
+        length = mean if mean is not None else default if random else None
+        if length is not None:
+            low, high = max(1, round(length * (1 - ratio))), max(1, round(length * (1 + ratio)))
+            yield key, str(length) if low == high else f"uniform:{low},{high}"
+
+
+def vllm_slo(flags: VllmFlags) -> Slo | None:
+    """Return the SLO of --goodput, or None without it. Raises ConfigError."""
+    from maitred.core.units import from_ms
+    from maitred.report import Slo
+
+    if not flags.goodput:
+        return None
+    names, targets = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}, dict[str, int]()
+    for part in (word for text in flags.goodput for word in text.replace(",", " ").split()):
+        name, _, value = part.partition(":")
+        try:
+            limit = from_ms(float(value))
+        except (ValueError, OverflowError):
+            limit = 0
+        if name not in names or limit <= 0:
+            raise ConfigError(f"cannot read {part!r}", where="--goodput", hint="as ttft:500, tpot:50 or e2el:5000, in ms")
+        targets[names[name]] = limit
+    return Slo(ttft=targets.get("ttft"), tpot=targets.get("tpot"), e2e=targets.get("e2e"))
+
+
+def _percentiles(flags: VllmFlags) -> Sequence[float]:
+    try:
+        found = [float(part) for part in flags.metric_percentiles.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= each <= 100 for each in found):
+        hint = "as 50,90,99"
+        raise ConfigError(f"cannot read {flags.metric_percentiles!r}", where="--metric-percentiles", hint=hint)
+    return found
+
+
+def check_percentiles(flags: VllmFlags) -> Sequence[str]:
+    """Return the metrics of --percentile-metrics. Raises ConfigError for one that is not known."""
+    _percentiles(flags)
+    metrics = [name.strip() for name in (flags.percentile_metrics or "").split(",") if name.strip()]
+    for name in metrics:
+        if name not in _METRICS:
+            hint = nearest_name_hint(name, _METRICS)
+            raise ConfigError(f"there is no metric {name!r}", where="--percentile-metrics", hint=hint)
+    return metrics
+
+
+def print_percentiles(flags: VllmFlags, results: Results) -> None:
+    """Print the percentiles that --percentile-metrics asks for, if it does."""
+    metrics = check_percentiles(flags)
+    if not metrics:
+        return
+    import numpy as np
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from maitred.core.units import to_ms
+    from maitred.report.table import NO_VALUE as NONE
+    from maitred.report.table import format_number, print_table
+
+    table, percentiles = Table(box=SIMPLE_HEAD, pad_edge=False), _percentiles(flags)
+    table.add_column("percentiles", style="bold")
+    for name in ("mean", *(f"p{each:g}" for each in percentiles)):
+        table.add_column(name, justify="right", min_width=9)
+    for name, values in _latencies(results).items():
+        if name in metrics:
+            figures = [values.mean(), *np.percentile(values, percentiles)] if len(values) else []
+            shown = [format_number(to_ms(figure)) for figure in figures] or [NONE] * (1 + len(percentiles))
+            table.add_row(f"{_METRICS[name]} ms", *shown)
+    print_table(table, Console())
+
+
+def _latencies(results: Results) -> Mapping[str, Any]:
+    """Return the latencies in µs under vLLM's names."""
+    from maitred.report.request_statistics import request_latencies
+
+    found = request_latencies(results)
+    gaps = results.itl_gaps
+    return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": found["tpot"][:0] if gaps is None else gaps.pauses,
+            "e2el": found["e2e"]}  # fmt: skip
+
+
+def write_vllm_result(flags: VllmFlags, live: LiveRun, summary: Summary) -> None:
+    """Write the file of --save-result, if it is asked for. Raises ConfigError if it cannot be written."""
+    if not flags.save_result and flags.result_filename is None:
+        return
+    import msgspec
+
+    from maitred.report import OutputFile
+    from maitred.study.live.vllm_result import vllm_result
+
+    with OutputFile(flags.result_filename or Path("bench.json"), where="--result-filename") as file:
+        file.write(msgspec.json.encode(vllm_result(live, summary)) + b"\n")
+    typer.echo(f"written: {flags.result_filename or 'bench.json'}", err=True)

@@ -1,0 +1,201 @@
+"""Prompts: texts of a wanted number of tokens that share the prefixes that the workload says, and the bodies around them.
+
+A text consists of sixteen words of three letters, each with a space before it. Nearly every tokenizer has one token for each of
+them, and the emulated engine, which counts four bytes, does too. What the endpoint really counts is learned from its own
+`usage` before the run (`TokenScale`): a fixed number of tokens around the text, such as those of a chat template, and the
+tokens of a word.
+
+**Prefixes.** The prefix keys of a request (`core.request.PrefixKeys`) say which blocks of 16 tokens it has in common with
+others. A key becomes 16 words by mixing its 64 bits: four words for each 16 bits, so that different keys have different words,
+and equal keys equal ones. A run mixes in a number of its own, because the endpoint may still have the prompts of an earlier
+run in its cache. A request without keys gets words that no other one has.
+
+**Conversations.** A later prompt of a session contains the answers before it, as the endpoint has written them: with words
+of our own in their place its prefix cache would miss. So the text of a conversation is kept, as it was sent and received, until
+its next request: prompt, answer, and then new words for the tokens that the prompt has beyond both. In a chat these are
+messages of their own.
+
+Example: a request of 100 tokens at an endpoint that adds 7. It has 93 words: five blocks of 16 words from its first five keys,
+and 13 words of the sixth.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from maitred.core.request import Request, RequestId
+from maitred.workload import Job
+
+BLOCK_TOKENS: Final = 16
+_WORDS: Final = ["the", "and", "for", "not", "you", "but", "are", "was", "has", "had", "his", "her", "one", "all", "can", "out"]
+_WORD_BYTES: Final = 4
+_UNIT_WORDS: Final = 4
+_UNIT_BITS: Final = 16
+_64_BITS: Final = (1 << 64) - 1
+_OWN_KEYS: Final = 1 << 28
+"""Keys reserved for the words of one request."""
+_MAX_CONVERSATIONS: Final = 20_000
+"""Conversations of which the text is kept; beyond, the one that was used longest ago is forgotten."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TokenScale(msgspec.Struct, frozen=True):
+    """How an endpoint counts the tokens of our texts."""
+
+    added: float = 0.0
+    """Tokens of a prompt beside its words: chat template, beginning of text."""
+    per_word: float = 1.0
+    """Tokens of a word, above 0."""
+
+    @classmethod
+    def of_probes(cls, short: tuple[int, int], long: tuple[int, int]) -> TokenScale:
+        """Return the scale of two probes, each (words, tokens), the second with more of both."""
+        per_word = (long[1] - short[1]) / (long[0] - short[0])
+        return cls(max(0.0, short[1] - per_word * short[0]), per_word)
+
+    def words(self, tokens: int) -> int:
+        """Return how many words make a prompt of this many tokens, at least 1."""
+        return max(1, round((tokens - self.added) / self.per_word))
+
+
+class Conversation(msgspec.Struct):
+    """What has been said in one program."""
+
+    keys: Sequence[int]
+    """The prefix keys of all of it, at `BLOCK_TOKENS`."""
+    tokens: int
+    """Tokens of all of it, as the endpoint counts."""
+    said: bytes
+    """JSON: the messages of a chat, or the text between its quotes."""
+
+
+class PromptWriter:
+    """Writes the bodies of the requests of one run."""
+
+    def __init__(
+        self, model: str, *, chat: bool, scale: TokenScale, nonce: int = 0, fields: bytes = b"", ignore_eos: bool = True
+    ) -> None:
+        """`nonce` tells the texts of this run from those of others. `fields` are further fields of every body, as JSON without
+        the braces and with a comma before them."""
+        self.chat = chat
+        self.scale = scale
+        self._nonce = nonce
+        self._head = b'{"model":' + _encode(model) + (b',"messages":[' if chat else b',"prompt":"')
+        self._tail = (b"]" if chat else b'"') + fields + (b',"ignore_eos":true' if ignore_eos else b"")
+        self._block_words = max(1, round(BLOCK_TOKENS / scale.per_word))
+        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self._open: dict[RequestId, bytes] = {}
+        """What was said in each prompt that is in flight, if a later one contains its answer."""
+
+    def body(self, job: Job) -> bytes:
+        """Return the body of a request."""
+        request = job.request
+        limit = b',"max_tokens":%d' % job.output_tokens
+        stream = b',"stream":true,"stream_options":{"include_usage":true}' if request.stream else b""
+        said = self._said(job)
+        if job.conversation_prefix is not None and request.program:
+            self._open[request.id] = said
+        priority = b',"priority":%d' % -int(request.priority) if request.priority else b""
+        return b"".join((self._head, said, self._tail, limit, stream, priority, b"}"))
+
+    def keeps_answer(self, request_id: RequestId) -> bool:
+        """Return whether the text of the answer is needed for a later request."""
+        return request_id in self._open
+
+    def on_end(self, job: Job, answer: bytes | None, tokens: int) -> None:
+        """Note the end of a request. `answer` is the whole text of its answer as JSON without its quotes, or None if there is
+        none; `tokens` are those of prompt and answer."""
+        said = self._open.pop(job.request.id, None)
+        if said is None or answer is None or job.conversation_prefix is None:
+            return
+        keys = job.conversation_prefix.block_keys(BLOCK_TOKENS)
+        said += b',{"role":"assistant","content":"' + answer + b'"}' if self.chat else answer
+        program = job.request.program
+        self._conversations[program] = Conversation(keys, tokens, said)
+        self._conversations.move_to_end(program)
+        if len(self._conversations) > _MAX_CONVERSATIONS:
+            self._conversations.popitem(last=False)
+
+    def probe(self, words: int) -> bytes:
+        """Return the body of a request for one token, with a prompt of this many words that nothing else has."""
+        text = self._words(np.arange(words // BLOCK_TOKENS + 1, dtype=np.uint64) ^ np.uint64(_64_BITS - words), words)
+        said = self._message(text) if self.chat else text
+        return b"".join((self._head, said, self._tail, b',"max_tokens":1}'))
+
+    def _said(self, job: Job) -> bytes:
+        """Return the messages, or the text, of a prompt."""
+        request = job.request
+        keys = request.prefix.block_keys(BLOCK_TOKENS) if request.prefix is not None else ()
+        before = self._conversation_before(request, keys)
+        if before is None:
+            text = self._text(request, keys, self.scale.words(request.prompt_tokens))
+            return self._message(text) if self.chat else text
+        words = max(1, round((request.prompt_tokens - before.tokens - self._added_again()) / self.scale.per_word))
+        text = self._text(request, keys[len(before.keys) :], words)
+        return before.said + (b"," + self._message(text) if self.chat else text)
+
+    def _added_again(self) -> float:
+        return self.scale.added if self.chat else 0.0
+
+    def _conversation_before(self, request: Request, keys: Sequence[int]) -> Conversation | None:
+        """Return the conversation that the prompt continues, or None."""
+        for program in filter(None, (request.program, request.parent_program)):
+            before = self._conversations.get(program)
+            if before is not None and before.tokens < request.prompt_tokens:
+                known = len(before.keys)
+                if known and len(keys) >= known and list(keys[:known]) == list(before.keys):
+                    return before
+        return None
+
+    @staticmethod
+    def _message(text: bytes) -> bytes:
+        return b'{"role":"user","content":"' + text + b'"}'
+
+    def _text(self, request: Request, keys: Sequence[int], words: int) -> bytes:
+        """Return a text of this many words: those of its keys, then words of its own."""
+        blocks = -(-words // self._block_words)
+        known = min(len(keys), blocks)
+        own = (request.id + 1) * _OWN_KEYS
+        numbers = np.empty(blocks, dtype=np.uint64)
+        numbers[:known] = _as_uint64(keys[:known])
+        numbers[known:] = np.arange(own + known, own + blocks, dtype=np.uint64) ^ np.uint64(_64_BITS)
+        return self._words(numbers, words)
+
+    def _words(self, numbers: NDArray[np.uint64], words: int) -> bytes:
+        """Return the first `words` of the words of these blocks."""
+        mixed = _mix(numbers + np.uint64(self._nonce & _64_BITS))
+        shifts = np.arange(0, 64, _UNIT_BITS, dtype=np.uint64)
+        units = _units()[(mixed[:, None] >> shifts) & np.uint64((1 << _UNIT_BITS) - 1)]
+        times = -(-self._block_words // BLOCK_TOKENS)
+        rows = np.tile(units, times).view(f"S{times * BLOCK_TOKENS * _WORD_BYTES}")
+        text = (
+            rows.astype(f"S{self._block_words * _WORD_BYTES}").tobytes() if self._block_words % BLOCK_TOKENS else rows.tobytes()
+        )
+        return text[: words * _WORD_BYTES]
+
+
+def _as_uint64(keys: Sequence[int]) -> NDArray[np.uint64]:
+    return np.fromiter((key & _64_BITS for key in keys), dtype=np.uint64, count=len(keys))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a permutation of 64 bits in which every bit depends on all (splitmix64 of S. Vigna)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@cache
+def _units() -> NDArray[np.bytes_]:
+    """Return four words for each number of 16 bits: a word for each four bits."""
+    words = [f" {word}" for word in _WORDS]
+    pairs = [a + b for a in words for b in words]
+    return np.array([(a + b).encode() for a in pairs for b in pairs], dtype=f"S{_UNIT_WORDS * _WORD_BYTES}")

@@ -1,0 +1,288 @@
+"""Sender: sends the requests of a schedule to an endpoint when they are due, and notes what came of each.
+
+There is one timer, set to the next due request, and no task per request. Requests go out over idle connections, the most
+recent first; where there is none, one is made, and its time is part of the latency, as it is for any client. A request on a
+kept connection that the server had closed in the meantime is sent once more.
+
+Latencies count from the instant for which a request was *planned*. How much later it was sent is its lateness: the sender's
+own fault (a slow machine), or that of `max_concurrency`.
+
+    planned <= sent < first token <= last token <= ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from maitred.core.request import PriorityClass, Request
+from maitred.core.units import Micros, to_seconds
+from maitred.emulator.clients.answers import Answer
+from maitred.emulator.clients.connection import LoadConnection
+from maitred.emulator.clients.prompts import PromptWriter
+from maitred.emulator.clients.schedule import SendSchedule
+from maitred.wire.client import Origin
+from maitred.wire.framing import Headers
+from maitred.workload import Job
+
+_GRAIN: Final[Micros] = 500
+"""Half the resolution of the loop's timers, in µs. A request that is due within it is sent at once, so that requests are sent
+half a millisecond early or late, and not always late."""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where requests go."""
+
+    origin: Origin
+    path: str
+    """Such as `/v1/completions`."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers of every request."""
+    tenant_header: bytes = b"x-smg-tenant-id"
+    names_classes: bool = True
+    """Whether requests carry their class, tenant and program as headers."""
+    verifies_tls: bool = True
+
+
+class SentRequest:
+    """What is known of one request. Instants are µs since the start of the run, or -1."""
+
+    __slots__ = ("_deadline", "answer", "ended", "headers", "is_open", "job", "planned", "problem", "sent", "status")
+
+    def __init__(self, job: Job, answer: Answer, planned: Micros) -> None:
+        self.job = job
+        self.answer = answer
+        self.planned = planned
+        self.sent: Micros = -1
+        self.ended: Micros = -1
+        self.status = 0
+        """Status of the response; 0 without one."""
+        self.headers: Headers = []
+        self.problem = ""
+        """Why the response is not whole, or empty."""
+        self.is_open = True
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether the whole answer came."""
+        return not self.is_open and self.status == 200 and not self.problem
+
+
+TIMED_OUT: Final = "its deadline has passed"
+STOPPED: Final = "the run was stopped"
+
+
+class Sender:
+    """One run. Used inside one event loop."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prompts: PromptWriter,
+        on_end: Callable[[SentRequest], object],
+    ) -> None:
+        """`on_end` is called when a request has ended, in whatever way."""
+        self._loop = asyncio.get_running_loop()
+        self._endpoint = endpoint
+        self._prompts = prompts
+        self._on_end = on_end
+        self._idle: list[LoadConnection] = []
+        self._connections: set[LoadConnection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._open: dict[int, tuple[SentRequest, LoadConnection | None]] = {}
+        self._headers: dict[tuple[PriorityClass, str, str, str, str], Sequence[tuple[bytes, bytes]]] = {}
+        self._schedule = SendSchedule(())
+        self._timer: asyncio.TimerHandle | None = None
+        self._start = time.monotonic_ns()
+        self._tls = _tls_context(endpoint)
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self.num_sent = 0
+        self.ended_at: Micros = 0
+        """When the last run ended, in µs since its start."""
+
+    def clock(self) -> Micros:
+        """Return the µs since the start of the run."""
+        return (time.monotonic_ns() - self._start) // 1000
+
+    async def run(self, schedule: SendSchedule) -> None:
+        """Send the requests of `schedule`, the first at its arrival counted from now, and return when all have ended."""
+        self._schedule = schedule
+        self._over = self._loop.create_future()
+        self._start = time.monotonic_ns()
+        self._send_due()
+        await self._over
+        self.ended_at = self.clock()
+
+    def stop(self) -> None:
+        """Send nothing more, and end what is in flight."""
+        self._schedule.stop()
+        for sent, connection in list(self._open.values()):
+            self._finish(sent, connection, STOPPED)
+            if connection is not None:
+                connection.close()
+        self._send_soon()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in tuple(self._connecting):
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        for connection in tuple(self._connections):
+            connection.close()
+
+    # Sending.
+
+    def _send_due(self) -> None:
+        self._timer = None
+        for job in self._schedule.take_due(self.clock() + _GRAIN):
+            self._send(job)
+        due = self._schedule.next_due()
+        if due is not None:
+            # A request that is due now is sent at the next turn of the loop, so that answers are read in between.
+            self._timer = self._loop.call_later(max(0.0, to_seconds(due - self.clock() - _GRAIN)), self._send_due)
+        elif self._schedule.is_over and not self._over.done():
+            self._over.set_result(None)
+
+    def _send_soon(self) -> None:
+        """Look at the schedule again in the next turn of the loop."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(0.0, self._send_due)
+
+    def _send(self, job: Job) -> None:
+        request = job.request
+        body = self._prompts.body(job)
+        keeps_text = self._prompts.keeps_answer(request.id)
+        sent = SentRequest(job, Answer(is_stream=request.stream, keeps_text=keeps_text), request.arrival)
+        self.num_sent += 1
+        if request.deadline is not None:
+            delay = to_seconds(request.deadline - self.clock())
+            sent._deadline = self._loop.call_later(max(0.0, delay), partial(self._on_deadline, sent))
+        self._dispatch(sent, body, keeps_text)
+
+    def _dispatch(self, sent: SentRequest, body: bytes, keeps_text: bool) -> None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable:
+                self._send_over(connection, sent, body, keeps_text)
+                return
+        self._open[sent.job.request.id] = sent, None
+        task = self._loop.create_task(self._connect_and_send(sent, body, keeps_text))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect_and_send(self, sent: SentRequest, body: bytes, keeps_text: bool) -> None:
+        origin = self._endpoint.origin
+        try:
+            _, connection = await self._loop.create_connection(
+                lambda: LoadConnection(self.clock, self._forget), origin.host, origin.port, ssl=self._tls
+            )
+        except OSError as error:
+            if sent.is_open:
+                self._finish(sent, None, f"no connection: {(error.strerror or str(error)).lower()}")
+            return
+        self._connections.add(connection)
+        if sent.is_open and connection.is_usable:
+            self._send_over(connection, sent, body, keeps_text)
+        elif sent.is_open:
+            self._finish(sent, None, "no connection: closed as soon as it was made")
+        else:
+            self._idle.append(connection)
+
+    def _send_over(self, connection: LoadConnection, sent: SentRequest, body: bytes, keeps_text: bool) -> None:
+        request = sent.job.request
+        self._open[request.id] = sent, connection
+        sent.sent = self.clock()
+        endpoint = self._endpoint
+
+        def on_response(problem: str) -> None:
+            if not sent.is_open:
+                return
+            if problem and not connection.status and connection.num_responses and not sent.answer.num_events:
+                self._dispatch(sent, body, keeps_text)  # The server had closed a kept connection.
+                return
+            self._finish(sent, connection, problem)
+            if connection.is_usable:
+                self._idle.append(connection)
+
+        connection.send(
+            endpoint.path,
+            endpoint.origin.authority,
+            self._headers_of(request),
+            body,
+            sent.answer,
+            on_response,
+            keeps_text=keeps_text,
+        )
+
+    def _headers_of(self, request: Request) -> Sequence[tuple[bytes, bytes]]:
+        key = (request.priority_class, request.tenant, request.program, request.parent_program, request.routing_key)
+        found = self._headers.get(key)
+        if found is None:
+            found = _headers(self._endpoint, request)
+            if not request.program:  # There may be millions of programs.
+                self._headers[key] = found
+        return found
+
+    # Ends.
+
+    def _finish(self, sent: SentRequest, connection: LoadConnection | None, problem: str) -> None:
+        request, answer = sent.job.request, sent.answer
+        sent.ended, sent.is_open, sent.problem = self.clock(), False, problem
+        if sent._deadline is not None:
+            sent._deadline.cancel()
+        if connection is not None:
+            sent.status, sent.headers = connection.status, connection.headers
+        self._open.pop(request.id, None)
+        if not problem and sent.status == 200 and not answer.is_whole:
+            sent.problem = "the stream broke off"
+        completed = sent.completed
+        if completed and not request.stream:
+            sent.ended = answer.last  # All of it came at once.
+        prompt, output, _ = answer.usage() if completed else (None, None, None)
+        tokens = answer.num_events if output is None else output
+        text = answer.text if completed else None
+        self._prompts.on_end(sent.job, text, (request.prompt_tokens if prompt is None else prompt) + tokens)
+        self._on_end(sent)
+        if self._schedule.on_end(request, completed, tokens, sent.ended):
+            self._send_soon()
+
+    def _on_deadline(self, sent: SentRequest) -> None:
+        if sent.is_open:
+            _, connection = self._open[sent.job.request.id]
+            self._finish(sent, connection, TIMED_OUT)
+            if connection is not None:
+                connection.close()
+
+    def _forget(self, connection: LoadConnection) -> None:
+        self._connections.discard(connection)
+
+
+def _headers(endpoint: Endpoint, request: Request) -> Sequence[tuple[bytes, bytes]]:
+    headers = [(b"content-type", b"application/json"), *endpoint.headers]
+    if endpoint.names_classes:
+        headers.append((b"x-smg-priority", request.priority_class.label.encode()))
+        named = (
+            (endpoint.tenant_header, request.tenant.removeprefix("header:").removeprefix("auth:")),
+            (b"x-maitred-program-id", request.program),
+            (b"x-maitred-parent-program-id", request.parent_program),
+            (b"x-smg-routing-key", request.routing_key),
+        )
+        headers += [(name, value.encode("utf-8", "replace")) for name, value in named if value]
+    return headers
+
+
+def _tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
+    if not endpoint.origin.tls:
+        return None
+    context = ssl.create_default_context()
+    if not endpoint.verifies_tls:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

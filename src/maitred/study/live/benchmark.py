@@ -1,0 +1,275 @@
+"""A run against a live endpoint, from the first look at it to a `Result`.
+
+    1. which model it serves, unless one is named (`/v1/models`)
+    2. two short requests for one token: how it counts the tokens of our texts (`TokenScale`)
+    3. warm-up requests, which do not count
+    4. the workload, each request at its planned instant
+    5. the rows of all requests; after Ctrl-C those that were sent, the open ones as unfinished
+
+What the endpoint refuses in steps 1 to 3 ends the run with one error, before the workload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+import uvloop
+from msgspec.structs import replace
+
+from maitred.core.errors import JSON_ERRORS, ConfigError, MaitredError
+from maitred.core.units import Micros, to_seconds
+from maitred.emulator.clients.prompts import PromptWriter, TokenScale
+from maitred.emulator.clients.schedule import SendSchedule
+from maitred.emulator.clients.sender import Endpoint, Sender, SentRequest
+from maitred.sim import Results
+from maitred.study.live.observed import Lateness, Observation
+from maitred.wire.client import UpstreamClient
+from maitred.wire.errors import UpstreamError
+from maitred.workload import Job, synthetic
+from maitred.workload.transforms import map_jobs
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+_SHORT, _LONG = 64, 512
+"""Words of the two requests that show how the endpoint counts."""
+_WARMUP_RATE: Final = 20.0
+_MAX_SHOWN: Final = 300
+
+
+class BenchError(MaitredError):
+    """The endpoint cannot be measured."""
+
+
+class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a workload is sent."""
+
+    endpoint: Endpoint
+    model: str = ""
+    """The model to name in requests; empty: the first that the endpoint serves."""
+    max_concurrency: int | None = None
+    """Most requests in flight; further ones wait, and their latency counts from the planned instant all the same."""
+    num_warmups: int = 0
+    ignore_eos: bool = True
+    """Whether answers are to have exactly the length of the workload."""
+    stream: bool = True
+    """Whether answers stream; otherwise none does, whatever the workload says."""
+    extra_body: bytes = b""
+    """Further fields of every body, as JSON without the braces, after a comma."""
+    horizon: Micros | None = None
+    """When the run is stopped, in µs."""
+    per_word: float | None = None
+    """Tokens of a word; None: learned from the endpoint."""
+
+
+class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was measured."""
+
+    results: Results
+    lateness: Lateness | None
+    model: str
+    scale: TokenScale
+    problems: dict[str, int]
+    """What went wrong, with the number of requests, the most frequent first."""
+    was_stopped: bool
+    """Whether Ctrl-C ended it early."""
+    warnings: tuple[str, ...]
+
+
+def run_benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[int], None] | None = None) -> LiveRun:
+    """Send `jobs`, and return what came of them. `progress` is called with the number of requests that have ended.
+
+    The first SIGINT or SIGTERM stops the run and keeps what is done; a second one cancels it. Raises BenchError if the endpoint
+    cannot be measured, and ConfigError for jobs that cannot be read.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(benchmark(jobs, plan, progress))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[int], None] | None = None) -> LiveRun:
+    """Do what `run_benchmark` does, in a running event loop."""
+    client = UpstreamClient()
+    try:
+        model = plan.model or await _served_model(client, plan.endpoint)
+        prompts, warnings = await _make_prompts(client, plan, model)
+    finally:
+        await client.close()
+    observed = Observation()
+
+    def on_end(sent: SentRequest) -> None:
+        if is_counted:
+            observed.add(sent)
+            if progress is not None:
+                progress(len(observed))
+
+    sender = Sender(plan.endpoint, prompts, on_end)
+    is_counted = False
+    try:
+        if plan.num_warmups:
+            await sender.run(SendSchedule(_streaming(synthetic(_WARMUP_RATE, plan.num_warmups), plan.stream)))
+        is_counted = True
+        was_stopped = await _run_until_signal(sender, SendSchedule(_streaming(jobs, plan.stream), plan.max_concurrency), plan)
+    finally:
+        await sender.close()
+    return LiveRun(
+        results=observed.results(sender.ended_at),
+        lateness=observed.lateness(),
+        model=model,
+        scale=prompts.scale,
+        problems=dict(observed.problems.most_common()),
+        was_stopped=was_stopped,
+        warnings=(*warnings, *_warnings(observed, plan)),
+    )
+
+
+async def _run_until_signal(sender: Sender, schedule: SendSchedule, plan: BenchPlan) -> bool:
+    """Run `schedule`, and return whether a signal ended it."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    stopped = False
+
+    def on_signal() -> None:
+        nonlocal stopped
+        if stopped:
+            task.cancel()
+        stopped = True
+        sender.stop()
+
+    timer = None if plan.horizon is None else loop.call_later(to_seconds(plan.horizon), sender.stop)
+    with _handled(loop, on_signal):
+        await sender.run(schedule)
+    if timer is not None:
+        timer.cancel()
+    return stopped
+
+
+@contextlib.contextmanager
+def _handled(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    added = []
+    try:
+        for number in numbers:
+            with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread
+                loop.add_signal_handler(number, on_signal)
+                added.append(number)
+        yield
+    finally:
+        for number in added:
+            loop.remove_signal_handler(number)
+
+
+def _streaming(jobs: Iterable[Job], stream: bool) -> Iterable[Job]:
+    """Return `jobs` as they are, or none of them streaming."""
+    return jobs if stream else map_jobs(jobs, lambda job: replace(job, request=replace(job.request, stream=False)))
+
+
+def _warnings(observed: Observation, plan: BenchPlan) -> Iterator[str]:
+    late = observed.lateness()
+    if late is not None and late.has_fallen_behind and plan.max_concurrency is None:
+        yield (
+            f"the sender fell behind: one request in a hundred was sent {late.p99 / 1000:,.1f} ms late or more, the worst "
+            f"{late.worst / 1000:,.1f} ms; latencies count from the planned instant, but the endpoint got less than was planned"
+        )
+    if observed.num_without_usage:
+        yield (
+            f"{observed.num_without_usage:,} answers had no usage: their tokens are the events that came, and their prompts "
+            "count as what was asked for"
+        )
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def _served_model(client: UpstreamClient, endpoint: Endpoint) -> str:
+    status, body = await _ask(client, endpoint, "GET", "/v1/models", b"")
+    try:
+        served = msgspec.json.decode(body, type=_Models).data if status == 200 else []
+    except JSON_ERRORS:
+        served = []
+    if not served:
+        where = f"{endpoint.origin}/v1/models"
+        raise BenchError(f"{where} names no model (status {status}); name one with --model")
+    return served[0].id
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+
+
+class _Answered(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+async def _make_prompts(client: UpstreamClient, plan: BenchPlan, model: str) -> tuple[PromptWriter, tuple[str, ...]]:
+    """Return the writer of the prompts, with the endpoint's own count of tokens, and warnings."""
+
+    def writer(scale: TokenScale) -> PromptWriter:
+        return PromptWriter(
+            model,
+            chat=plan.endpoint.path.endswith("/chat/completions"),
+            scale=scale,
+            nonce=time.time_ns(),
+            fields=plan.extra_body,
+            ignore_eos=plan.ignore_eos,
+        )
+
+    prompts, counted = writer(TokenScale()), []
+    for words in (_SHORT, _LONG):
+        status, body = await _ask(client, plan.endpoint, "POST", plan.endpoint.path, prompts.probe(words))
+        if status != 200:
+            raise BenchError(_refusal(plan, status, body))
+        try:
+            usage = msgspec.json.decode(body, type=_Answered).usage
+        except JSON_ERRORS:
+            usage = None
+        counted.append(None if usage is None else usage.prompt_tokens)
+    short, long = counted
+    if short is None or long is None or long <= short:
+        return prompts, ("the endpoint does not say how many tokens a prompt has: a word of a prompt counts as one",)
+    return writer(TokenScale.of_probes((_SHORT, short), (_LONG, long))), ()
+
+
+def _refusal(plan: BenchPlan, status: int, body: bytes) -> str:
+    said = body[:_MAX_SHOWN].decode("utf-8", "replace")
+    where = f"{plan.endpoint.origin}{plan.endpoint.path}"
+    other = CHAT if plan.endpoint.path == COMPLETIONS else COMPLETIONS
+    hint = f"; try --endpoint {other}" if status in (404, 405) else ""
+    if status == 400 and plan.ignore_eos and b"ignore_eos" in body:
+        hint = "; try --no-ignore-eos"
+    if status in (401, 403):
+        hint = "; give a key in OPENAI_API_KEY, or --header"
+    return f"{where} answers {status}: {said}{hint}"
+
+
+async def _ask(client: UpstreamClient, endpoint: Endpoint, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    """Return the status and the body of a response. Raises BenchError if there is none."""
+    headers = [(b"content-type", b"application/json"), *endpoint.headers]
+    try:
+        response = await client.request(endpoint.origin, method, path, headers, body)
+        try:
+            return response.status, b"".join([piece async for piece in response])
+        finally:
+            response.close()
+    except UpstreamError as error:
+        raise BenchError(f"{endpoint.origin}{path}: {error}") from error
+
+
+def check_plan(plan: BenchPlan) -> None:
+    """Raise ConfigError for numbers that cannot be."""
+    if plan.max_concurrency is not None and plan.max_concurrency < 1:
+        raise ConfigError(f"{plan.max_concurrency} requests cannot be in flight", where="--max-concurrency", hint="1 or more")
+    if plan.num_warmups < 0:
+        raise ConfigError(f"there cannot be {plan.num_warmups}", where="--num-warmups", hint="0 or more")

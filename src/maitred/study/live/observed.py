@@ -1,0 +1,197 @@
+"""What clients saw, as the rows of a simulation (`sim.Results`), so that every table, report and file takes both.
+
+arrival       the planned instant, from which all latencies count; the instant of sending if that was earlier (a timer)
+admitted      when it was sent, and `queued` too
+first_token   when the first token came; of an answer that does not stream, its end
+finished      when the response ended
+tokens        as the endpoint's `usage` counts them; without one, those asked for and the events with text
+scheduled, instance, preemptions: unknown
+
+200, and whole                 completed
+408, 429, 503                  rejected, or preempted with `x-smg-preempted`
+400, 413, 422                  refused
+its deadline has passed        timed out
+any other status or failure    aborted
+open when the run was stopped  unfinished
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from maitred.core.units import Micros
+from maitred.emulator.clients.sender import STOPPED, TIMED_OUT, SentRequest
+from maitred.sim import Outcome, Results, Samples
+from maitred.sim.results import NEVER, Ints, ItlGaps
+
+_REJECTIONS: Final = frozenset((408, 429, 503))
+_REFUSALS: Final = frozenset((400, 413, 422))
+_PREEMPTED: Final = (b"x-smg-preempted", b"true")
+_SAMPLES: Final = 256
+_FALLEN_BEHIND: Final[Micros] = 10_000
+"""A sender of which one request in a hundred is later than this has fallen behind."""
+
+
+class Lateness(msgspec.Struct, frozen=True):
+    """How much later than planned requests were sent, in µs."""
+
+    p50: float
+    p99: float
+    worst: float
+
+    @property
+    def has_fallen_behind(self) -> bool:
+        """Whether the sender was too slow for the workload, so that the endpoint got less than was planned."""
+        return self.p99 > _FALLEN_BEHIND
+
+
+class Observation:
+    """The requests of one run that have ended, in columns. `add` is called once for each."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, array[int]] = {name: array("q") for name in _COLUMNS}
+        self._names = {name: {"": 0} for name in ("tenant", "model", "slo_class")}
+        self._gap_ids, self._gaps = array("q"), array("q")
+        self.problems: Counter[str] = Counter()
+        """What went wrong, with the number of requests."""
+        self.num_without_usage = 0
+        """Completed requests of which the endpoint did not say the tokens."""
+
+    def __len__(self) -> int:
+        return len(self._columns["request_id"])
+
+    def add(self, sent: SentRequest) -> None:
+        """Add a request that has ended."""
+        request, answer, outcome = sent.job.request, sent.answer, outcome_of(sent)
+        prompt, output, cached = answer.usage() if sent.completed else (None, None, None)
+        self.num_without_usage += sent.completed and output is None
+        if not sent.completed and outcome is not Outcome.UNFINISHED:
+            self.problems[_describe(sent)] += 1
+        values = {
+            "request_id": request.id,
+            "arrival": min(sent.planned, sent.sent) if sent.sent >= 0 else sent.planned,
+            "planned": sent.planned,
+            "admitted": sent.sent,
+            "first_token": answer.first,
+            "finished": NEVER if outcome is Outcome.UNFINISHED else sent.ended,
+            "prompt_tokens": request.prompt_tokens if prompt is None else prompt,
+            "output_tokens": answer.num_events if output is None else output,
+            "cached_tokens": cached or 0,
+            "outcome": outcome,
+            "priority_class": request.priority_class,
+        }
+        for name, column in self._columns.items():
+            if name in values:
+                column.append(values[name])
+            else:
+                known = self._names[name]
+                column.append(known.setdefault(getattr(request, name), len(known)))
+        self._gaps.extend(answer.gaps)
+        self._gap_ids.extend([request.id] * len(answer.gaps))
+
+    def lateness(self) -> Lateness | None:
+        """Return how late requests were sent, or None if none was."""
+        sent, planned = (np.array(self._columns[name]) for name in ("admitted", "planned"))
+        late = np.maximum(0, sent - planned)[sent >= 0]
+        return Lateness(*np.percentile(late, (50, 99, 100)).tolist()) if len(late) else None
+
+    def results(self, end: Micros) -> Results:
+        """Return all requests in the order of arrival. `end` is when the run ended."""
+        columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
+        order = np.lexsort((columns["request_id"], columns["arrival"]))
+        columns = {name: column[order] for name, column in columns.items()}
+        unknown = np.full(len(self), NEVER, dtype=np.int64)
+        nothing = np.zeros(len(self), dtype=np.int64)
+        return Results(
+            request_id=columns["request_id"],
+            arrival=columns["arrival"],
+            admitted=columns["admitted"],
+            first_token=columns["first_token"],
+            finished=columns["finished"],
+            prompt_tokens=columns["prompt_tokens"],
+            output_tokens=columns["output_tokens"],
+            cached_tokens=columns["cached_tokens"],
+            queued=columns["admitted"],
+            scheduled=unknown,
+            wasted_tokens=nothing,
+            outcome=columns["outcome"].astype(np.int8),
+            priority_class=columns["priority_class"].astype(np.int8),
+            tenant=columns["tenant"].astype(np.int32),
+            model=columns["model"].astype(np.int32),
+            slo_class=columns["slo_class"].astype(np.int32),
+            instance=unknown.astype(np.int32),
+            preemptions=nothing.astype(np.int32),
+            retries=nothing.astype(np.int32),
+            tenants=tuple(self._names["tenant"]),
+            models=tuple(self._names["model"]),
+            slo_classes=tuple(self._names["slo_class"]),
+            end=end,
+            samples=_samples(columns, end),
+            itl_gaps=_gaps(self._gap_ids, self._gaps),
+            is_measured=True,
+        )
+
+
+_COLUMNS: Final = (
+    *("request_id", "arrival", "planned", "admitted", "first_token", "finished", "outcome", "priority_class"),
+    *("prompt_tokens", "output_tokens", "cached_tokens", "tenant", "model", "slo_class"),
+)
+
+
+def outcome_of(sent: SentRequest) -> Outcome:
+    """Return how a request ended."""
+    if sent.completed:
+        return Outcome.COMPLETED
+    if sent.problem in _OWN_ENDS:
+        return _OWN_ENDS[sent.problem]
+    if _PREEMPTED in sent.headers:
+        return Outcome.PREEMPTED
+    if sent.status in _REJECTIONS:
+        return Outcome.REJECTED
+    return Outcome.REFUSED if sent.status in _REFUSALS else Outcome.ABORTED
+
+
+_OWN_ENDS: Final = {STOPPED: Outcome.UNFINISHED, TIMED_OUT: Outcome.TIMED_OUT}
+
+
+def _describe(sent: SentRequest) -> str:
+    if sent.status in (0, 200):
+        return sent.problem
+    message = sent.answer.error_message
+    return f"status {sent.status}" + (f": {message}" if message else "")
+
+
+def _samples(columns: dict[str, Ints], end: Micros) -> Samples:
+    """Return how many requests waited for their first token, and how many got tokens, at regular instants."""
+    at = np.linspace(0, max(end, 1), _SAMPLES).astype(np.int64)
+    ended = np.where(columns["finished"] >= 0, columns["finished"], end)
+    first = np.where(columns["first_token"] >= 0, columns["first_token"], ended)
+    arrived, began, gone = (np.searchsorted(np.sort(column), at, side="right") for column in (columns["arrival"], first, ended))
+    return Samples(
+        at=at,
+        waiting=(arrived - began).astype(np.int32)[:, None],
+        running=(began - gone).astype(np.int32)[:, None],
+        blocks_used=np.zeros((len(at), 1), dtype=np.int32),
+        total_blocks=0,
+        outside_instances=np.zeros(len(at), dtype=np.int32),
+    )
+
+
+def _gaps(request_ids: Iterable[int], gaps: Sequence[int]) -> ItlGaps:
+    """Return gaps that are known one by one."""
+    none = np.zeros(0, dtype=np.int64)
+    return ItlGaps(
+        steps=none,
+        spans=none,
+        request_id=none,
+        first_stretch=none,
+        end_stretch=none,
+        pause_request_id=np.array(request_ids, dtype=np.int64),
+        pauses=np.array(gaps, dtype=np.int64),
+    )

@@ -1,0 +1,112 @@
+"""`maitred bench` from the command line, against an emulated engine in this process."""
+
+import json
+
+import pytest
+from endpoint_thread import engine, serving
+
+LOAD = "--rate 200 --num-requests 20 --input-tokens 50 --output-tokens 5"
+MIX = "--class-mix interactive:1,bulk:1"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving(engine()) as found:
+        yield found
+
+
+def test_a_live_run_has_the_table_and_the_files_of_a_simulation(maitred, url, tmp_path):
+    flags = f"{LOAD} {MIX} --results-path r.csv --metrics-path m.json --report r.html --trace-output t"
+    result = maitred("bench", url, *flags.split())
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"measured: emulated at {url}; completions, streaming; seed 42; \nmaitred ")
+    assert "interactive" in result.out
+    assert "s measured; SLO: TTFT" in result.out
+    assert "sent late by" in result.out
+    assert "KV preemptions" not in result.out
+    metrics = json.loads((tmp_path / "m.json").read_text())
+    assert metrics["completed_requests"] == 20
+    assert metrics["ttft_p50_ms"] > 2
+    rows = (tmp_path / "r.csv").read_text().splitlines()
+    assert len(rows) == 21
+    page = (tmp_path / "r.html").read_text()
+    assert "maitred bench" in page
+    assert "Generating" in page
+    trace = (tmp_path / "t.csv").read_text().splitlines()
+    assert len(trace) == 21
+    assert ",ok," in trace[1]
+
+
+def test_the_same_requests_are_simulated_side_by_side(maitred, url, tmp_path):
+    (tmp_path / "cluster.yaml").write_text('instance: {latency: "linear:2000,0,10"}\n')
+    result = maitred("bench", url, *f"{LOAD} {MIX}".split(), "--predict", "cluster.yaml")
+    assert result.code == 0, result.err
+    for name in ("all requests", "interactive", "bulk"):
+        assert f"{name} · " in result.out
+    assert "TPOT mean" in result.out
+
+
+def test_names_of_vllm_describe_the_same_workload(maitred, url, tmp_path):
+    flags = (
+        f"--base-url {url}/v1 --model emulated --dataset-name random --random-input-len 40 --random-output-len 4 "
+        "--random-range-ratio 0.5 --request-rate inf --num-prompts 10 --burstiness 0.5 --max-concurrency 5 "
+        "--percentile-metrics ttft,e2el --metric-percentiles 25,99.9 --goodput ttft:10000,e2el:20000 "
+        "--result-filename v.json --ramp-up-strategy linear --ramp-up-start-rps 50 --ramp-up-end-rps 400"
+    )
+    result = maitred("bench", *flags.split())
+    assert result.code == 0, result.err
+    assert "p25" in result.out
+    assert "p99.9" in result.out
+    assert "E2EL ms" in result.out
+    assert "SLO: TTFT ≤ 10,000 ms, E2E ≤ 20,000 ms" in result.out.replace("\n", " ")
+    found = json.loads((tmp_path / "v.json").read_text())
+    assert (found["completed"], found["failed"], found["model_id"]) == (10, 0, "emulated")
+    assert all(20 <= length <= 60 for length in found["input_lens"])
+    for first, gaps, latency in zip(found["ttfts"], found["itls"], found["latencies"], strict=True):
+        assert first + sum(gaps) == pytest.approx(latency, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("", "there is no endpoint"),
+        ("http://a:1 --base-url http://b:1", "two names for one thing"),
+        ("http://a:1/v2", "has more than a host and a port"),
+        ("http://a:1 --endpoint /generate", "requests cannot be made for /generate"),
+        ("http://a:1", "there is no workload"),
+        (f"http://a:1 {LOAD} --max-concurrency 0", "0 requests cannot be in flight"),
+        (f"http://a:1 {LOAD} --num-warmups -1", "there cannot be -1"),
+        (f"http://a:1 {LOAD} --header nothing", "'nothing' is no header"),
+        (f"http://a:1 {LOAD} --extra-body [1]", "is no JSON object"),
+        (f"http://a:1 {LOAD} --prefix-tokens 3 --random-prefix-len 3", "two names for one thing"),
+        (f"http://a:1 {LOAD} --goodput ttft", "cannot read 'ttft'"),
+        (f"http://a:1 {LOAD} --percentile-metrics tftt", "did you mean 'ttft'?"),
+        (f"http://a:1 {LOAD} --percentile-metrics ttft --metric-percentiles 101", "cannot read '101'"),
+        (f"http://a:1 {LOAD} --dataset-name sharegpt", "the data set 'sharegpt' is not known"),
+        (f"http://a:1 {LOAD} --dataset-path f", "it goes with --dataset-name timed_trace"),
+        (f"http://a:1 {LOAD} --random-range-ratio 2", "2 cannot be used"),
+        (f"http://a:1 {LOAD} --burstiness 0", "--burstiness"),
+        (f"http://a:1 {LOAD} --ramp-up-strategy cubic", "there is no strategy 'cubic'"),
+        (f"http://a:1 {LOAD} --ramp-up-strategy linear", "--ramp-up-start-rps: is missing"),
+        (f"http://a:1 {LOAD} --predict nothing.yaml", "nothing.yaml"),
+        (f"http://a:1 {LOAD} --predict nothing.yaml --max-concurrency 2", "a simulation does not know it"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_sent(maitred, flags, said):
+    result = maitred("bench", *flags.split())
+    assert result.code == 2
+    assert said in result.err
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+
+
+def test_a_ramp_divides_the_gaps_by_the_rate_at_their_place():
+    from maitred.core.request import Request
+    from maitred.study.live.ramp import ramped
+    from maitred.workload import Job
+
+    jobs = [Job(Request(id=n, arrival=n * 1_000_000, prompt_tokens=1), 1) for n in range(4)]
+    arrivals = [job.request.arrival for job in ramped(jobs, 4, "linear", 1.0, 3.0)]
+    assert arrivals == [0, 666_667, 1_166_667, 1_566_667]
+    doubling = [job.request.arrival for job in ramped(jobs[:3], 2, "exponential", 1.0, 4.0)]
+    assert doubling == [0, 500_000, 750_000]
