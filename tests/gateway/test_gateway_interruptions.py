@@ -14,7 +14,7 @@ from maitred.admission import ReleaseReason
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.driver import AdmissionRejected
 from maitred.wire.exchange import Exchange
-from maitred.wire.framing import Headers, RequestHead
+from maitred.wire.messages import Headers, RequestHead
 
 INTERRUPTIONS = ("preempted", "abandoned", "left", "stopped")
 ORDERS = [order for n in range(1, 5) for order in permutations(INTERRUPTIONS, n)]

@@ -10,7 +10,7 @@ import pytest
 from raw_upstream import run
 
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_error
-from maitred.wire.framing import FramingMisuse, Headers, RequestHead
+from maitred.wire.messages import FramingMisuse, Headers, RequestHead
 
 
 class Incoming:

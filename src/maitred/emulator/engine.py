@@ -48,7 +48,7 @@ from maitred.emulator.tokens import FinishSampler, PlannedFinish, answered_promp
 from maitred.instance import Instance, InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, Handler, send_bytes, send_error, send_json
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 from maitred.wire.server import App
 
 Route: TypeAlias = tuple[tuple[str, ...], Handler]

@@ -32,7 +32,7 @@ from maitred.core.errors import JSON_ERRORS
 from maitred.programs import PROGRESS_TOKENS, Usage
 from maitred.programs.token_estimator import MAX_TOKENS
 from maitred.wire.errors import ProtocolError
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 _MAX_EVENT_BYTES: Final = 1024 * 1024
 """Size of the beginning of an event that is kept until its end comes; the usage of a larger one is not read."""

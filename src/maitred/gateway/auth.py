@@ -30,7 +30,7 @@ from maitred.gateway.config import HASH_PREFIX
 from maitred.gateway.local_access import LocalAccess
 from maitred.gateway.request_fields import shorten_name
 from maitred.wire.exchange import ClientAddress
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 
 class KeyRights(Enum):

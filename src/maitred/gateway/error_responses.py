@@ -14,7 +14,7 @@ from maitred.gateway.program_driver import ProgramRejected
 from maitred.programs import ProgramReason
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 from maitred.wire.exchange import ApiError
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 _MAX_REPEATED_CHARS: Final = 200
 _RETRY_SOON = ((b"retry-after", b"1"),)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 
 class LocalAccess:

@@ -24,7 +24,7 @@ import msgspec
 
 from maitred.gateway.request_fields import Route
 from maitred.wire.exchange import ApiError
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 PROGRAM_HEADER: Final = b"x-maitred-program-id"
 PARENT_HEADER: Final = b"x-maitred-parent-program-id"

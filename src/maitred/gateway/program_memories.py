@@ -48,7 +48,7 @@ from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.kv_pages import KvMemory
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.programs import BackendMemory, BackendStatus, ProgramStatus
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 _READINGS: Final = 3
 """Readings of which the least shared tokens count."""

@@ -31,7 +31,7 @@ from maitred.gateway.config import ForwardPriority
 from maitred.kv.block_hashes import PromptTextBytes
 from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, describe_json_error
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):

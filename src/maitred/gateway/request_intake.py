@@ -61,7 +61,7 @@ from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_bytes, send_error
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")

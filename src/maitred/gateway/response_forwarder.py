@@ -24,7 +24,7 @@ from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.wire import sse
 from maitred.wire.exchange import ResponseWriter
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 from maitred.wire.response import PieceWriter, UpstreamResponse
 
 MAX_WITHHELD_BYTES: Final = 16_384

@@ -24,7 +24,7 @@ from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.wire import sse
 from maitred.wire.errors import ProtocolError
 from maitred.wire.exchange import ResponseWriter
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 _ENCODED: Final = upstream_failed(ProtocolError("the backend has encoded its stream")).body()
 """What the client gets in place of one, because the head has said that nothing is encoded."""

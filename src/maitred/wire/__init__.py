@@ -1,5 +1,6 @@
 """HTTP: what the gateway and the emulated engine share on the wire.
 
+    messages         what the framing takes and returns: states, events, faults
     framing          where HTTP/1.1 messages begin and end, without I/O: states, limits, events
     server_framing   the same for a server: request heads in, responses out
     client_framing   the same for a client: requests out, response heads in

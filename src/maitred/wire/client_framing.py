@@ -21,10 +21,18 @@ from typing import Any, Final
 
 import httptools
 
-from maitred.wire.framing import END, Event, FramingError, FramingMisuse, Kind, MessageFraming, ResponseHead, State
+from maitred.wire.framing import MessageFraming
+from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Kind, ResponseHead, State
 
 _INTERIM_BYTES: Final = 32
 """What an interim response counts for, beside its headers."""
+
+_DONE: Final = State.DONE
+_SEND_RESPONSE: Final = State.SEND_RESPONSE
+_CLOSED: Final = State.CLOSED
+_IDLE: Final = State.IDLE
+_SEND_BODY: Final = State.SEND_BODY
+_ERROR: Final = State.ERROR
 
 
 class ClientFraming(MessageFraming):
@@ -61,8 +69,8 @@ class ClientFraming(MessageFraming):
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             raise ValueError("a header with a line end in it")
         self._move_own(Kind.REQUEST)
-        self.own = State.DONE  # The body follows as it is.
-        self.peer = State.SEND_RESPONSE
+        self.own = _DONE  # The body follows as it is.
+        self.peer = _SEND_RESPONSE
         self._bodiless = method == "HEAD"
         self._begin_response()
         return head + b"\r\n\r\n"
@@ -77,16 +85,16 @@ class ClientFraming(MessageFraming):
     def receive_eof(self) -> list[Event]:
         """Take note that the server sends nothing more, and return the end of a response that it ends."""
         if not self._until_close or self._is_over:
-            self.peer = State.CLOSED
+            self.peer = _CLOSED
             return []
         self._end_response(is_reusable=False)
         return self._take_events()
 
     def next_exchange(self) -> None:
         """Begin the next exchange, when both ends are DONE."""
-        if self.own is not State.DONE or self.peer is not State.DONE:
+        if self.own is not _DONE or self.peer is not _DONE:
             raise FramingMisuse(f"there is no next exchange: {self.own.name}, {self.peer.name}")
-        self.own = self.peer = State.IDLE
+        self.own = self.peer = _IDLE
 
     def close(self) -> None:
         """Take note that the connection is closed."""
@@ -95,7 +103,7 @@ class ClientFraming(MessageFraming):
 
     def _take_events(self) -> list[Event]:
         events, self._inbox = self._inbox, []
-        if self.peer is State.SEND_BODY and not self._is_over and self._parser is not None:  # Pieces of a body alone.
+        if self.peer is _SEND_BODY and not self._is_over and self._parser is not None:  # Pieces of a body alone.
             return events
         for event in events:
             if type(event) is ResponseHead:
@@ -103,7 +111,7 @@ class ClientFraming(MessageFraming):
             elif event is END:
                 self._move_peer(Kind.END)
             elif type(event) is FramingError:
-                self.peer = State.ERROR
+                self.peer = _ERROR
         return events
 
     # The parser calls the next five.

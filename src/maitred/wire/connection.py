@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
 
 from maitred.wire.client_framing import ClientFraming
 from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamLimits, UpstreamTimeout
-from maitred.wire.framing import END, Event, FramingError, ResponseHead, State
+from maitred.wire.messages import END, Event, FramingError, ResponseHead, State
 from maitred.wire.response import UpstreamResponse
 from maitred.wire.sockets import write_message
+
+_DONE: Final = State.DONE
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -146,7 +148,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert transport is not None
         self._response = None
         # An upstream may answer before it has the whole request. The unsent rest would go out in front of the next request.
-        if framing.peer is not State.DONE or transport.is_closing() or transport.get_write_buffer_size():
+        if framing.peer is not _DONE or transport.is_closing() or transport.get_write_buffer_size():
             transport.abort()
             return
         framing.next_exchange()

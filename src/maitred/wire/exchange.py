@@ -23,7 +23,7 @@ from urllib.parse import unquote
 import msgspec
 
 from maitred.core.errors import MaitredError
-from maitred.wire.framing import FramingMisuse, Headers, RequestHead
+from maitred.wire.messages import FramingMisuse, Headers, RequestHead
 
 _encode = msgspec.json.Encoder().encode
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]", re.ASCII)

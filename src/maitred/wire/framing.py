@@ -30,91 +30,16 @@ Limits hold for what a message has beside its body, so that none of it can grow 
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum, IntEnum, auto
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import httptools
-import msgspec
 
-from maitred.core.errors import MaitredError
-
-Headers: TypeAlias = list[tuple[bytes, bytes]]
-"""In the order of the wire; names in lower case."""
+from maitred.wire.messages import Event, FramingError, FramingMisuse, Headers, Kind, State
 
 SLICE_BYTES: Final = 4_096
 """Bytes that the parser of a server is given at once, unless the body that it reads is known to be longer."""
 _FRAMING_BYTES_PER_BYTE: Final = 16
 """Bytes of chunk framing that each byte of data allows; a chunk of one byte needs five."""
-
-
-class State(IntEnum):
-    """What one end of a connection may do."""
-
-    IDLE = auto()
-    SEND_RESPONSE = auto()
-    SEND_BODY = auto()
-    DONE = auto()
-    MUST_CLOSE = auto()
-    CLOSED = auto()
-    ERROR = auto()
-
-
-class Kind(IntEnum):
-    """What an end sends."""
-
-    REQUEST = auto()
-    RESPONSE = auto()
-    END = auto()
-    CLOSE = auto()
-
-
-class EndOfMessage(Enum):
-    """The event at the end of a message."""
-
-    END = auto()
-
-
-END: Final = EndOfMessage.END
-
-
-class RequestHead(msgspec.Struct, gc=False):
-    """The head of a request."""
-
-    method: str
-    target: bytes
-    """In origin-form (`/path?query`), or `*`."""
-    headers: Headers
-    is_http_11: bool
-    """Whether the client may be sent chunks and interim responses; otherwise it speaks HTTP/1.0."""
-    expects_continue: bool
-    """Whether the client waits for `100 Continue` before it sends the body."""
-    length: int | None
-    """The declared length of the body, or None."""
-    keep_alive: bool
-    """Whether the client leaves the connection open for another request."""
-
-
-class ResponseHead(msgspec.Struct, gc=False):
-    """The head of a final response."""
-
-    status: int
-    headers: Headers
-
-
-class FramingError(MaitredError):
-    """The peer has broken the rules, and what it sends can be trusted no more. Its connection must be closed."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        """`status` is for the answer to a request."""
-        self.status = status
-        super().__init__(message)
-
-
-class FramingMisuse(RuntimeError):  # noqa: N818  (a defect of the caller)
-    """The own end was told to send what its state does not allow."""
-
-
-Event: TypeAlias = RequestHead | ResponseHead | bytes | Literal[EndOfMessage.END] | FramingError
 
 TRANSITIONS: Final[dict[State, dict[Kind, State]]] = {
     State.IDLE: {Kind.REQUEST: State.SEND_BODY, Kind.RESPONSE: State.SEND_BODY, Kind.CLOSE: State.CLOSED},
@@ -128,15 +53,20 @@ TRANSITIONS: Final[dict[State, dict[Kind, State]]] = {
 """The state of an end after what it has sent. Data leaves it in SEND_BODY, and a request that is received takes the server from
 IDLE to SEND_RESPONSE. What a row lacks, its state does not allow."""
 
+_IDLE: Final = State.IDLE
+_DONE: Final = State.DONE
+_MUST_CLOSE: Final = State.MUST_CLOSE
+_SEND_BODY: Final = State.SEND_BODY
+
 
 class MessageFraming:
     """What both ends have in common: states, the parser and its limits, pieces of bodies."""
 
     def __init__(self, max_head: int) -> None:
         """`max_head` is the largest head, in bytes."""
-        self.own = State.IDLE
+        self.own = _IDLE
         """This end."""
-        self.peer = State.IDLE
+        self.peer = _IDLE
         """The other end."""
         self.keep_alive = True
         """Whether the connection may be used again after this exchange."""
@@ -181,14 +111,14 @@ class MessageFraming:
         following = TRANSITIONS[self.own].get(kind)
         if following is None:
             raise FramingMisuse(f"{kind.name} cannot be sent in the state {self.own.name}")
-        if following is State.DONE and not self.keep_alive:
-            following = State.MUST_CLOSE
+        if following is _DONE and not self.keep_alive:
+            following = _MUST_CLOSE
         self.own = following
 
     def _move_peer(self, kind: Kind) -> None:
         following = TRANSITIONS[self.peer][kind]
-        if following is State.DONE and not self.keep_alive:
-            following = State.MUST_CLOSE
+        if following is _DONE and not self.keep_alive:
+            following = _MUST_CLOSE
         self.peer = following
 
     # What the own end sends.
@@ -198,7 +128,7 @@ class MessageFraming:
 
         Raises FramingMisuse if the body gets longer than declared, or ends before.
         """
-        if self.own is not State.SEND_BODY:
+        if self.own is not _SEND_BODY:
             raise FramingMisuse(f"data cannot be sent in the state {self.own.name}")
         left = self._bytes_left_out
         if not self._has_body_out:
@@ -211,10 +141,10 @@ class MessageFraming:
         elif self._is_chunked_out:
             if more:
                 return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
-            self.own = State.DONE if self.keep_alive else State.MUST_CLOSE
+            self.own = _DONE if self.keep_alive else _MUST_CLOSE
             return b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
         if not more:
-            self.own = State.DONE if self.keep_alive else State.MUST_CLOSE
+            self.own = _DONE if self.keep_alive else _MUST_CLOSE
         return piece
 
     # What the peer sends.

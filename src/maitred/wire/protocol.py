@@ -29,7 +29,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from maitred.wire.exchange import ApiError, ClientAddress, Exchange
-from maitred.wire.framing import END, Event, FramingError, Headers, RequestHead, State
+from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
 from maitred.wire.refusals import framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
 from maitred.wire.server_framing import CONTINUE, ServerFraming
@@ -62,6 +62,12 @@ LINGER_SECS = 1.0
 """Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
 
 _NEVER: Final = float("inf")
+
+_DONE: Final = State.DONE
+_SEND_BODY: Final = State.SEND_BODY
+_SEND_RESPONSE: Final = State.SEND_RESPONSE
+_MUST_CLOSE: Final = State.MUST_CLOSE
+_IDLE: Final = State.IDLE
 
 
 class ServerConnection(asyncio.Protocol):
@@ -111,7 +117,7 @@ class ServerConnection(asyncio.Protocol):
         events = self._framing.receive_data(data)
         if events:
             self._handle_events(events)
-        if self._framing.peer is not State.DONE or self._framing.pending_bytes or not self._is_reading:
+        if self._framing.peer is not _DONE or self._framing.pending_bytes or not self._is_reading:
             self._after_read()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -166,7 +172,7 @@ class ServerConnection(asyncio.Protocol):
         return self._writable
 
     def send_continue(self) -> None:
-        if self._framing.peer is State.SEND_BODY and self._framing.own is State.SEND_RESPONSE:
+        if self._framing.peer is _SEND_BODY and self._framing.own is _SEND_RESPONSE:
             self._write(CONTINUE)
 
     def on_body_read(self) -> None:
@@ -235,9 +241,9 @@ class ServerConnection(asyncio.Protocol):
     def _end_exchange(self) -> None:
         """Go on to the next request, when the client has sent all of this one and has taken enough of its answer."""
         framing = self._framing
-        if framing.own is State.MUST_CLOSE:
+        if framing.own is _MUST_CLOSE:
             self._close_after_answer()
-        elif self._writable is None and framing.peer is State.DONE:
+        elif self._writable is None and framing.peer is _DONE:
             self._exchange = None
             self._idle_since = self._loop.time()
             if self._timer is None:
@@ -253,7 +259,7 @@ class ServerConnection(asyncio.Protocol):
     def _close_after_answer(self) -> None:
         """Close the connection when all of the answer has been sent."""
         self._exchange = None
-        if self._framing.peer is State.SEND_BODY or self._framing.drops_further or not self._is_reading:
+        if self._framing.peer is _SEND_BODY or self._framing.drops_further or not self._is_reading:
             self._linger()  # Closing at once would reset the connection, and the client might lose the answer.
         else:
             self._close()
@@ -295,10 +301,10 @@ class ServerConnection(asyncio.Protocol):
     def _after_read(self) -> None:
         """Note what a read has left incomplete, or waiting."""
         framing = self._framing
-        if framing.peer is State.SEND_BODY:
+        if framing.peer is _SEND_BODY:
             self._last_received = self._loop.time()
             self._set_timer(self._last_received + BODY_SILENCE_SECS)
-        elif framing.is_in_head and framing.peer is State.IDLE and not self._head_since:
+        elif framing.is_in_head and framing.peer is _IDLE and not self._head_since:
             self._head_since = self._loop.time()
             self._set_timer(self._head_since + HEAD_SECS)
         if framing.pending_bytes != self._parked_bytes:
@@ -365,7 +371,7 @@ class ServerConnection(asyncio.Protocol):
             if self._head_since:
                 return self._head_since + HEAD_SECS, self._on_head_timeout
             return self._idle_since + KEEP_ALIVE_SECS, self._close
-        if self._framing.peer is State.SEND_BODY and self._is_reading:
+        if self._framing.peer is _SEND_BODY and self._is_reading:
             return self._last_received + BODY_SILENCE_SECS, self._on_body_silence
         return _NEVER, self._close
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from maitred.wire.exchange import ApiError
-from maitred.wire.framing import FramingError
+from maitred.wire.messages import FramingError
 
 FRAMING_CODES: Final = {
     400: "bad_request",

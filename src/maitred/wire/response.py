@@ -13,10 +13,10 @@ returns all 64 KiB at once, and the source resumes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 PieceWriter: TypeAlias = Callable[[bytes, bool], "asyncio.Future[None] | None"]
 """`write(piece, more)` takes a piece; `more` is False for the last one, which may be empty. Returns None, or a future that is
@@ -106,9 +106,14 @@ class UpstreamResponse:
         self._resume()
         return piece
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while piece := await self.read_piece():
-            yield piece
+    def __aiter__(self) -> UpstreamResponse:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = await self.read_piece()
+        if not piece:
+            raise StopAsyncIteration
+        return piece
 
     async def pipe_body(self, write: PieceWriter) -> None:
         """Give the rest of the body to `write`, piece by piece as it arrives, and return when `write` has taken the end.

@@ -26,24 +26,20 @@ from typing import Any, Final
 
 import httptools
 
-from maitred.wire.framing import (
-    END,
-    SLICE_BYTES,
-    Event,
-    FramingError,
-    FramingMisuse,
-    Headers,
-    Kind,
-    MessageFraming,
-    RequestHead,
-    State,
-)
+from maitred.wire.framing import SLICE_BYTES, MessageFraming
+from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, Kind, RequestHead, State
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 _FRAMING_HEADERS: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"))
 _AFTER_REQUEST: Final = frozenset((State.DONE, State.MUST_CLOSE, State.CLOSED, State.ERROR))
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+
+_DONE: Final = State.DONE
+_IDLE: Final = State.IDLE
+_MUST_CLOSE: Final = State.MUST_CLOSE
+_SEND_RESPONSE: Final = State.SEND_RESPONSE
+_ERROR: Final = State.ERROR
 
 
 @lru_cache(1024)
@@ -82,7 +78,7 @@ class ServerFraming(MessageFraming):
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought, as far as the exchange before it has ended."""
         if self.peer in _AFTER_REQUEST:
-            if self.peer is State.DONE and self._parser is not None:
+            if self.peer is _DONE and self._parser is not None:
                 self._pending.append(data)
                 self.pending_bytes += len(data)
             return []
@@ -91,9 +87,9 @@ class ServerFraming(MessageFraming):
 
     def next_exchange(self) -> list[Event]:
         """Begin the next exchange, when both ends are DONE, and return the events in what was received of it."""
-        if self.own is not State.DONE or self.peer is not State.DONE:
+        if self.own is not _DONE or self.peer is not _DONE:
             raise FramingMisuse(f"there is no next exchange: {self.own.name}, {self.peer.name}")
-        self.own = self.peer = State.IDLE
+        self.own = self.peer = _IDLE
         while self._pending and not self._num_ends and self._parser is not None:
             data = self._pending.popleft()
             self.pending_bytes -= len(data)
@@ -103,8 +99,8 @@ class ServerFraming(MessageFraming):
     def drop_further(self) -> None:
         """Take no further request: what waits and what comes is dropped, and the connection ends with this exchange."""
         self.drops_further, self.keep_alive = True, False
-        if self.peer is State.DONE:
-            self.peer = State.MUST_CLOSE
+        if self.peer is _DONE:
+            self.peer = _MUST_CLOSE
         self._inbox.clear()
         self._num_ends = 0
         self._drop_pending()
@@ -142,16 +138,16 @@ class ServerFraming(MessageFraming):
         for event in events:
             if type(event) is RequestHead:
                 self._move_peer(Kind.REQUEST)
-                self.own = State.SEND_RESPONSE
+                self.own = _SEND_RESPONSE
                 self._is_http_11, self._is_head_request = event.is_http_11, event.method == "HEAD"
                 self.keep_alive = event.keep_alive
             elif event is END:
-                self.peer = State.DONE
+                self.peer = _DONE
                 if not self.keep_alive:
-                    self.peer = State.MUST_CLOSE
+                    self.peer = _MUST_CLOSE
                     self._drop_pending()
             elif type(event) is FramingError:
-                self.peer, self.keep_alive = State.ERROR, False
+                self.peer, self.keep_alive = _ERROR, False
         return events
 
     # The parser calls the next five.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 
 EVENT_STREAM_TYPE = b"text/event-stream"
 DONE = b"data: [DONE]\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from maitred.wire.client_framing import ClientFraming
-from maitred.wire.framing import END, Event, FramingError, RequestHead, ResponseHead
+from maitred.wire.messages import END, Event, FramingError, RequestHead, ResponseHead
 from maitred.wire.server_framing import ServerFraming
 
 MAX_HEAD = 65_536

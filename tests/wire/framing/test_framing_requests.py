@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from exchanges import MAX_HEAD, cuts, serve
 
-from maitred.wire.framing import END, SLICE_BYTES, FramingMisuse, State
+from maitred.wire.framing import SLICE_BYTES
+from maitred.wire.messages import END, FramingMisuse, State
 from maitred.wire.server_framing import ServerFraming
 
 HOST = b"Host: a\r\n"

@@ -6,7 +6,7 @@ import pytest
 from exchanges import MAX_HEAD, ask, cuts
 
 from maitred.wire.client_framing import ClientFraming
-from maitred.wire.framing import END, FramingMisuse, State
+from maitred.wire.messages import END, FramingMisuse, State
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -17,7 +17,7 @@ from typing import Final, cast
 from maitred.core.units import Micros
 from maitred.emulator.clients.answers import Answer
 from maitred.wire.client_framing import ClientFraming
-from maitred.wire.framing import END, FramingError, Headers, ResponseHead, State
+from maitred.wire.messages import END, FramingError, Headers, ResponseHead, State
 from maitred.wire.sockets import write_message
 from maitred.wire.sse import is_event_stream
 

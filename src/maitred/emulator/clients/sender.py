@@ -28,7 +28,7 @@ from maitred.emulator.clients.connection import LoadConnection
 from maitred.emulator.clients.prompts import PromptWriter
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.wire.client import Origin
-from maitred.wire.framing import Headers
+from maitred.wire.messages import Headers
 from maitred.workload import Job
 
 _GRAIN: Final[Micros] = 500
