@@ -299,9 +299,10 @@ class Admission:
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while no request waits. There may be nothing to do at that time."""
-        if not any(pool.waiting for pool in self._pools.by_name.values()):
-            return None
-        return self._coordinator.next_due_at
+        for pool in self._pools.by_name.values():
+            if pool.waiting:
+                return self._coordinator.next_due_at
+        return None
 
     # Observation.
 

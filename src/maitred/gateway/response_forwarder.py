@@ -140,8 +140,10 @@ class ResponseForwarder:
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:
             headers = [header for header in headers if header[0] not in _HEADERS_FIXING_BODY]
-        if not any(name == REQUEST_ID_HEADER for name, _ in headers):
-            headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
+        for name, _ in headers:
+            if name == REQUEST_ID_HEADER:
+                return headers
+        headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
         return headers
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:

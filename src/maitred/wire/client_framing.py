@@ -60,8 +60,7 @@ class ClientFraming(MessageFraming):
         `headers` must contain neither Host nor headers about framing or the connection. Raises ValueError if a header contains
         a line end.
         """
-        lines = [f"{method} {target} HTTP/1.1\r\nhost: {authority}".encode("latin-1")]
-        lines += [b"%b: %b" % header for header in headers]
+        lines = [f"{method} {target} HTTP/1.1\r\nhost: {authority}".encode("latin-1"), *map(b": ".join, headers)]
         if body_bytes or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d" % body_bytes)
         head = b"\r\n".join(lines)

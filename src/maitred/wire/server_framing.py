@@ -56,6 +56,8 @@ class ServerFraming(MessageFraming):
     """Whether the first bytes of a head have been parsed, and not the last."""
     _is_http_11 = True
     _is_head_request = False
+    _skips_parser = False
+    """Whether the parser is not given the body under way."""
 
     def _make_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -114,18 +116,29 @@ class ServerFraming(MessageFraming):
     def _feed(self, data: bytes) -> None:
         """Parse `data` as far as the slice in which a message ends; the rest goes back in front of what waits."""
         size, at = len(data), 0
-        if size <= SLICE_BYTES:
+        if size <= SLICE_BYTES and not self._skips_parser:
             self._feed_parser(data)
             return
         view = memoryview(data)
         while at < size and not self._num_ends and self._parser is not None:
-            length = self._length if self._in_body else None
-            step = SLICE_BYTES if length is None else length - self._body_bytes
-            self._feed_parser(view[at : at + step])
-            at += step
+            left = self._length - self._body_bytes if self._in_body and self._length is not None else None
+            if left is not None and (self._skips_parser or left > SLICE_BYTES):
+                self._take_body(data[at : at + left])
+            else:
+                self._feed_parser(view[at : at + (left or SLICE_BYTES)])
+            at += left or SLICE_BYTES
         if at < size and self._parser is not None:
             self._pending.appendleft(data[at:])
             self.pending_bytes += size - at
+
+    def _take_body(self, piece: bytes) -> None:
+        """Take a piece of a body of known length as it is: the parser would copy it."""
+        self._skips_parser = True
+        self._body_bytes += len(piece)
+        self._inbox.append(piece)
+        if self._body_bytes == self._length:
+            self._parser, self._skips_parser = self._make_parser(), False  # The old one waits for the body.
+            self.on_message_complete()
 
     def _take_events(self) -> list[Event]:
         """Return the events up to the end of the first message, and move the states by them."""
@@ -222,12 +235,11 @@ class ServerFraming(MessageFraming):
     def start_response(self, status: int, headers: Headers) -> bytes:
         """Return the head of a response. Raises FramingMisuse, also for a header with a line end in it."""
         self._move_own(Kind.RESPONSE)
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
         length: int | None = None
-        for header in headers:
-            lines.append(b"%b: %b" % header)
-            if header[0] == b"content-length":
-                length = int(header[1])
+        for name, value in headers:
+            if name == b"content-length":
+                length = int(value)
         self._bytes_left_out, self._is_chunked_out = length, False
         self._has_body_out = not (self._is_head_request or status in _BODILESS)
         if self._has_body_out and length is None:
@@ -281,7 +293,7 @@ def _origin_form(target: bytes) -> bytes:
     if target == b"*":
         return target
     try:
-        url = httptools.parse_url(target)
+        url: Any = httptools.parse_url(target)  # Its types say bytes where it has None.
     except httptools.HttpParserInvalidURLError as error:
         raise FramingError(f"the target of the request is no path: {error}") from error
     if b"#" in target or url.schema not in (b"http", b"https"):
