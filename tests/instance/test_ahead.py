@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from test_skipping import drive, workloads
 
 from maitred.compat.instance_rules import new_instance
+from maitred.core.contracts import WaitQueue
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
@@ -165,20 +166,21 @@ def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room()
 @pytest.mark.parametrize("step_by_step", [True, False])
 def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that learns lengths from sequences that have finished is told of an arrival before it is told of that end."""
-    engine, told = ahead(max_num_seqs=1, step_by_step=step_by_step), []
-    queue = engine._core.waiting
-    add, finished = queue.add, queue.on_finished
+    told: list[tuple[str, int]] = []
+    queue_class = type(ahead()._core.waiting)
+    add, finished = queue_class.add, queue_class.on_finished
 
-    def adding(seq: SequenceState, now: Micros, **more: bool) -> None:
+    def adding(queue: WaitQueue, seq: SequenceState, now: Micros, **more: bool) -> None:
         told.append(("comes", seq.request.id))
-        add(seq, now, **more)
+        add(queue, seq, now, **more)
 
-    def finishing(seq: SequenceState, now: Micros) -> None:
+    def finishing(queue: WaitQueue, seq: SequenceState, now: Micros) -> None:
         told.append(("ends", seq.request.id))
-        finished(seq, now)
+        finished(queue, seq, now)
 
-    monkeypatch.setattr(queue, "add", adding)
-    monkeypatch.setattr(queue, "on_finished", finishing)
+    monkeypatch.setattr(queue_class, "add", adding)
+    monkeypatch.setattr(queue_class, "on_finished", finishing)
+    engine = ahead(max_num_seqs=1, step_by_step=step_by_step)
     engine.enqueue(request(0), 6, 0)
     while (due := engine.next_event()) is not None and due < 200:
         engine.advance(due)

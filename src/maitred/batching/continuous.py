@@ -43,6 +43,7 @@ class ContinuousBatch(RunningBatch):
     __slots__ = (
         "_largest_chunk",
         "_max_chunk_tokens",
+        "_max_tokens",
         "_preemption_policy",
         "_reserves_prompt",
         "_threshold",
@@ -57,7 +58,8 @@ class ContinuousBatch(RunningBatch):
         self._reserves_prompt = limits.scheduler_reserve_full_isl
         self._watermark_blocks = limits.watermark_blocks
         self._threshold = limits.long_prefill_token_threshold
-        self._largest_chunk = min(limits.max_chunk_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
+        self._max_tokens = limits.max_num_batched_tokens
+        self._largest_chunk = min(limits.max_chunk_tokens or self._max_tokens, self._max_tokens)
         self._max_chunk_tokens = self._threshold or self._largest_chunk
         """Tokens of one chunk in the step about to be planned."""
 
@@ -68,7 +70,9 @@ class ContinuousBatch(RunningBatch):
         the batch, and the caller puts them back into the wait queue.
         """
         blocks, self.num_transferred = self._blocks, 0
-        open_to = None if waiting is None or self.is_full else waiting
+        open_to = waiting
+        if waiting is not None and len(self.sequences) + self.pending_free_slots >= self._max_num_seqs:
+            open_to = None  # the batch is full
         # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
         # costs O(block size) at most, however many sequences decode.
         if open_to is None and not self._prefilling:
@@ -76,9 +80,11 @@ class ContinuousBatch(RunningBatch):
             return StepPlan(repeat) if repeat else self._serve_in_turn()
         if self._threshold:
             self._set_max_chunk(len(self.sequences) + (0 if waiting is None else len(waiting)))
-        budget = room = self._limits.max_num_batched_tokens - self.num_decodes
-        chunks, needed = self._plan_running_chunks(budget), 0
-        if chunks:
+        budget = room = self._max_tokens - self.num_decodes
+        chunks: list[PrefillChunk] = []
+        needed = 0
+        if self._prefilling:
+            chunks = self._plan_running_chunks(budget)
             needed = sum([self._chunk_blocks(chunk) for chunk in chunks])
             budget -= sum([chunk.num_tokens for chunk in chunks])
         # All running sequences are checked by their sum. The order in which they take blocks matters only if the sum does not
@@ -128,7 +134,7 @@ class ContinuousBatch(RunningBatch):
         """Admit waiting sequences within `spare` blocks and `budget` tokens, and add a chunk for each to `chunks`. Return what
         is left of the budget."""
         sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefix_blocks
-        most, watermark = self._limits.max_num_seqs, self._watermark_blocks
+        most, watermark = self._max_num_seqs, self._watermark_blocks
         if prefixed is not None:
             prefixed.reserve_next_step()  # decodes take their blocks before prompts do, so they evict first
             prefixed.apply_evictions()
@@ -147,7 +153,8 @@ class ContinuousBatch(RunningBatch):
                 # The KV that comes along is written into blocks of this instance, so `taken` counts from `cached` and not
                 # from `start`.
                 start = seq.transferred_kv_tokens
-            tokens = min(seq.num_tokens_to_prefill - start, self._max_chunk_tokens)
+            tokens = seq.num_tokens_to_prefill - start
+            tokens = min(tokens, self._max_chunk_tokens)
             if tokens > budget:
                 if not self._limits.enable_chunked_prefill:
                     break

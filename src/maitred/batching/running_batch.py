@@ -40,6 +40,7 @@ class RunningBatch:
     __slots__ = (
         "_blocks",
         "_limits",
+        "_max_num_seqs",
         "_num_admissions",
         "_prefilling",
         "_prefix_blocks",
@@ -56,6 +57,7 @@ class RunningBatch:
 
     def __init__(self, limits: BatchLimits, blocks: BlockManager) -> None:
         self._limits = limits
+        self._max_num_seqs = limits.max_num_seqs
         self._num_admissions = 0
         self._blocks = blocks
         self._prefix_blocks = blocks if isinstance(blocks, PrefixBlockManager) else None
@@ -97,7 +99,7 @@ class RunningBatch:
     @property
     def is_full(self) -> bool:
         """Whether no sequence can be admitted, for want of a slot."""
-        return len(self.sequences) + self.pending_free_slots >= self._limits.max_num_seqs
+        return len(self.sequences) + self.pending_free_slots >= self._max_num_seqs
 
     def num_output_tokens(self, seq: SequenceState) -> int:
         """Return the tokens that `seq` has emitted by now."""

@@ -5,7 +5,7 @@ plans k steps at once, and the latency model says exactly how long they take. Th
 
     start_run      the batch former plans the step, which may repeat until the next completion, or until time alone could
                    change the order of the wait queue (`WaitQueue.next_order_change`)
-    truncate       an arrival ends the run at the next step boundary
+    truncate       an arrival ends the run at the next step boundary (`StepRun`)
     commit_part    the first steps are counted; the rest stays a run
     commit_run     the run has ended: prompts are complete, sequences end
 
@@ -42,31 +42,12 @@ from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
 from maitred.instance.queue_caps import QueueCaps
 from maitred.instance.step_meter import ItlLog, StepMeter
+from maitred.instance.step_run import StepRun
 from maitred.kv import PrefixBlockManager
+from maitred.queueing import is_overridden
 
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN  # members of enums are slow to look up
 _FINISHED: Final = EventKind.FINISHED
-
-
-class StepRun:
-    """The step in progress and its repetitions."""
-
-    ends_at: Micros = 0
-    """End of its last step."""
-    outcome_at: Micros = 0
-    """Instant at which its tokens, completions and free blocks are there: `ends_at`, or earlier with BLIS's clock."""
-    departed_decodes: int = 0
-    """Sequences that decoded in it and have left since. Their tokens reach no client."""
-    partially_committed: bool = False
-    """Whether steps before `starts_at` have been counted already. Then the next step has not begun at `starts_at` itself."""
-    truncated: bool = False
-    """Whether it ends before anything comes of it."""
-
-    def __init__(self, starts_at: Micros, steps: int, plan: StepPlan, shape: BatchShape) -> None:
-        self.starts_at = starts_at
-        self.steps = steps
-        self.plan = plan
-        self.shape = shape
 
 
 class EngineCore:
@@ -81,6 +62,11 @@ class EngineCore:
         self._prefix_blocks = parts.blocks if isinstance(parts.blocks, PrefixBlockManager) else None
         self.batch = parts.batch
         self.waiting = config.policy().make_queue(parts.prefix_cache, rng)
+        # Most queues do nothing in most of their callbacks.
+        self._order_changes = is_overridden(self.waiting, "next_order_change")
+        self._counts_service = is_overridden(self.waiting, "on_served")
+        self._learns = is_overridden(self.waiting, "on_finished")
+        self._forgets = is_overridden(self.waiting, "on_sequence_end")
         self._unseen = UnseenArrivals(self.waiting, self.batch) if config.async_scheduling else None
         """Arrivals that the scheduler has not seen yet, or None if it does not plan one step ahead."""
         self.sequences: dict[RequestId, SequenceState] = {}
@@ -90,11 +76,13 @@ class EngineCore:
         self._completions = CompletionHeap()
         self._held = HeldDecodes()
         self._next_completion_step = -1
-        """No sequence completes before this step; -1: no sequence decodes."""
+        """No sequence completes before this step; -1: perhaps no sequence decodes."""
         self.deadlines: list[tuple[Micros, int, SequenceState]] = []
         """Heap of deadlines. Those of sequences that have left are dropped when they come up."""
         self.events: list[InstanceEvent] = []
         """Events that the driver has not fetched yet, in the order of time."""
+        self.tells_first_tokens = True
+        """Whether `events` has those of first tokens."""
         self.run: StepRun | None = None
         """The run in progress, or None between runs and when idle."""
         self.next_start: Micros = 0
@@ -117,20 +105,22 @@ class EngineCore:
 
     def rejection_reason(self, request: Request) -> str | None:
         """Return why `request` could never run here, or None if it could."""
-        limit = self._max_model_len
-        if request.prompt_tokens < 1:
+        prompt, answer = request.prompt_tokens, request.max_output_tokens or 1
+        if prompt < 1:
             return "the prompt has no tokens"
-        if request.prompt_tokens + (request.max_output_tokens or 1) > limit:
-            asked = f"{request.prompt_tokens} prompt and {request.max_output_tokens or 1} output tokens"
-            return f"{asked} are more than the model length of {limit} tokens"
+        if prompt + answer > self._max_model_len:
+            asked = f"{prompt} prompt and {answer} output tokens"
+            return f"{asked} are more than the model length of {self._max_model_len} tokens"
         return None
 
     def output_length(self, request: Request, output_tokens: int) -> int:
         """Return the length of an answer that would end by itself after `output_tokens`, within the request's limits."""
         longest = self._max_model_len - request.prompt_tokens
-        if request.max_output_tokens is not None:
-            longest = min(longest, request.max_output_tokens)
-        return max(1, min(output_tokens, longest))
+        limit = request.max_output_tokens
+        if limit is not None and limit < longest:
+            longest = limit
+        length = output_tokens if output_tokens < longest else longest
+        return length if length > 1 else 1
 
     def add(
         self,
@@ -165,7 +155,7 @@ class EngineCore:
         else:
             run = self.run
             # The step after the one in progress has been planned, so the request is seen when the one in progress ends.
-            seen_at = now if run is None else run.starts_at + self.latency.run_time(run.shape, self._steps_until(run, now))
+            seen_at = now if run is None else run.boundary_after(now)
             self._unseen.add(seq, seen_at, is_idle=run is None)
         return True
 
@@ -194,29 +184,20 @@ class EngineCore:
         if not (batch.num_decodes or plan.chunks or plan.preempted):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
         shape = self._spread_shape(plan) if self._is_spread_aware else batch.batch_shape(plan)
-        run = self.run = StepRun(now, plan.max_repeats, plan, shape)
-        run.outcome_at = run.ends_at = now + self.latency.run_time(shape, run.steps)
-        if run.steps > 1 and waiting is not None and not batch.is_full:  # a full batch admits nothing, whatever the order
+        run = self.run = StepRun(now, plan, shape, self.latency)
+        # A full batch admits nothing, whatever the order.
+        if run.steps > 1 and waiting is not None and self._order_changes and not batch.is_full:
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
-                self.truncate(run, changes_at)
+                run.truncate(changes_at)
         if unseen is not None:
             had_news = bool(batch.leaving or batch.pending_free_slots or len(unseen))
             run.departed_decodes = batch.num_ghosts
             batch.drop_leaving()
             unseen.reveal_all()
             if had_news and run.steps > 1 and len(self.waiting) and not batch.is_full:
-                self._shorten(run, 1)  # the plan of the next step may admit what was seen only now
+                run.shorten(1)  # the plan of the next step may admit what was seen only now
         return run
-
-    def truncate(self, run: StepRun, now: Micros) -> None:
-        """End `run` at the first step boundary at or after `now`, and not before its first step has ended."""
-        if run.steps == 1 or run.ends_at <= now:
-            return
-        steps = self._steps_until(run, now)
-        if steps < run.steps:
-            run.truncated = True
-            self._shorten(run, steps)
 
     def commit_part(self, run: StepRun, steps: int) -> None:
         """Count the first `steps` steps of `run`, which have ended. The rest stays a run."""
@@ -238,14 +219,14 @@ class EngineCore:
     def commit_run(self, run: StepRun) -> None:
         """Count the steps of `run`, which has ended: prompts may be complete, sequences may end."""
         now, batch, plan = run.ends_at, self.batch, run.plan
-        # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, so their old entries are stale.
         held, silent = self._held, batch.num_transferred + run.departed_decodes
+        # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, so their old entries are stale.
         if plan.stalled:
             self._pause(plan.stalled, run.starts_at, now)
         if plan.holds_decodes:
             held.hold(batch.sequences.values(), run.starts_at, self.itl_log)
             silent = 0
-        else:
+        elif held.since:
             silent += held.num_resuming(plan.stalled)
         if self.meter is not None:
             self.meter.add_run(run.shape, run.steps, now - run.starts_at, silent)
@@ -256,9 +237,10 @@ class EngineCore:
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
         if plan.chunks:
             self._commit_chunks(plan, now)
-        while (step := self._completions.first_step()) == batch.step_index:
-            self._remove_running(self._completions.pop_entry()[3], now, _FINISHED)
-        self._next_completion_step = step
+        if plan.chunks or batch.step_index >= self._next_completion_step:  # a run that an arrival truncated ends before that
+            while (step := self._completions.first_step()) == batch.step_index:
+                self._remove_running(self._completions.pop_entry()[3], now, _FINISHED)
+            self._next_completion_step = step
         if batch.leaving and not (self.sequences or batch.num_ghosts):
             batch.drop_leaving()  # the next step has nothing in it, so it takes no time
         if plan.stalled and self.itl_log is not None and batch.discounts_stalls:
@@ -287,16 +269,6 @@ class EngineCore:
             heappop(deadlines)
         return None
 
-    def _steps_until(self, run: StepRun, now: Micros) -> int:
-        """Return the number of steps of `run` up to its first step boundary at or after `now`; at least 1."""
-        # All times are whole µs, so the steps that end before `now` are those that end within a span 1 µs shorter. The
-        # boundary is the end of the step after them.
-        return 1 + self.latency.steps_within(run.shape, max(now - run.starts_at, 1) - 1, run.steps - 1)
-
-    def _shorten(self, run: StepRun, steps: int) -> None:
-        run.steps = steps
-        run.outcome_at = run.ends_at = run.starts_at + self.latency.run_time(run.shape, steps)
-
     def _spread_shape(self, plan: StepPlan) -> BatchShape:
         """Return the work of `plan` with the spread of its contexts, for a latency model that looks at it."""
         shape = self.batch.batch_shape(plan)
@@ -318,12 +290,14 @@ class EngineCore:
 
     def _commit_chunks(self, plan: StepPlan, now: Micros) -> None:
         # The work was done for sequences that were withdrawn during the step, too, and counts as served.
-        for chunk in plan.chunks:
-            self.waiting.on_served(chunk.seq, chunk.num_tokens, 0, now)
+        if self._counts_service:
+            for chunk in plan.chunks:
+                self.waiting.on_served(chunk.seq, chunk.num_tokens, 0, now)
         for seq in self.batch.complete_chunks(plan):
             if seq.first_token_at is None:
                 seq.first_token_at = now
-                self.events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
+                if self.tells_first_tokens:
+                    self.events.append(InstanceEvent(now, _FIRST_TOKEN, seq))
             # The first token came before a preemption, or in the instance that computed the prompt: the client has waited
             # since.
             elif self.meter is not None:
@@ -347,7 +321,7 @@ class EngineCore:
         """Remove `seq` from the running batch for good."""
         if self._unseen is not None:
             self._unseen.reveal_before(now)  # the queue must hold them before it learns from the sequence that leaves
-        if seq.is_decoding:
+        if seq.is_decoding and (self.itl_log is not None or self._held.since):
             self._stop_decoding(seq, now)
         if kind is _FINISHED:
             self.batch.finish(seq)
@@ -360,8 +334,9 @@ class EngineCore:
                 self._completions.mark_stale()
                 if self.run is not None:
                     self.run.departed_decodes += 1  # the shape of the run, which the meter reads, still counts it
-        self._account_decode(seq, now)
-        if kind is _FINISHED:
+        if self._counts_service:
+            self._account_decode(seq, now)
+        if kind is _FINISHED and self._learns:
             self.waiting.on_finished(seq, now)
         self._forget(seq, now, kind)
 
@@ -371,7 +346,8 @@ class EngineCore:
         del self.sequences[seq.request.id], self._output_lengths[seq.request.id]
         if self._prefix_blocks is not None and seq not in self.batch.leaving:
             self._prefix_blocks.forget(seq)
-        self.waiting.on_sequence_end(seq, now)
+        if self._forgets:
+            self.waiting.on_sequence_end(seq, now)
         self.batch.forget(seq)
         if not self.sequences:
             self.batch.on_idle()
@@ -387,7 +363,8 @@ class EngineCore:
 
     def _account_decode(self, seq: SequenceState, now: Micros) -> None:
         """Tell the wait queue of the tokens of `seq`, which has stopped decoding."""
-        self.waiting.on_served(seq, 0, seq.num_output_tokens - seq.num_accounted_output_tokens, now)
+        if self._counts_service:
+            self.waiting.on_served(seq, 0, seq.num_output_tokens - seq.num_accounted_output_tokens, now)
         seq.num_accounted_output_tokens = seq.num_output_tokens
 
 

@@ -28,9 +28,10 @@ from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance.batch_former import EngineParts, standard_parts
 from maitred.instance.config import InstanceConfig
-from maitred.instance.engine_core import EngineCore, StepRun
+from maitred.instance.engine_core import EngineCore
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.step_meter import ItlLog, StepMeter
+from maitred.instance.step_run import StepRun
 
 
 class Instance:
@@ -92,6 +93,10 @@ class Instance:
         """Tell `meter` of every run from now on, and `itl_log` which sequences decode."""
         self._core.meter, self._core.itl_log = meter, itl_log
 
+    def omit_first_tokens(self) -> None:
+        """Return no FIRST_TOKEN events from now on. `SequenceState.first_token_at` says the same in the end."""
+        self._core.tells_first_tokens = False
+
     def rejection_reason(self, request: Request) -> str | None:
         """Return why `request` could never run here, or None if it could."""
         return self._core.rejection_reason(request)
@@ -144,7 +149,7 @@ class Instance:
             if core.next_start < now and len(core.sequences) == 1:
                 core.next_start = now
         elif run.steps > 1 and not core.batch.is_full:
-            core.truncate(run, now)
+            run.truncate(now)
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
         """Remove a request, because its answer is not wanted any more. Return False if it is not here."""
@@ -164,7 +169,11 @@ class Instance:
         else:
             self._process_due(now, now)
             self._commit_to_boundary(now)
-        return self.drain_events() if core.events else ()
+        events = core.events
+        if not events:
+            return ()
+        core.events = []
+        return events
 
     def drain_events(self) -> Sequence[InstanceEvent]:
         """Return the events of the calls so far that have not been returned yet."""
@@ -247,7 +256,7 @@ class Instance:
         self._commit_to_boundary(now)
         run: StepRun | None = core.run
         if run is not None:
-            core.truncate(run, now)
+            run.truncate(now)
         core.withdraw(seq, now, kind)
 
     def _commit_to_boundary(self, now: Micros) -> None:

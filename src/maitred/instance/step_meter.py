@@ -152,7 +152,10 @@ class StepMeter:
         if self._itl_log is not None:
             self._itl_log.add_steps(gap if self._is_constant else bucket_index(gap + self._overhead), steps, time)
         counts = self._exact_counts
-        counts[gap] = counts.get(gap, 0) + decodes * steps
+        if gap in counts:
+            counts[gap] += decodes * steps
+            return
+        counts[gap] = decodes * steps
         if len(counts) > _MAX_EXACT_GAPS:
             self._flush_counts()
 

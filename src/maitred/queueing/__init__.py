@@ -7,7 +7,7 @@ sorted again. Policies are composed by wrapping: `bounded(lpm, max_wait=5)`.
 
 from __future__ import annotations
 
-from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyPolicy, PolicyInfo
+from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyPolicy, PolicyInfo, is_overridden
 from maitred.queueing.config import QueueingConfig
 from maitred.queueing.orders import ClientPriorityOrder
 from maitred.queueing.priority import PRIORITIES, TimeInvariantPriority
@@ -26,4 +26,5 @@ __all__ = [
     "PolicyInfo",
     "QueueingConfig",
     "TimeInvariantPriority",
+    "is_overridden",
 ]

@@ -123,6 +123,11 @@ class KeyQueue(BaseQueue):
         return len(self._heap)
 
 
+def is_overridden(queue: WaitQueue, callback: str) -> bool:
+    """Return whether `queue` does anything in a callback, in which `BaseQueue` does nothing."""
+    return getattr(getattr(queue, callback), "__func__", None) is not getattr(BaseQueue, callback)
+
+
 class DelegatingQueue(WaitQueue):
     """A wait queue around an inner one, to which it passes everything."""
 

@@ -49,7 +49,9 @@ class _FcfsQueue(BaseQueue):
         return self._waiting.pop(request_id, None)
 
     def peek(self) -> SequenceState | None:
-        return next(iter(self._waiting.values()), None)
+        for seq in self._waiting.values():
+            return seq
+        return None
 
     def pop(self) -> SequenceState:
         if not self._waiting:

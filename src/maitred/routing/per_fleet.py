@@ -101,7 +101,14 @@ class InFlightHeap:
     def least_loaded(self) -> InstanceView:
         """Return an instance with the fewest in flight: of several, the one that was looked at longest ago."""
         fleet, entries, heap = self._fleet, self._entries, self._heap
-        self._refresh()
+        if self._changed:
+            self._refresh()
+        # And one more is looked at in turn, whose count may have fallen without a word.
+        check = self._next_check + 1
+        self._next_check = check = check if check < len(entries) else 0
+        count = fleet[check].in_flight
+        if count < entries[check][0]:
+            self._update(check, count)
         while True:
             first = heap[0]
             position = first[2]
@@ -119,21 +126,16 @@ class InFlightHeap:
             heapreplace(heap, entry)
 
     def _refresh(self) -> None:
-        """Look again at the instances that requests have left, and at one more in turn."""
+        """Look again at the instances that requests have left."""
         fleet, changed = self._fleet, self._changed
-        if changed:
-            for index in changed:
-                position = self._position_of.get(index)
-                if position is not None:
-                    self._update(position, fleet[position].in_flight)
-            changed.clear()
-            if len(self._heap) > 2 * len(fleet) + 16:  # more than half of the entries are stale
-                self._heap[:] = self._entries
-                heapify(self._heap)
-        self._next_check = check = (self._next_check + 1) % len(fleet)
-        count = fleet[check].in_flight
-        if count < self._entries[check][0]:
-            self._update(check, count)
+        for index in changed:
+            position = self._position_of.get(index)
+            if position is not None:
+                self._update(position, fleet[position].in_flight)
+        changed.clear()
+        if len(self._heap) > 2 * len(fleet) + 16:  # more than half of the entries are stale
+            self._heap[:] = self._entries
+            heapify(self._heap)
 
     def _update(self, position: int, count: int) -> None:
         """Give the instance a new entry, behind all others with the same count."""

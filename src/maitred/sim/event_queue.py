@@ -75,13 +75,15 @@ INSTANCE: Final = SimEventKind.INSTANCE
 class EventQueue:
     """The heap of events, and the current time."""
 
-    __slots__ = ("heap", "last_instance_turn", "now")
+    __slots__ = ("heap", "last_turn_at", "last_turn_index", "now")
 
     def __init__(self) -> None:
         self.heap: list[tuple[Micros, SimEventKind, int]] = []
         self.now: Micros = 0
-        self.last_instance_turn: tuple[Micros, int] = (-1, 0)
-        """The instant of the last INSTANCE event, and the largest index of an instance that had its turn at that instant."""
+        self.last_turn_at: Micros = -1
+        """The instant of the last INSTANCE event."""
+        self.last_turn_index = 0
+        """The largest index of an instance that had its turn at that instant."""
 
     def push(self, at: Micros, kind: SimEventKind, target: int = 0) -> None:
         heappush(self.heap, (at, kind, target))

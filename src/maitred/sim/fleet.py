@@ -80,8 +80,13 @@ class SimulatedFleet:
 
     def resume_dirty(self) -> None:
         """Begin steps and find the next event of all dirty instances, after everything at this instant has happened."""
-        for replica in self.dirty:
-            self.resume(replica)
+        heap = self._event_queue.heap
+        for replica in self.dirty:  # `resume`, without its call
+            due = replica.instance.next_event()
+            if due != replica.next_due:
+                replica.next_due = due
+                if due is not None:
+                    heappush(heap, (due, INSTANCE, replica.index))
         self.dirty.clear()
 
     def resume(self, replica: Replica) -> None:

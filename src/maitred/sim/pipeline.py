@@ -84,6 +84,8 @@ class Pipeline:
             programs.attach(self)
         self._router = router
         self._fleet = fleet
+        self._replicas = fleet.replicas
+        self._first_instance = fleet.replicas[0].instance
         self._dirty = fleet.dirty
         self._starts_in_turn = fleet.starts_in_turn
         self._rows = rows
@@ -92,6 +94,9 @@ class Pipeline:
         self._delay_line = delay_line
         self._disaggregation = disaggregation
         self._slots = slots
+        if (admission or programs or slots) is None:
+            for replica in fleet.replicas:
+                replica.instance.omit_first_tokens()
         self._may_wait = (admission or programs or disaggregation) is not None or delays != RequestDelays()
         """Whether a request may spend time before it is in an instance, so that its deadline needs an event."""
         self.live: dict[RequestId, RequestState] = {}
@@ -107,9 +112,12 @@ class Pipeline:
             raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
         state = self.live[request.id] = RequestState(job, self._rows.reserve())
         if self._checks_on_arrival:
-            outcome = self._early_outcome(request, now)
-            if outcome is not None:
-                self.finish(state, outcome, now)
+            if request.deadline is not None and request.deadline <= now:
+                self.finish(state, Outcome.TIMED_OUT, now)
+                return
+            # A request that could never run needs no admission. All instances are equal, so the first one answers for them.
+            if self._first_instance.rejection_reason(request) is not None:
+                self.finish(state, Outcome.REFUSED, now)
                 return
             # If no stage takes time, the request reaches its instance within this event, and the instance has the deadline.
             if request.deadline is not None and self._may_wait:
@@ -129,13 +137,6 @@ class Pipeline:
         else:
             self._delay_line.delay_until(state, now + self._delays.admission, SimEventKind.DECISION)
 
-    def _early_outcome(self, request: Request, now: Micros) -> Outcome | None:
-        """Return the outcome of a request that could never run, so that it needs no admission, or None if it could."""
-        if request.deadline is not None and request.deadline <= now:
-            return Outcome.TIMED_OUT
-        # All instances are equal, so the first one answers for all of them.
-        return None if self._fleet.replicas[0].instance.rejection_reason(request) is None else Outcome.REFUSED
-
     def on_admission_due(self, delay_id: int, now: Micros) -> None:
         state = self._delay_line.pop(delay_id)
         if state is not None:
@@ -153,12 +154,16 @@ class Pipeline:
 
     def on_instance_due(self, index: int, now: Micros) -> None:
         """Handle the events of an instance at its turn. Obsolete entries of the event queue are dropped here."""
-        replica = self._fleet.replicas[index]
+        replica = self._replicas[index]
         if replica.next_due != now:
             return
         replica.next_due = None
-        # `max`, because an entry that is pushed during this instant may be that of a smaller index.
-        self._event_queue.last_instance_turn = max(self._event_queue.last_instance_turn, (now, index))
+        event_queue = self._event_queue
+        # An entry that is pushed during this instant may be that of a smaller index, which changes nothing.
+        if now != event_queue.last_turn_at:
+            event_queue.last_turn_at, event_queue.last_turn_index = now, index
+        elif index > event_queue.last_turn_index:
+            event_queue.last_turn_index = index
         self._dirty[replica] = None
         # The common case calls the instance directly: a list of deferred events exists only after a withdrawal.
         for event in replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now):
@@ -266,7 +271,10 @@ class Pipeline:
             replica.in_flight -= 1
             if self._slots is not None:
                 self._slots.on_left(request, replica, now, event.seq.num_output_tokens if kind is _FINISHED else None)
-            self._notify_router(request, replica, now)
+            if self._disaggregation is None:
+                self._router.on_request_end(request, replica.index, now)
+            else:
+                self._disaggregation.on_request_end(request, replica, now)
         else:
             self._detach(state, now)
         self.finish(state, _OUTCOMES[kind], event.at, event.seq, replica)
