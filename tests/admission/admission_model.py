@@ -28,6 +28,9 @@ class ModelRequest:
         self.admission = 0
         self.safe = False
         """Promoted or tried again: never a victim."""
+        self.stranded = False
+        self.victim: ModelRequest | None = None
+        """The victim whose slot it waits for."""
         self.retried = False
 
     @property
@@ -85,7 +88,9 @@ class AdmissionModel:
         policy = self.config.tenant_policies.get(one.tenant) if self.classes else None
         if policy is None or policy.max_in_flight is None:
             return False
-        return sum(other.holds and other.tenant == one.tenant for other in self.requests.values()) >= policy.max_in_flight
+        others = [other for other in self.requests.values() if other is not one and other.tenant == one.tenant]
+        claimed = sum(other.holds or (other.state == "awaiting" and one.state != "awaiting") for other in others)
+        return claimed >= policy.max_in_flight
 
     def queued_of(self, tenant: str) -> int:
         return sum(other.waits and other.tenant == tenant for other in self.requests.values())
@@ -97,6 +102,25 @@ class AdmissionModel:
             for other in self.together(one)
             if other is not one and other.state == "queued" and self.lane(other) >= self.lane(one) and not self.at_limit(other)
         ]
+
+    def victims_for(self, one: ModelRequest) -> list[ModelRequest]:
+        """The requests whose slots it might take."""
+        return [
+            other
+            for other in self.together(one)
+            if other.state == "admitted" and not other.safe and not other.stranded and other.k < one.k
+        ]
+
+    def idle_preemptor(self) -> ModelRequest | None:
+        """A request that is next and waits, though a victim's slot would be enough for it and no slot is about to be free."""
+        claimed = [one.victim for one in self.requests.values() if one.state == "awaiting"]
+        for one in self.requests.values():
+            may = one.state == "queued" and self.rules.lanes[self.lane(one)].can_preempt and self.victims_for(one)
+            if may and not self.at_limit(one) and not any(self.lane(o) > self.lane(one) for o in self.peers(one)):
+                leaving = any(o.state == "victim" and not o.stranded and o not in claimed for o in self.together(one))
+                if not leaving and self.free(one) == 0:
+                    return one
+        return None
 
     # Inputs
 
@@ -157,35 +181,38 @@ class AdmissionModel:
 
     def _queue(self, one: ModelRequest, decision: Decision) -> None:
         if decision.reason is Reason.VICTIM_LEAVING:
-            assert one.state == "new"
+            assert one.state in ("new", "queued")
             one.state = "awaiting"
             return
         if decision.reason is Reason.TO_BE_RETRIED:
             assert one.state == "coming back"
             one.retried = one.safe = True
             self.firsts -= 1
+            one.turn, one.state, one.stranded = self.firsts, "queued", False
+            return
+        if one.state == "awaiting":
+            assert decision.reason in (Reason.BUDGET_SPENT, Reason.NO_SLOT)
+            self.firsts -= 1
             one.turn, one.state = self.firsts, "queued"
             return
-        assert one.state == ("awaiting" if decision.reason is Reason.BUDGET_SPENT else "new")
+        assert one.state == "new"
         self.turns += 1
         one.turn, one.state = self.turns, "queued"
 
     def _preempt(self, victim: ModelRequest, decision: Decision) -> None:
         assert decision.other is not None
         preemptor = self.requests[decision.other]
-        assert preemptor.state == "new"
+        assert preemptor.state in ("new", "queued")
+        assert not self.at_limit(preemptor), "its tenant could not have the slot"
         assert self.rules.lanes[self.lane(preemptor)].can_preempt
         assert victim.state == "admitted"
         assert not victim.safe
         assert self.free(preemptor) <= 0, "there was a slot"
-        assert not self.peers(preemptor), "a preemptor passed the queue"
-        order = [
-            (other.k, -other.admission)
-            for other in self.together(preemptor)
-            if other.state == "admitted" and not other.safe and other.k < preemptor.k
-        ]
+        ahead = [o for o in self.peers(preemptor) if preemptor.state == "new" or self.lane(o) > self.lane(preemptor)]
+        assert not ahead, "a preemptor passed the queue"
+        order = [(other.k, -other.admission) for other in self.victims_for(preemptor)]
         assert (victim.k, -victim.admission) == min(order), "lowest class first, newest first"
-        victim.state = "victim"
+        victim.state, preemptor.victim = "victim", victim
         assert self.free(preemptor) + 1 > 0, "the slot does not help"
 
     def _reject(self, one: ModelRequest, decision: Decision) -> None:

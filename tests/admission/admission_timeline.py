@@ -53,6 +53,9 @@ class Timeline:
     def release(self, at: float, name: str, end: ReleaseReason = ReleaseReason.DRAINED) -> list[str]:
         return self._lines(self.core.release(self._names.index(name), end, from_seconds(at)))
 
+    def strand(self, at: float, name: str, *, stranded: bool = True) -> list[str]:
+        return self._lines(self.core.set_stranded(self._names.index(name), stranded=stranded, now=from_seconds(at)))
+
     def resize(self, at: float, slots: int, pool: str = "m") -> list[str]:
         return self._lines(self.core.resize(pool, slots, from_seconds(at)))
 

@@ -95,6 +95,8 @@ class AnyOrder:
                 self.release(n, kind)
             case "first_byte" if self.model.requests:
                 self.first_byte(n)
+            case "strand" if self.model.requests:
+                self.strand(n, stranded=kind > 0)
             case "resize":
                 self.resize(POOLS[n % 2], n // 2 % 7)
             case "reconfigure":
@@ -140,6 +142,12 @@ class AnyOrder:
             if shown:
                 one.state = "shown"
 
+    def strand(self, n: int, *, stranded: bool) -> None:
+        one = self.model.requests[n % len(self.model.requests)]
+        if one.holds:
+            one.stranded = stranded
+        self.model.decided(self.core.set_stranded(one.number, stranded=stranded, now=self.now))
+
     def resize(self, pool: str, capacity: int) -> None:
         self.model.capacities[pool] = capacity
         self.model.decided(self.core.resize(pool, capacity, self.now))
@@ -150,6 +158,7 @@ class AnyOrder:
 
     def balanced(self) -> None:
         self.core.check()
+        assert self.model.idle_preemptor() is None
         holding = sum(one.holds for one in self.model.requests.values())
         waiting = sum(one.waits for one in self.model.requests.values())
         books = [totals for of_model in self.core._pools.counters.values() for totals in of_model]
@@ -171,7 +180,7 @@ class AnyOrder:
 
 
 ENDS = (ReleaseReason.DRAINED, ReleaseReason.CLIENT_GONE, ReleaseReason.FAILED)
-STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure")
+STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure", "strand")
 STEP_SPANS = (0, 0, 0, 0, *SPANS)
 
 
@@ -199,7 +208,10 @@ def test_every_decision_in_any_order_is_one_that_the_model_allows(
 
 
 Event = tuple[str, int, int, Micros]
-verbs = ("submit", "submit", "submit", "release", "release", "preempted", "first_byte", "resize", "advance", "reconfigure")
+verbs = (
+    *("submit", "submit", "submit", "release", "release", "preempted", "first_byte", "resize", "advance", "reconfigure"),
+    "strand",
+)
 event = st.tuples(st.sampled_from(verbs), st.integers(0, 30), st.integers(0, 3), st.sampled_from(SPANS))
 events = st.lists(event, min_size=10, max_size=60)
 """20 on average: without a smallest size it would be 5."""
@@ -231,6 +243,8 @@ def drive(
                     core.confirm_first_byte(n, now)
             case "resize":
                 said += core.resize(POOLS[n % 2], k, now)
+            case "strand":
+                said += core.set_stranded(n, stranded=k > 0, now=now)
             case "advance":
                 said += core.advance(now)
             case "reconfigure" if n < 4:

@@ -77,6 +77,8 @@ def test_from_one_limit_to_classes_and_back_no_slot_or_place_is_lost() -> None:
     t = Timeline(2, legacy(max_concurrent_requests=2, queue_size=10, queue_timeout_secs=100))
     for name, k in (("b0", BULK), ("b1", BULK), ("b2", BULK), ("d", DEFAULT), ("i", INTERACTIVE)):
         t.submit(0, name, k)
+    for name in ("b0", "b1"):
+        t.first_byte(0.5, name)
 
     assert t.reconfigure(1) == []
     assert t.core.pool_names == ["m"]

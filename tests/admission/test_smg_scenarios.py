@@ -106,6 +106,7 @@ def test_s24_less_capacity_stops_no_request_and_admits_none_until_enough_have_en
     t = Timeline(4)
     for name in ("r0", "r1", "r2", "r3"):
         assert t.submit(0, name) == [f"{name} admit slot_free"]
+        t.first_byte(0.1, name)
 
     assert t.resize(0.5, 2) == []
     assert t.core.view("m").in_flight == 4

@@ -55,25 +55,27 @@ def test_a_tenant_at_its_limit_preempts_no_request() -> None:
     assert t.submit(0, "a1", INTERACTIVE, tenant="auth:a") == ["a1 queue tenant_limit"]
 
 
-def test_a_preemptor_whose_tenant_has_reached_its_limit_elsewhere_is_passed_over() -> None:
-    t = Timeline(1, policies(a={"max_in_flight": 1}))
+def test_a_preemptor_whose_tenant_has_a_lower_limit_since_a_reload_is_passed_over() -> None:
+    t = Timeline(1, policies(a={"max_in_flight": 2}))
     t.resize(0, 1, pool="other")
     t.submit(0, "victim", BULK)
     t.submit(0.1, "next", BULK)
-    assert t.submit(1, "a0", INTERACTIVE, tenant="auth:a")[-1] == "a0 queue victim_leaving victim"
     t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
+    assert t.submit(1, "a0", INTERACTIVE, tenant="auth:a")[-1] == "a0 queue victim_leaving victim"
+    t.reconfigure(1.001, policies(a={"max_in_flight": 1}))
 
-    assert t.release(1.01, "victim", ReleaseReason.SLOT_PREEMPTED) == ["next admit slot_free"]
+    assert t.release(1.01, "victim", ReleaseReason.SLOT_PREEMPTED) == ["a0 queue tenant_limit", "next admit slot_free"]
     assert t.release(1.02, "next") == []
     assert t.release(1.03, "a1") == ["a0 admit slot_free"]
 
 
 def test_a_preemptor_whose_tenant_is_at_its_limit_holds_no_newcomer_back() -> None:
-    t = Timeline(1, policies(a={"max_in_flight": 1}))
+    t = Timeline(1, policies(a={"max_in_flight": 2}))
     t.resize(0, 1, pool="other")
     t.submit(0, "victim", BULK)
-    t.submit(1, "a0", INTERACTIVE, tenant="auth:a")
     t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
+    t.submit(1, "a0", INTERACTIVE, tenant="auth:a")
+    t.reconfigure(1, policies(a={"max_in_flight": 1}))
     assert t.resize(1, 2) == []
 
     assert t.submit(1, "b", DEFAULT) == ["b admit slot_free"]
@@ -261,23 +263,23 @@ def test_a_tenant_preempts_no_more_than_it_may_have() -> None:
     t.submit(0, "b1", BULK)
 
     assert t.submit(1, "a0", INTERACTIVE, tenant="auth:a")[0] == "b1 preempt higher_class a0"
-    assert t.submit(1, "a1", INTERACTIVE, tenant="auth:a") == ["a1 queue no_slot"]
-    assert t.submit(1, "other", INTERACTIVE, tenant="auth:o")[0].startswith("other queue")
+    assert t.submit(1, "a1", INTERACTIVE, tenant="auth:a") == ["a1 queue tenant_limit"]
     assert t.release(1.01, "b1", ReleaseReason.SLOT_PREEMPTED) == ["a0 admit victim_gone b1"]
-    t.release(2, "a0")
     assert t.of(BULK).preempted_by[INTERACTIVE] == 1
+    assert t.submit(2, "other", INTERACTIVE, tenant="auth:o")[0] == "b0 preempt higher_class other"
 
 
 def test_a_preemptor_whose_tenant_is_at_its_limit_does_not_hide_the_next_preemptor() -> None:
-    t = Timeline(2, policies(a={"max_in_flight": 1}))
+    t = Timeline(2, policies(a={"max_in_flight": 2}))
     t.resize(0, 1, pool="other")
     t.submit(0, "b0", BULK)
     t.submit(0, "b1", BULK)
-    t.submit(1, "a0", INTERACTIVE, tenant="auth:a")
     t.submit(1, "a1", INTERACTIVE, tenant="auth:a", pool="other")
+    t.submit(1, "a0", INTERACTIVE, tenant="auth:a")
     assert t.submit(1, "c0", INTERACTIVE, tenant="auth:c")[-1] == "c0 queue victim_leaving b0"
+    t.reconfigure(1, policies(a={"max_in_flight": 1}))
 
-    assert t.release(1.01, "b1", ReleaseReason.SLOT_PREEMPTED) == ["c0 admit slot_free"]
+    assert t.release(1.01, "b1", ReleaseReason.SLOT_PREEMPTED) == ["a0 queue tenant_limit", "c0 admit slot_free"]
 
 
 def test_the_victim_is_the_newest_of_the_lowest_class_whose_tokens_suffice() -> None:

@@ -6,9 +6,11 @@ yet: the victim is told to stop, and the slot is kept for its preemptor. Else th
 full, it is rejected.
 
 Whenever slots may have become free, waiting requests are admitted, the most urgent class first, until no slot is free
-for any of them. A request that starves may be promoted (`priority`). So after every event:
+for any of them. Then the next one preempts, if its class may, as a newcomer would, and so on while there are victims. A
+request that starves may be promoted (`priority`). So after every event:
 
     no request waits while a slot is free for its class, unless its tenant is at its limit
+    none that is next and may preempt waits while a victim's slot would do
 
 Example: 2 slots without reservations, both held by bulk requests, b1 and then b2. The chat c1 finds no slot and
 preempts b2, the newer one; c2 preempts b1; c3 finds no victim and queues. When b2 has stopped, its slot is c1's, and
@@ -37,11 +39,11 @@ from maitred.core.decisions import Decision
 from maitred.core.units import Micros
 
 _QUEUE, _RELEASE = TicketEvent.QUEUE, TicketEvent.RELEASE  # members of enums are slow to look up
-_AWAITING = TicketState.AWAITING
+_AWAITING, _VICTIM = TicketState.AWAITING, TicketState.VICTIM
 _SLOT_FREE = Reason.SLOT_FREE
 _CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
-# BEHIND_QUEUE is not among them: a newcomer that preempted then would pass the requests that wait already. Nor are the
-# limits of tenants and rates, which a victim's slot does not raise.
+# BEHIND_QUEUE is not among them: a newcomer that preempted then would pass the requests that wait already, and these preempt
+# themselves as soon as they can. Nor are the limits of tenants and rates, which a victim's slot does not raise.
 """What keeps a request from a slot and could be changed by a preemption."""
 
 
@@ -56,6 +58,9 @@ class ClassPool(SlotPool):
         self.dispatched_at: Micros = 0
         """When `dispatch` was last called: requests that starved by then have been considered for a promotion."""
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
+        self._may_preempt = any(lane.can_preempt for lane in rules.lanes)
+        self._leaving = 0
+        """Units of victims that still hold their slots, and that no preemptor waits for any more."""
         self._reorders = rules.tenant_weights is not None and rules.tokens_per_slot is not None
         """Whether a newcomer may become the next request of its lane, by its tenant's weight, and fit where the request that
         was next is too large."""
@@ -75,7 +80,7 @@ class ClassPool(SlotPool):
             return [self._admit(ticket, _SLOT_FREE, now)]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
         if blocked_by in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
-            victim = self.priority.choose_victim(ticket, self.victims)
+            victim = self.priority.choose_victim(ticket, self.victims, self._leaving)
             if victim is not None:
                 return self._preempt(victim, ticket, now)
         if ticket.tenant_account is not None and ticket.tenant_account.queue_full:
@@ -85,13 +90,20 @@ class ClassPool(SlotPool):
         ticket.transition(_QUEUE)
         self._start_waiting(ticket)
         self.queues.enqueue(ticket, now)
-        if blocked_by is Reason.BEHIND_QUEUE and self._reorders and self.priority.next_waiter() is ticket:
-            return [self._admit_waiter(ticket, _SLOT_FREE, now)]
+        if blocked_by is Reason.BEHIND_QUEUE and self._reorders:
+            if self.priority.next_waiter() is ticket:
+                return [self._admit_waiter(ticket, _SLOT_FREE, now)]
+            if self.priority.next_preemptor() is ticket:
+                victim = self.priority.choose_victim(ticket, self.victims, self._leaving)
+                if victim is not None:
+                    return self._preempt_for_waiter(victim, ticket, now)
         return [Decision(now, ticket.id, Action.QUEUE, blocked_by)]
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         if ticket.state in SLOT_HOLDING_STATES:
             preemptor = ticket.preemption_peer
+            if preemptor is None and ticket.state is _VICTIM:
+                self._leaving -= _leaving_units(ticket)
             decisions = self._end_or_retry(ticket, release_reason, now)
             if preemptor is not None:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
@@ -108,6 +120,10 @@ class ClassPool(SlotPool):
         # CLIENT_GONE whatever `release_reason` says: see `Reason.CLIENT_GONE`.
         # The request may have been a head that was too large for the free slots, and then it held back all behind it.
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
+
+    def adopt(self, ticket: Ticket) -> None:
+        super().adopt(ticket)
+        self._leaving += _leaving_units(ticket)
 
     def _adopt_waiter(self, ticket: Ticket) -> None:
         self.queues.adopt(ticket)
@@ -128,6 +144,16 @@ class ClassPool(SlotPool):
 
     def dispatch(self, now: Micros) -> list[Decision]:
         self.dispatched_at = now
+        decisions = self._admit_waiters(now) if self.slots.in_use < self.slots.capacity else []
+        while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
+            victim = self.priority.choose_victim(waiter, self.victims, self._leaving)
+            if victim is None:
+                break
+            decisions += self._preempt_for_waiter(victim, waiter, now)
+            decisions += self._admit_waiters(now)  # Its tenant may be at its limit now, and a request behind its own may fit.
+        return decisions
+
+    def _admit_waiters(self, now: Micros) -> list[Decision]:
         admitted: list[Decision] = []
         while self.waiting and self.slots.in_use < self.slots.capacity:
             if self._bucket is not None and not self._bucket.has_token(now):
@@ -177,12 +203,19 @@ class ClassPool(SlotPool):
 
     # Preemption.
 
+    def _preempt_for_waiter(self, victim: Ticket, waiter: Ticket, now: Micros) -> list[Decision]:
+        self.queues.dequeue_admitted(waiter, now)
+        self._stop_waiting(waiter)
+        self.has_new_deadline = True
+        return self._preempt(victim, waiter, now)
+
     def _preempt(self, victim: Ticket, preemptor: Ticket, now: Micros) -> list[Decision]:
         victim.transition(TicketEvent.PREEMPT_SLOT)
         self.victims.discard(victim)
         victim.counters.preempted_by[preemptor.priority_class] += 1
         link_peers(victim, preemptor)
         preemptor.transition(TicketEvent.AWAIT)
+        preemptor.queued_at = now
         preemptor.sequence_number = self._sequence_numbers.next_back()
         self._start_waiting(preemptor)
         self.queues.pending_preemptors.add(preemptor)
@@ -192,9 +225,12 @@ class ClassPool(SlotPool):
         ]
 
     def _admit_preemptor(self, preemptor: Ticket, victim: Ticket, now: Micros) -> list[Decision]:
-        """Give a preemptor the slot that its victim has given up, unless it does not fit any more (after a shrink, say)."""
+        """Give a preemptor the slot that its victim has given up; or let it queue, if it does not fit any more (after a shrink,
+        say)."""
         if not self.priority.can_take_slot(preemptor):
-            return []
+            account = preemptor.tenant_account
+            is_limited = account is not None and account.is_full
+            return [self._stop_preempting(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)
         return [self._admit(preemptor, Reason.VICTIM_GONE, now, victim.id)]
@@ -202,7 +238,35 @@ class ClassPool(SlotPool):
     def _stop_awaiting(self, preemptor: Ticket) -> None:
         """Cut a preemptor off from its victim: the victim's slot goes to whichever request is next then."""
         self.queues.pending_preemptors.remove(preemptor)
+        victim = preemptor.preemption_peer
         unlink_peers(preemptor)
+        if victim is not None:
+            self._leaving += _leaving_units(victim)
+        if preemptor.tenant_account is not None:
+            self.on_tenant_slot_freed(preemptor.tenant_account.name)
+
+    def _stop_preempting(self, preemptor: Ticket, reason: Reason, now: Micros) -> Decision:
+        """Let a preemptor that gets no slot from its victim queue, first in its class; or reject it, if it has not queued
+        before and the queue is full."""
+        self._stop_awaiting(preemptor)
+        if preemptor.tenant_account is not None:
+            self.freed_claims.append(preemptor.tenant_account)
+        if preemptor.queued_at == preemptor.submitted_at and self.queues.is_lane_full(preemptor.lane):
+            self._stop_waiting(preemptor)
+            return self._reject(preemptor, Reason.QUEUE_FULL, now)
+        preemptor.transition(_QUEUE)
+        self.queues.requeue_front(preemptor, now)
+        self.has_new_deadline = True
+        return Decision(now, preemptor.id, Action.QUEUE, reason)
+
+    def set_stranded(self, ticket: Ticket, *, stranded: bool, now: Micros) -> list[Decision]:
+        decisions: list[Decision] = []
+        if stranded and ticket.preemption_peer is not None:
+            decisions.append(self._stop_preempting(ticket.preemption_peer, Reason.NO_SLOT, now))
+        self._leaving -= _leaving_units(ticket)
+        ticket.stranded = stranded
+        self._leaving += _leaving_units(ticket)
+        return decisions + super().set_stranded(ticket, stranded=stranded, now=now)
 
     # Time.
 
@@ -237,23 +301,16 @@ class ClassPool(SlotPool):
         for lane in MOST_URGENT_FIRST:
             while (waiter := queues.expired_waiter(lane, now)) is not None:
                 decisions.append(self._expire_waiter(waiter, now))
-            while queues.pending_preemptors.count and (preemptor := queues.expired_preemptor(lane, now)) is not None:
-                decisions.append(self._expire_preemptor(preemptor, now))
+            if queues.pending_preemptors.count:
+                # The newest goes first, because each goes to the front of the queue.
+                for preemptor in reversed(queues.expired_preemptors(lane, now)):
+                    decisions.append(self._stop_preempting(preemptor, Reason.BUDGET_SPENT, now))
         return decisions + self.dispatch(now)
 
     def _expire_waiter(self, ticket: Ticket, now: Micros) -> Decision:
         self.queues.dequeue(ticket, now)
         self._stop_waiting(ticket)
         return self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
-
-    def _expire_preemptor(self, ticket: Ticket, now: Micros) -> Decision:
-        self._stop_awaiting(ticket)
-        if self.queues.is_lane_full(ticket.lane):
-            self._stop_waiting(ticket)
-            return self._reject(ticket, Reason.QUEUE_FULL, now)
-        ticket.transition(_QUEUE)
-        self.queues.enqueue(ticket, now)
-        return Decision(now, ticket.id, Action.QUEUE, Reason.BUDGET_SPENT)
 
     # Invariants.
 
@@ -272,6 +329,9 @@ class ClassPool(SlotPool):
         head = self.priority.next_waiter() if rate_allows else None
         if head is not None:
             yield f"{head} waits while a slot is free for it"
+        preemptor = self.priority.next_preemptor()
+        if preemptor is not None and self.priority.choose_victim(preemptor, self.victims, self._leaving) is not None:
+            yield f"{preemptor} waits, and could preempt"
         for lane in LANES:
             yield from self._lane_violations(lane)
 
@@ -291,5 +351,10 @@ class ClassPool(SlotPool):
             if ticket.state is not _AWAITING:
                 yield f"{ticket} awaits no victim"
         for ticket in self.victims.groups.get(lane, {}).values():
-            if ticket.state is not TicketState.ADMITTED or ticket.promoted or ticket.retried:
+            if ticket.state is not TicketState.ADMITTED or ticket.promoted or ticket.retried or ticket.stranded:
                 yield f"{ticket} cannot be a victim"
+
+
+def _leaving_units(ticket: Ticket) -> int:
+    """Return the units that a victim is about to give back without a preemptor that waits for them; 0 for another request."""
+    return ticket.slot_units if ticket.state is _VICTIM and ticket.preemption_peer is None and not ticket.stranded else 0

@@ -12,6 +12,7 @@ input is the release of a at 30.2 s. It first rejects b, with the time 30.0 s, a
     release(id)       the slot, or the place in the queue, is free ─▶ waiting requests enter, in other pools too
     advance(now)      timeouts, preemption budgets, starvation, ticks
     resize, reconfigure     capacity and rules may change at any time, also for the requests that are there
+    set_stranded(id)  the slot of a request goes when it leaves, so it is no victim; or stays after all
     forget(model)           a model that is not served any more, and has no requests, is removed; its counters stay
 
 The core keeps a ticket from `submit` until its request has left. So a driver may release a request twice, or one that
@@ -28,7 +29,7 @@ from typing import Final
 
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.counters import ClassView, PoolView
-from maitred.admission.enums import Action, ReleaseReason
+from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool import LoadProbe, SlotPool
@@ -46,6 +47,7 @@ from maitred.core.units import Micros
 
 _NEW, _ADMITTED = TicketState.NEW, TicketState.ADMITTED  # members of enums are slow to look up
 _VICTIM, _LEFT = TicketState.VICTIM, TicketState.LEFT
+_ADMIT, _VICTIM_LEAVING = Action.ADMIT, Reason.VICTIM_LEAVING
 _FIRST_BYTE, _PREEMPTED = TicketEvent.FIRST_BYTE, ReleaseReason.SLOT_PREEMPTED
 EMPTY_LOAD: Final = FleetLoad()
 
@@ -84,6 +86,11 @@ class PoolCoordinator:
         if due is not None and (self.next_due_at is None or due < self.next_due_at):
             self.next_due_at = due
 
+    def schedule_new_deadline(self, pool: SlotPool) -> None:
+        """Note until when the requests of `pool` wait, one of which has just begun to wait in another way."""
+        pool.has_new_deadline = False
+        self.schedule(pool.next_deadline())
+
     def run_due(self, now: Micros) -> list[Decision]:
         """Do everything that fell due by `now`, each thing at its own instant."""
         decisions: list[Decision] = []
@@ -112,14 +119,25 @@ class PoolCoordinator:
             of_pool = pool.advance(due)
             self.forget_rejected(of_pool)
             decisions += of_pool
+            decisions += self.dispatch_past_preemptors(pool, due)
         return decisions + self.dispatch_past_limited(decisions, due)
+
+    def dispatch_past_preemptors(self, pool: SlotPool, now: Micros) -> list[Decision]:
+        """Admit what may enter the other pools now that preemptors of `pool` have given up their claims to a slot."""
+        admitted: list[Decision] = []
+        while pool.freed_claims:
+            admitted += self.dispatch_tenant_elsewhere(pool.freed_claims.pop(), pool, now)
+        return admitted
 
     def dispatch(self, pools: Iterable[SlotPool], now: Micros) -> list[Decision]:
         """Admit waiting requests of `pools`, where slots may have become free."""
         admitted: list[Decision] = []
         for pool in pools:
-            admitted += pool.dispatch(now)
+            of_pool = pool.dispatch(now)
             self.schedule(pool.next_admission_at())
+            if pool.has_new_deadline:
+                self.schedule_new_deadline(pool)
+            admitted += of_pool
         return admitted + self.dispatch_past_limited(admitted, now)
 
     def dispatch_tenant_elsewhere(self, account: TenantAccount, pool: SlotPool, now: Micros) -> list[Decision]:
@@ -132,9 +150,12 @@ class PoolCoordinator:
         return self.dispatch(others, now)
 
     def dispatch_past_limited(self, decisions: Iterable[Decision], now: Micros) -> list[Decision]:
-        """Admit the requests behind a tenant that has reached its limit with one of `decisions`, in any pool."""
-        if self.has_tenant_limits and any(d.action is Action.ADMIT and self._at_limit(d.subject) for d in decisions):
-            # `dispatch` comes back here with what it admits. This ends, because each round admits at least one request.
+        """Admit the requests behind a tenant that has reached its limit with one of `decisions`, in any pool. (A preemption
+        counts, because the preemptor has a claim to the slot.)"""
+        if self.has_tenant_limits and any(
+            (d.action is _ADMIT or d.reason is _VICTIM_LEAVING) and self._at_limit(d.subject) for d in decisions
+        ):
+            # `dispatch` comes back here with what it did. This ends, because each round gives at least one request a slot.
             return self.dispatch(self._pools.by_name.values(), now)
         return []
 
@@ -145,7 +166,8 @@ class PoolCoordinator:
                 del self._tickets[decision.subject]
 
     def _at_limit(self, request_id: RequestId) -> bool:
-        account = self._tickets[request_id].tenant_account
+        ticket = self._tickets.get(request_id)
+        account = None if ticket is None else ticket.tenant_account
         return account is not None and account.at_limit
 
 
@@ -222,7 +244,7 @@ class Admission:
             self._coordinator.schedule(pool.deadline_of(ticket))
         if waits or self._settle_lag:  # The attempt that let it in may have set a tick for other requests.
             self._coordinator.schedule(pool.next_admission_at())
-        if ticket.tenant_account is not None and not waits:
+        if ticket.tenant_account is not None and (not waits or ticket.state is TicketState.AWAITING):
             # These decisions go in front, because the last one must be on the newcomer.
             settled += self._coordinator.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions
@@ -262,9 +284,31 @@ class Admission:
             decisions += self._coordinator.dispatch_tenant_elsewhere(ticket.tenant_account, pool, now)
         if pool.waiting or self._settle_lag:  # Under flow control other models may wait for these.
             self._coordinator.schedule(pool.next_admission_at())
+            if pool.has_new_deadline:
+                self._coordinator.schedule_new_deadline(pool)
         if self._tenant_accounts:
+            if pool.freed_claims:
+                decisions += self._coordinator.dispatch_past_preemptors(pool, now)
             decisions += self._coordinator.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions
+
+    def set_stranded(self, request_id: RequestId, *, stranded: bool, now: Micros) -> Sequence[Decision]:
+        """Note that the slot of a request goes when the request leaves, or that it stays after all.
+
+        The first is so as soon as its backend takes no new requests: it is down, or drained. Such a request is no victim. A
+        preemptor that waits for its slot already has another victim, or waits. Ignored for a request that holds no slot.
+        """
+        settled = self._coordinator.run_due(now - self._settle_lag)
+        ticket = self._tickets.get(request_id)
+        if ticket is None or ticket.state not in SLOT_HOLDING_STATES or ticket.stranded == stranded:
+            return settled
+        pool = self._pool_of_model[ticket.pool]
+        decisions = pool.set_stranded(ticket, stranded=stranded, now=now)
+        self._coordinator.forget_rejected(decisions)
+        self._coordinator.schedule(pool.next_admission_at())
+        self._coordinator.schedule_new_deadline(pool)
+        elsewhere = self._coordinator.dispatch_past_preemptors(pool, now)
+        return [*settled, *decisions, *elsewhere, *self._coordinator.dispatch_past_limited(decisions, now)]
 
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
         """Set the slots of a model, known or new. After growth waiting requests enter at once. After a shrink the requests in

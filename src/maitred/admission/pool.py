@@ -21,6 +21,7 @@ from maitred.admission.rate_limit import TokenBucket
 from maitred.admission.retry_after import RetryAfterEstimator
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
+from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
@@ -48,6 +49,10 @@ class SlotPool(ABC):
         """Requests that do not hold a slot yet."""
         self.victims = PreemptionCandidates()
         """Holders of slots that may be preempted."""
+        self.has_new_deadline = False
+        """Whether a waiting request has begun to wait in another way, until another instant, which is to be scheduled."""
+        self.freed_claims: list[TenantAccount] = []
+        """The tenants of preemptors that wait for their victims no more, for which `dispatch` is due in other pools."""
         self._sequence_numbers = sequence_numbers
         self._bucket: TokenBucket | None = None
 
@@ -98,6 +103,15 @@ class SlotPool(ABC):
         # A new bucket is full. If it were used while the rate stays, every reload would let a whole burst in.
         if bucket is not None and (bucket.rate, bucket.burst) == (self.rules.rate, self.rules.burst):
             self._bucket = bucket
+
+    def set_stranded(self, ticket: Ticket, *, stranded: bool, now: Micros) -> list[Decision]:
+        """Note whether the slot that a request holds goes when it leaves, or stays (`Ticket.stranded`)."""
+        ticket.stranded = stranded
+        if stranded:
+            self.victims.discard(ticket)
+        else:
+            self.victims.restore(ticket)
+        return self.dispatch(now) if self.waiting else []
 
     @abstractmethod
     def dispatch(self, now: Micros) -> list[Decision]:
@@ -203,7 +217,7 @@ class SlotPool(ABC):
             ticket.transition(_RELEASE)
             return []
         ticket.transition(TicketEvent.RETRY)
-        ticket.retried, ticket.victim_group = True, None
+        ticket.retried, ticket.stranded, ticket.victim_group = True, False, None
         ticket.counters.retried += 1
         self._requeue_front(ticket, now)
         return [Decision(now, ticket.id, Action.QUEUE, Reason.TO_BE_RETRIED)]

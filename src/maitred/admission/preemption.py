@@ -4,12 +4,22 @@ A victim's response has not started. The least urgent group goes first, and in i
 least work to lose. A group is a class, or with flow control an SLO priority. A request that was a victim once is never
 one again.
 
+A victim's slot must be one that the preemptor can have. So no victim is chosen where its slot would not be enough; nor for a
+tenant at its limit; nor a request that is *stranded*: its backend takes no new requests (it is drained, or refuses them), so
+its slot goes when it leaves. And while a slot is about to become free in any case, because a victim is leaving that no
+preemptor waits for any more, no further one is stopped.
+
+A request preempts when it arrives, or later, when it is the next of the waiting requests (`ClassPool.dispatch`).
+
 While a victim still holds its slot, victim and preemptor are linked (`Ticket.preemption_peer`), so that the slot passes
 from one to the other. The link is cut when the slot has passed, or when the preemptor does not wait for it any more.
 
+Example: chat c of a tenant with a limit of 1 queues, since the tenant has a request in flight elsewhere. The only slot here
+is held by bulk request b. When the other request ends, c may have a slot again, and preempts b at once.
+
 The way of a victim:
 
-    AdmissionPriority.choose_victim        chooses it, at the submission of the preemptor (`FlowPool.preempt_one` does its own)
+    AdmissionPriority.choose_victim        chooses it for a preemptor (`FlowPool.preempt_one` does its own)
     ClassPool._preempt                     marks and links it, and tells the driver to stop it (a decision `PREEMPT_SLOT`)
     gateway/driver.py, gateway/proxy.py    cancel its task, and then give up its slot: `release(id, SLOT_PREEMPTED)`
     SlotPool._end_or_retry                 ends it (the gateway answers 503), or lets it wait again (`on_preempt: retry`)
@@ -43,8 +53,15 @@ class PreemptionCandidates:
 
     def add(self, ticket: Ticket) -> None:
         """Add a request that has just taken a slot, if it may be a victim."""
-        if ticket.victim_group is not None and ticket.state is _ADMITTED:
+        if ticket.victim_group is not None and ticket.state is _ADMITTED and not ticket.stranded:
             self.groups[ticket.victim_group][ticket.id] = ticket
+
+    def restore(self, ticket: Ticket) -> None:
+        """Add a request in the place that it had, if it may be a victim again. O(n log n)."""
+        self.add(ticket)
+        if ticket.victim_group is not None:
+            group = self.groups[ticket.victim_group]
+            self.groups[ticket.victim_group] = OrderedDict(sorted(group.items(), key=lambda one: one[1].sequence_number))
 
     def discard(self, ticket: Ticket) -> None:
         """Remove a request that cannot be a victim any more, if it could be one."""
@@ -93,7 +110,7 @@ class PendingPreemptors:
 
     def first_within_limit(self, lane: int) -> Ticket | None:
         """Return the oldest preemptor of `lane` with a tenant below its limit, or None."""
-        return next((t for t in self.lanes[lane].values() if t.tenant_account is None or not t.tenant_account.at_limit), None)
+        return next((t for t in self.lanes[lane].values() if t.tenant_account is None or not t.tenant_account.is_full), None)
 
     def any_within_limit(self, lane: int) -> bool:
         """Return whether a preemptor of `lane` or of a more urgent one waits, with a tenant below its limit."""

@@ -72,11 +72,17 @@ class PromotionBudget:
 class AdmissionPriority:
     """The order of newcomers and of waiting requests, for the slots of one pool."""
 
-    __slots__ = ("_by_request", "_promotes_next_waiter", "_promotion_budget", "_queues", "_slots")
+    __slots__ = (
+        *("_by_request", "_lanes_before_preemption", "_may_preempt", "_promotes_next_waiter", "_promotion_budget", "_queues"),
+        "_slots",
+    )
 
     def __init__(self, rules: PoolRules, slots: Slots, queues: PoolQueues, promotion_budget: PromotionBudget) -> None:
         self._by_request = rules.tokens_per_slot is None
         """Whether every request takes one slot."""
+        self._may_preempt = [lane.can_preempt for lane in rules.lanes]
+        self._lanes_before_preemption = [lane for lane in MOST_URGENT_FIRST if any(self._may_preempt[: lane + 1])]
+        """The lanes that may preempt, and those that are more urgent, most urgent first."""
         self._promotes_next_waiter = rules.promotes_next_waiter
         self._slots = slots
         self._queues = queues
@@ -123,21 +129,28 @@ class AdmissionPriority:
         starvation.update_earliest()
         return None
 
-    def choose_victim(self, ticket: Ticket, candidates: PreemptionCandidates) -> Ticket | None:
+    def next_preemptor(self) -> Ticket | None:
+        """Return the request in a queue that is next by the order of classes, or None if its class may not preempt."""
+        for lane in self._lanes_before_preemption:
+            queue = self._queues.lanes[lane]
+            head = queue.peek() if queue.entries else None
+            if head is not None:
+                # If it finds no victim, no less urgent request may preempt instead: it would pass this one.
+                return head if self._may_preempt[lane] else None
+        return None
+
+    def choose_victim(self, ticket: Ticket, candidates: PreemptionCandidates, leaving: int) -> Ticket | None:
         """Return the newest request with a slot that would suffice, of the least urgent class below that of `ticket`. Return
-        None if there is none, or if the limit of its tenant would keep `ticket` from the slot."""
-        # Each preemptor of the tenant will take one slot more; without counting them, a victim would be stopped for a slot
-        # that the limit then denies to `ticket`.
-        if ticket.tenant_account is not None and ticket.tenant_account.at_limit_with_awaiting:
-            return None
+        None if there is none, or if none is needed: `leaving` units are about to be free. The tenant of `ticket` is below its
+        limit."""
         missing = self._slots.shortfall(ticket.lane, self.set_slot_units(ticket))
-        if missing > 1 and self._by_request:
-            return None  # Every slot has one unit, so no single victim would be enough.
+        if missing <= leaving or (missing > 1 and self._by_request):
+            return None  # In the second case no single victim would be enough, since every slot has one unit.
         return candidates.newest_below(ticket.lane, missing)
 
     def can_take_slot(self, ticket: Ticket) -> bool:
         """Return whether a preemptor can have the slot that its victim has given up."""
-        if ticket.tenant_account is not None and ticket.tenant_account.at_limit:
+        if ticket.tenant_account is not None and ticket.tenant_account.is_full:
             return False
         return self._slots.fits(ticket.lane, self.set_slot_units(ticket))
 

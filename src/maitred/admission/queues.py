@@ -166,6 +166,7 @@ class LaneQueue:
         "_virtual_time",
         "_waiting",
         "_weights",
+        "entries",
     )
 
     def __init__(self, sequence_numbers: SequenceNumbers, weights: Mapping[str, float] | None = None) -> None:
@@ -180,6 +181,8 @@ class LaneQueue:
         self._tenant_queues: dict[str, _TenantQueue] = {}
         self._serving_order = _ServingOrder(by_virtual_time=weights is not None)
         """The tenant queues, but for those that are passed over because of a limit."""
+        self.entries = self._serving_order.entries
+        """Their entries, some of which may be stale; if there are none, `peek` returns None."""
         self._virtual_time = 0
         """The virtual time of the tenant queue that was served last."""
         self._idle_virtual_times: OrderedDict[str, int] = OrderedDict()

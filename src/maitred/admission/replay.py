@@ -68,6 +68,10 @@ class RecordedAdmission(Admission):
     def release(self, request_id: RequestId, release_reason: ReleaseReason, now: Micros) -> Sequence[Decision]:
         return self._record("release", now, super().release(request_id, release_reason, now), id=request_id, end=release_reason)
 
+    def set_stranded(self, request_id: RequestId, *, stranded: bool, now: Micros) -> Sequence[Decision]:
+        decisions = super().set_stranded(request_id, stranded=stranded, now=now)
+        return self._record("strand", now, decisions, id=request_id, stranded=stranded)
+
     def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
         return self._record("resize", now, super().resize(pool, capacity, now), pool=pool, capacity=capacity)
 
@@ -117,6 +121,7 @@ _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], obj
     "submit": lambda core, e: core.submit(_decode_ticket(e), e["at"], msgspec.convert(e["load"], FleetLoad)),
     "first_byte": lambda core, e: core.confirm_first_byte(e["id"], e["at"]),
     "release": lambda core, e: core.release(e["id"], ReleaseReason(e["end"]), e["at"]),
+    "strand": lambda core, e: core.set_stranded(e["id"], stranded=e["stranded"], now=e["at"]),
     "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"]),
     "forget": lambda core, e: core.forget(e["pool"], e["at"]),
     "reconfigure": lambda core, e: core.reconfigure(_decode_config(e), e["at"]),

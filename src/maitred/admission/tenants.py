@@ -6,13 +6,16 @@ budget, which is a share of all slots (in every mode).
 An account spans the pools of all models. Where its limit is asked (`at_limit`):
 
     a newcomer                `AdmissionPriority.blocking_reason`
-    requests that wait        `queues`: a tenant at its limit has no next request
-    a preemptor               `AdmissionPriority.choose_victim`, `can_take_slot`; `preemption` for the next one
+    requests that wait        `queues`: a tenant at its limit has no next request, so none that could preempt either
+    a preemptor               `AdmissionPriority.can_take_slot` (`is_full`); `preemption` for the next one
+
+A preemptor that waits for its victim counts as if it held the slot already. Otherwise another request of the tenant could take
+the last slot of the limit meanwhile, in this pool or another, and the victim would have been stopped for nothing.
 
 A tenant at its limit must not block the requests behind its own, so its queue leaves the serving order. It comes back when a
-request of the tenant gives up a slot, in any pool. This pool is told at once (`SlotPool.on_tenant_slot_freed`), and the others
-by the core, which then dispatches them (`PoolCoordinator.dispatch_tenant_elsewhere`). Each pool puts the queues of the tenant
-back (`LaneQueue.put_back_tenant`).
+request of the tenant gives up a slot or the claim to one, in any pool. This pool is told at once
+(`SlotPool.on_tenant_slot_freed`), and the others by the core, which then dispatches them
+(`PoolCoordinator.dispatch_tenant_elsewhere`). Each pool puts the queues of the tenant back (`LaneQueue.put_back_tenant`).
 """
 
 from __future__ import annotations
@@ -72,13 +75,13 @@ class TenantAccount:
 
     @property
     def at_limit(self) -> bool:
-        """Whether it may not hold one more slot."""
-        return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
-
-    @property
-    def at_limit_with_awaiting(self) -> bool:
         """Whether it may not hold one more slot beside those that its preemptors are about to get."""
         return self.max_in_flight is not None and self.in_flight + self.awaiting_victims >= self.max_in_flight
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even its preemptors may have a slot: a reload has lowered its limit."""
+        return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
 
     @property
     def queue_full(self) -> bool:

@@ -7,8 +7,10 @@
      │            VICTIM ──release──▶ LEFT              │
      │                └────retry────▶ QUEUED ───────────┤
      ├──queue──▶ QUEUED ──reject, release──▶ LEFT       │
-     ├──await──▶ AWAITING ──queue──▶ QUEUED             │
-     │               └──────────────────────────────────┘
+     │             │ ▲                                  │
+     │         await queue                              │
+     │             ▼ │                                  │
+     ├──await──▶ AWAITING ──────────────────────────────┘
      └──reject──▶ LEFT
 
 An event that the table does not name for a state raises. Three states hold a slot. The slot of an ADMITTED request can
@@ -62,6 +64,7 @@ TRANSITIONS: dict[TicketState, dict[TicketEvent, TicketState]] = {
     },
     TicketState.QUEUED: {
         TicketEvent.ADMIT: TicketState.ADMITTED,
+        TicketEvent.AWAIT: TicketState.AWAITING,
         TicketEvent.REJECT: TicketState.LEFT,
         TicketEvent.RELEASE: TicketState.LEFT,
     },
@@ -120,11 +123,13 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     submitted_at: Micros = 0
     """When it was submitted, µs. Its queue timeout counts from here, also when it is tried again."""
     queued_at: Micros = 0
-    """When it last joined a queue, µs. A preemptor that waits for its victim is in no queue."""
+    """When it last joined a queue, or began to wait for a victim's slot, µs. Then it is in no queue."""
     admitted_at: Micros = 0
     """When it last took a slot, µs."""
     promoted: bool = False
     """Whether it was admitted because it starved; then it is never a victim."""
+    stranded: bool = False
+    """Whether the slot that it holds goes when it leaves, because its backend takes no new requests; then it is no victim."""
     retried: bool = False
     """Whether it was a victim once; then it is never one again."""
     preemption_peer: Ticket | None = None

@@ -19,6 +19,7 @@ starves, and sets `earliest_at` to 40 s.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Final
 
 from maitred.admission.preemption import PendingPreemptors
@@ -102,11 +103,11 @@ class PoolQueues:
         self._retry_estimators = retry_estimators
 
     def is_lane_full(self, lane: int) -> bool:
-        """Return whether no further request may queue."""
+        """Return whether no further request may queue, but for one that has queued before."""
         return len(self.lanes[lane]) >= self._sizes[lane]
 
     def head(self, lane: int) -> Ticket | None:
-        """Return the next request of `lane`, or None. Preemptors go first: they found the queue empty when they came."""
+        """Return the next request of `lane`, or None. Preemptors go first: each was the next one when it preempted."""
         if self.pending_preemptors.lanes[lane]:
             first = self.pending_preemptors.first_within_limit(lane)
             if first is not None:
@@ -122,7 +123,7 @@ class PoolQueues:
         self.starvation.on_enqueued(ticket)
 
     def requeue_front(self, ticket: Ticket, now: Micros) -> None:
-        """Add a victim that is tried again, at the front of the queue of its lane."""
+        """Add a victim that is tried again, or a preemptor that got no slot, at the front of the queue of its lane."""
         queue = self._queue_for(ticket, now)
         queue.push_front(ticket)
         self.starvation.on_enqueued(ticket)
@@ -137,7 +138,7 @@ class PoolQueues:
             self.starvation.on_enqueued(ticket)
 
     def dequeue_admitted(self, ticket: Ticket, now: Micros) -> None:
-        """Remove a request that gets a slot."""
+        """Remove a request that gets a slot, or waits for that of a victim from now on."""
         self.queued -= 1
         self.lanes[ticket.lane].serve(ticket)
         ticket.counters.queue_wait.observe(now - ticket.queued_at)
@@ -164,7 +165,7 @@ class PoolQueues:
     def deadline_of(self, ticket: Ticket) -> Micros:
         """Return until when a request may wait as it does now."""
         if ticket.state is _AWAITING:
-            return ticket.submitted_at + self._preemption_budget
+            return ticket.queued_at + self._preemption_budget
         return ticket.submitted_at + self._timeouts[ticket.lane]
 
     def next_deadline(self) -> Micros | None:
@@ -175,7 +176,7 @@ class PoolQueues:
                 times.append(oldest.submitted_at + timeout)
         if self.pending_preemptors.count:
             times += [
-                first.submitted_at + self._preemption_budget
+                first.queued_at + self._preemption_budget
                 for lane in LANES
                 if (first := self.pending_preemptors.oldest(lane)) is not None
             ]
@@ -186,7 +187,7 @@ class PoolQueues:
         oldest = self.lanes[lane].oldest()
         return oldest if oldest is not None and oldest.submitted_at + self._timeouts[lane] <= now else None
 
-    def expired_preemptor(self, lane: int, now: Micros) -> Ticket | None:
-        """Return a preemptor of `lane` that has waited in vain for its victim to leave, or None."""
-        first = self.pending_preemptors.oldest(lane)
-        return first if first is not None and first.submitted_at + self._preemption_budget <= now else None
+    def expired_preemptors(self, lane: int, now: Micros) -> Sequence[Ticket]:
+        """Return the preemptors of `lane` that have waited in vain for their victims to leave, oldest first."""
+        pending = self.pending_preemptors.lanes[lane].values()
+        return list(takewhile(lambda ticket: ticket.queued_at + self._preemption_budget <= now, pending))
