@@ -56,7 +56,8 @@ class KvLimit:
             measured = reading.kv_usage / own.held_tokens
             self._usage_per_token += (0.2 if self._usage_per_token else 1.0) * (measured - self._usage_per_token)
         size = self._size(own)
-        return max(1, int(self._aim / (self._usage_per_token * size))) if self._usage_per_token and size else None
+        # No request holds less than a token, whatever the means say of requests that have hardly begun.
+        return max(1, int(self._aim / (self._usage_per_token * max(1.0, size)))) if self._usage_per_token and size else None
 
     def _by_request(self, reading: EngineReading, *, has_preempted: bool) -> int | None:
         if reading.running:
