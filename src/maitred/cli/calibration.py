@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from maitred.instance import InstanceConfig
     from maitred.study.calibration.fitting import Fit
+    from maitred.study.calibration.measurements import MeasuredRequest
     from maitred.study.calibration.validation import Validation, ValidationLine
 
 
@@ -155,7 +156,12 @@ def validate(
     ] = None,
     measured: Annotated[
         Path | None,
-        typer.Option("--measured", help="The timeline of your own requests (CSV).", metavar="FILE", show_default=False),
+        typer.Option(
+            "--measured",
+            help="Your own requests (CSV): a timeline, or a recording of maitred serve.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -191,7 +197,7 @@ def print_validation(validation: Validation, console: Console) -> None:
 
 def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
     from maitred.study.calibration.measured_run import read_measured_run
-    from maitred.study.calibration.measurements import read_timeline
+    from maitred.study.calibration.measurements import is_recording, read_timeline
     from maitred.study.calibration.validation import validate as validated
 
     if (measured is None) != (config is None) or (measured is None and not folders):
@@ -205,8 +211,22 @@ def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path |
     if measured is not None and config is not None:
         from maitred.config import load
 
-        found.append(validated(measured.name, read_timeline(measured), load(config).instance))
+        requests = _read_measured(measured) if is_recording(measured) else read_timeline(measured)
+        found.append(validated(measured.name, requests, load(config).instance))
     return found
+
+
+def _read_measured(recording: Path) -> Sequence[MeasuredRequest]:
+    """Return the requests of a recording that can be compared, and say how many cannot."""
+    from maitred.study.calibration.measurements import read_recording
+
+    requests, num_left_out = read_recording(recording)
+    if num_left_out:
+        why = "no completed stream with the tokens that the backend has reported"
+        typer.echo(
+            f"maitred: warning: left out of {len(requests) + num_left_out:,} requests, as {why}: {num_left_out:,}", err=True
+        )
+    return requests
 
 
 def _validation_table(validation: Validation) -> Table:

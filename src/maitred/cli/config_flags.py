@@ -46,6 +46,8 @@ SERVER: Final = FlagGroup(
     "Server",
     KeyFlag("gateway.host", "HOST"),
     KeyFlag("gateway.port", "PORT"),
+    KeyFlag("gateway.tls_cert", "FILE"),
+    KeyFlag("gateway.tls_key", "FILE"),
     KeyFlag("gateway.max_body_bytes", "BYTES"),
     KeyFlag("gateway.sse_keepalive_secs", "SECS"),
     KeyFlag("gateway.drain_secs", "SECS"),

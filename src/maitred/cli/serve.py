@@ -65,8 +65,7 @@ def run(flags: ServeFlags) -> None:
     configuration it serves without classes, and reports that; see --strict-config. SIGHUP reads the configuration again.
     """
     from maitred.config import ConfigSources
-    from maitred.gateway.app import Gateway
-    from maitred.wire.server import run_server
+    from maitred.gateway.logs import log_to_stderr
 
     sources = ConfigSources(
         file=flags.config,
@@ -75,16 +74,26 @@ def run(flags: ServeFlags) -> None:
         flags=values_of(flags),
         flag_names={**run.flag_names, **PROGRAM_FLAG_NAMES, "gateway.tenant_api_keys": "--tenant-api-key"},
     )
-    loaded, output = _load_config(sources, strict=bool(flags.strict_config))
-    config, problem = loaded.config.gateway, None if loaded.problem is None else str(loaded.problem)
-    _raise_file_limit()
+    loaded = _load_config(sources, strict=bool(flags.strict_config))
+    with log_to_stderr(loaded.config.gateway.log_level, loaded.config.gateway.log_format) as output:
+        _log_warnings(loaded)
+        _raise_file_limit()
+        _serve(sources, loaded, output)
+
+
+def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
+    """Serve until a signal. Raises ConfigError if that is not possible."""
+    from maitred.gateway.app import Gateway
+    from maitred.wire.server import run_server
+
+    config = loaded.config.gateway
     gateway = Gateway(
         config,
         loaded.config.admission,
         loaded.config.routing,
         loaded.config.programs,
         reload=lambda: _reloaded_settings(sources),
-        fallback=problem,
+        fallback=None if loaded.problem is None else str(loaded.problem),
         default_state=default_state(os.environ, config.port),
         log_output=output,
     )
@@ -96,17 +105,15 @@ def run(flags: ServeFlags) -> None:
             log.info("gateway on %s, backends: %s", url, ", ".join(config.backends))
 
     log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
-    try:
-        run_server(
-            gateway,
-            host=config.host,
-            port=config.port,
-            drain_secs=config.drain_secs,
-            on_ready=ready,
-            on_hangup=gateway.request_reload,
-        )
-    finally:
-        output.flush()
+    run_server(
+        gateway,
+        host=config.host,
+        port=config.port,
+        drain_secs=config.drain_secs,
+        on_ready=ready,
+        on_hangup=gateway.request_reload,
+        certificate=gateway.certificate,
+    )
 
 
 def default_state(env: Mapping[str, str], port: int) -> str | None:
@@ -154,21 +161,22 @@ def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
     return keys
 
 
-def _load_config(sources: ConfigSources, *, strict: bool) -> tuple[LoadedConfig, LogOutput]:
-    """Return the configuration to serve with, or a usable part of it unless `strict`, and the output of the log. Raises
-    ConfigError without a configuration."""
+def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
+    """Return the configuration to serve with, or a usable part of it unless `strict`. Raises ConfigError without one."""
     from maitred.config import LoadedConfig, load_or_fall_back
-    from maitred.gateway.logs import set_up_logging
+
+    return LoadedConfig(sources.load()) if strict else load_or_fall_back(sources)
+
+
+def _log_warnings(loaded: LoadedConfig) -> None:
+    """Log what is wrong with a configuration, and what may be."""
     from maitred.routing import Signals
 
-    loaded = LoadedConfig(sources.load()) if strict else load_or_fall_back(sources)
-    output = set_up_logging(loaded.config.gateway.log_level, loaded.config.gateway.log_format)
     if loaded.problem is not None:
         log.error("%s; serving with legacy admission until that is mended", printable(str(loaded.problem)))
     config = loaded.config
     for warning in (*config.admission.warnings(), *config.routing.warnings(Signals.CACHES)):
         log.warning("%s", printable(warning))
-    return loaded, output
 
 
 def _reloaded_settings(sources: ConfigSources) -> GatewaySettings:

@@ -75,7 +75,7 @@ class AccessLog:
         if self._output.is_json:
             line = _encode({"time": self._time(now), "level": "info", "logger": "maitred.access", **fields})
         else:
-            named = " ".join(f"{name}={value if type(value) is int else _quoted(value)}" for name, value in fields.items())
+            named = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
             line = f"{self._time(now)} access {named}".encode()
         self._output.write(line + b"\n")
 
@@ -97,8 +97,10 @@ def _head(exchange: Exchange, status: int, span: Micros) -> dict[str, object]:
     return fields
 
 
-def _quoted(value: object) -> str:
+def _text(value: object) -> str:
     """Return a value as it stands behind `=`: with anything but visible ASCII in it, as a JSON string in ASCII, so that no
     control character reaches a terminal, and no line is broken."""
+    if type(value) is float:
+        return f"{value:.6f}"
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -42,6 +42,7 @@ from maitred.gateway.slot_learning import SlotLearning
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
+from maitred.wire.certificate import ServerCertificate
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import Exchange, send_error
 from maitred.wire.server import App
@@ -77,6 +78,9 @@ class Gateway(App):
         self.config = config
         self.send_timeout_secs = config.send_timeout_secs
         self.counters = GatewayCounters(config.tenant_metric_top_n)
+        files = _certificate_files(config)
+        self.certificate = None if files is None else ServerCertificate(*files, where="gateway")
+        """That of the server which this gateway is served by, or None for plain HTTP."""
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
         self._router_signals = signals_read(router)
@@ -229,7 +233,12 @@ class Gateway(App):
 
     def _apply_settings(self, settings: GatewaySettings) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
+        files = _certificate_files(settings.gateway)
+        if self.certificate is not None and files is not None:
+            self.certificate.check(*files)
         self._capacity.apply_config(settings.admission)
+        if self.certificate is not None and files is not None:
+            self.certificate.load(*files)
         self._on_slots_changed(self._fleet.known_models)
         self._slot_learning.use_key(settings.gateway.upstream_api_key)
         self._intake.apply_config(settings.gateway, settings.programs)
@@ -248,6 +257,11 @@ class Gateway(App):
 def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
     if not poll_task.cancelled():
         log.critical("backends are watched no more: restart the gateway", exc_info=poll_task.exception())
+
+
+def _certificate_files(config: GatewayConfig) -> tuple[str, str] | None:
+    """Return the files of the certificate and of its key, or None without TLS."""
+    return None if config.tls_cert is None else (config.tls_cert, config.tls_key or config.tls_cert)
 
 
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:

@@ -58,6 +58,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address to listen on."""
     port: int = 8080
     """Port to listen on; 0 takes any free one."""
+    tls_cert: str | None = None
+    """File with the certificate and its chain, in PEM; a reload reads it again. Null: plain HTTP."""
+    tls_key: str | None = None
+    """File with the private key of `tls_cert`, in PEM and without a password. Null: `tls_cert` holds it as well."""
     slots_per_backend: int | None = None
     """Requests that one backend may have in flight, for each model it serves. Null: as `slots` says."""
     slots: Literal["auto", "learned", "fixed"] = "auto"
@@ -146,6 +150,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in self.admin_hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ValueError(f"admin_hosts: {quote(name)} is no host name: write it without scheme and port")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert (give both, or neither)")
         self._check_times()
         self._hash_keys()
         if self.backends:

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
 from io import FileIO
 from typing import Final
 
@@ -95,13 +96,18 @@ class LogHandler(logging.Handler):
         return f"{line}{trace}\n" if trace else line
 
 
-def set_up_logging(level: LogLevel, log_format: LogFormat) -> LogOutput:
-    """Send the log of this process to standard error, and return its output: what maitred logs from `level` up, and warnings of
-    all other libraries."""
+@contextlib.contextmanager
+def log_to_stderr(level: LogLevel, log_format: LogFormat) -> Iterator[LogOutput]:
+    """Send the log of this process to standard error while the block runs, and yield its output: what maitred logs from `level`
+    up, and warnings of all other libraries."""
     output = LogOutput(log_format)
-    root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if isinstance(handler, LogHandler)]:
+    root, own, handler = logging.getLogger(), logging.getLogger("maitred"), LogHandler(output)
+    before = own.level
+    root.addHandler(handler)
+    own.setLevel(level.upper())
+    try:
+        yield output
+    finally:
+        output.flush()
+        own.setLevel(before)
         root.removeHandler(handler)
-    root.addHandler(LogHandler(output))
-    logging.getLogger("maitred").setLevel(level.upper())
-    return output

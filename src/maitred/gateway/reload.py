@@ -29,7 +29,7 @@ from maitred.routing import RoutingConfig
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
     *("auth", "admin_hosts", "api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header", "tenant_header_name"),
-    *("max_body_bytes", "max_parked_body_bytes", "forward_priority"),
+    *("max_body_bytes", "max_parked_body_bytes", "forward_priority", "tls_cert", "tls_key"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
 FIXED_PROGRAM_KEYS: Final = (
@@ -138,6 +138,8 @@ class ConfigReloader:
         if self.settings.gateway.has_keys:
             _refuse_to_open(found.gateway)
         live = {key: getattr(found.gateway, key) for key in RELOADABLE_KEYS}
+        if (found.gateway.tls_cert is None) != (self.settings.gateway.tls_cert is None):
+            del live["tls_cert"], live["tls_key"]  # A port speaks TLS or not from the start on.
         gateway = msgspec.structs.replace(self.settings.gateway, **live)
         fixed = {key: getattr(self.settings.programs, key) for key in FIXED_PROGRAM_KEYS}
         settings = GatewaySettings(

@@ -17,8 +17,7 @@ of both machines. That is why what is parked is dropped in the end.
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
 begun before enough of the last answer was taken. With a send timeout of 60 s, one that takes under 14,400 bytes is cut off.
 
-**Time.** One timer watches all of this. One that is due early is left alone and set again when it rings, so that a usual
-request sets none.
+**Time.** One timer watches all of this. One that is due early is set again when it rings: a usual request sets none.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
+from maitred.wire.certificate import close_transport, end_sending, limit_buffers
 from maitred.wire.exchange import ApiError, ClientAddress, Exchange
 from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
 from maitred.wire.refusals import framing_refused, internal_error, request_timeout
@@ -57,7 +57,6 @@ PARKED_SECS = 5.0
 
 MIN_BYTES_PER_SEC = 240
 """Least rate at which a client must take an answer that waits for it. (Kestrel's `MinResponseDataRate` is the same.)"""
-
 LINGER_SECS = 1.0
 """Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
 
@@ -107,6 +106,7 @@ class ServerConnection(asyncio.Protocol):
         self._client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and len(peer) >= 2 else None
         socket = transport.get_extra_info("socket")
         self._socket = -1 if socket is None else socket.fileno()
+        limit_buffers(self._transport)
         self._context.connections.add(self)
         self._idle_since = self._loop.time()
         self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
@@ -185,7 +185,7 @@ class ServerConnection(asyncio.Protocol):
         """Close the connection now if it is idle, else after the response under way."""
         self._framing.keep_alive = False
         if self._exchange is None:
-            self._transport.close()
+            self._close()
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -234,7 +234,7 @@ class ServerConnection(asyncio.Protocol):
         """Close the connection if the exchange has not ended: a response that breaks off must not look whole."""
         if self._exchange is exchange and not exchange.response_ended:
             if exchange.response_started or self._transport.is_closing():
-                self._transport.close()
+                self._close()
             else:
                 self._refuse(internal_error())
 
@@ -266,7 +266,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close the connection when everything was sent, or when that takes too long."""
-        self._transport.close()
+        close_transport(self._transport, self._loop)
         if self._transport.get_write_buffer_size():
             self._watch_unsent()
 
@@ -290,7 +290,7 @@ class ServerConnection(asyncio.Protocol):
     def _linger(self) -> None:
         """Send nothing more, and drop what the client still sends, for a moment."""
         self._is_refused = True
-        self._transport.write_eof()
+        end_sending(self._transport)
         self._idle_since = self._loop.time()
         self._set_timer(self._idle_since + LINGER_SECS)
         self._count_parked()

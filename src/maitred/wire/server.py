@@ -15,10 +15,12 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import uvloop
 
 from maitred.core.errors import ConfigError
+from maitred.wire.certificate import FLUSH_SECS, HANDSHAKE_SECS, ServerCertificate
 from maitred.wire.exchange import Exchange
 from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
@@ -54,8 +56,9 @@ def run_server(
     drain_secs: float = 30.0,
     on_ready: Callable[[str], object] = lambda url: None,
     on_hangup: Callable[[], object] | None = None,
+    certificate: ServerCertificate | None = None,
 ) -> None:
-    """Serve until a signal; port 0 takes any free port.
+    """Serve until a signal; port 0 takes any free port. With a `certificate`, over TLS alone.
 
     `on_ready` is called with the URL once connections are accepted. `on_hangup` is called inside the loop for each SIGHUP;
     without it, SIGHUP ends the process, as is its default. Raises ConfigError if the address cannot be listened on.
@@ -63,17 +66,24 @@ def run_server(
     listener = open_listener(host, port)
     _tune_garbage_collector()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        uvloop.run(_serve_until_signal(app, listener, drain_secs, on_ready, on_hangup))
+        uvloop.run(_serve_until_signal(app, listener, drain_secs, on_ready, on_hangup, certificate))
 
 
 @contextlib.asynccontextmanager
-async def running_server(app: App, *, host: str = "127.0.0.1", port: int = 0, drain_secs: float = 1.0) -> AsyncIterator[str]:
+async def running_server(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    drain_secs: float = 1.0,
+    certificate: ServerCertificate | None = None,
+) -> AsyncIterator[str]:
     """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL."""
     listener = open_listener(host, port)
-    server = _Server(app, drain_secs)
+    server = _Server(app, drain_secs, certificate)
     await server.start(listener)
     try:
-        yield listener_url(listener)
+        yield listener_url(listener, certificate)
     finally:
         await server.stop()
 
@@ -84,20 +94,22 @@ async def _serve_until_signal(
     drain_secs: float,
     on_ready: Callable[[str], object],
     on_hangup: Callable[[], object] | None,
+    certificate: ServerCertificate | None,
 ) -> None:
-    server = _Server(app, drain_secs)
+    server = _Server(app, drain_secs, certificate)
     with server.signal_handlers(on_hangup):
         await server.start(listener)
-        on_ready(listener_url(listener))
+        on_ready(listener_url(listener, certificate))
         await server.told_to_stop.wait()
         await server.stop()
 
 
 class _Server:
-    def __init__(self, app: App, drain_secs: float) -> None:
+    def __init__(self, app: App, drain_secs: float, certificate: ServerCertificate | None) -> None:
         self.told_to_stop = asyncio.Event()
         self._app = app
         self._drain_secs = drain_secs
+        self._certificate = certificate
         self._context = ServerContext(app, asyncio.get_running_loop(), app.send_timeout_secs)
         self._told_twice = asyncio.Event()
 
@@ -105,7 +117,11 @@ class _Server:
         """Accept connections."""
         await self._app.start(self._context)
         loop = self._context.loop
-        self._accepting = await loop.create_server(lambda: ServerConnection(self._context), sock=listener, backlog=2048)
+        tls: dict[str, Any] = {}
+        if self._certificate is not None:
+            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECS}
+            tls["ssl_shutdown_timeout"] = FLUSH_SECS
+        self._accepting = await loop.create_server(lambda: ServerConnection(self._context), sock=listener, backlog=2048, **tls)
 
     async def stop(self) -> None:
         """Accept no more connections, let requests in flight end, and close everything."""
@@ -173,10 +189,11 @@ def open_listener(host: str, port: int) -> socket.socket:
         raise _listen_error(host, port, error) from error
 
 
-def listener_url(listener: socket.socket) -> str:
+def listener_url(listener: socket.socket, certificate: ServerCertificate | None = None) -> str:
     """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if certificate is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _tune_garbage_collector() -> None:

@@ -82,6 +82,53 @@ def test_answers_of_one_token_have_no_time_per_token(maitred: Maitred) -> None:
     assert maitred("validate", "--measured", "t.csv", "--config", "engine.yaml")[0] == 0
 
 
+RECORDED = (
+    "arrival_secs,class,prompt_tokens,output_tokens,tenant,max_output_tokens,stream,model,program,slo_class,"
+    "think_secs,continues,outcome,tokens_from,cached_tokens,backend,sent_secs,ttft_secs,e2e_secs\n"
+)
+
+
+def recorded_row(at: str, tokens: str, outcome: str, source: str, times: str, backend: str = "http://a:1") -> str:
+    return f"{at},default,{tokens},ip:1,,true,m,,,,,{outcome},{source},,{backend},{times}\n"
+
+
+def test_a_recording_of_the_gateway_is_a_timeline(maitred: Maitred) -> None:
+    """Two requests, of 100 and of 200 tokens of prompt, alone in the engine: 1 ms + 10 µs per token of prompt, then 1 ms a
+    step. What cannot be compared is left out, and counted."""
+    rows = [
+        recorded_row("1000.0", "100,3", "completed", "usage", "0.5,0.502,0.504"),
+        recorded_row("1002.0", "200,2", "completed", "usage", "0.0,0.003,0.004"),
+        recorded_row("1003.0", "200,2", "completed", "estimate", "0.0,0.003,0.004"),
+        recorded_row("1004.0", "200,", "broken_off", "estimate", "0.0,0.003,0.004"),
+        recorded_row("1005.0", "200,2", "completed", "usage", "0.0,,0.004"),
+    ]
+    Path("r.csv").write_text(RECORDED + "".join(rows))
+    Path("engine.yaml").write_text("instance: {latency: 'linear:1000,10,0'}\n")
+    code, out, error = maitred("validate", "--measured", "r.csv", "--config", "engine.yaml", "--json")
+    assert code == 0
+    assert "left out of 5 requests" in error
+    assert error.rstrip().endswith(": 3")
+    (found,) = json.loads(out)
+    assert found["requests"] == 2
+    means = {line["metric"]: (line["measured"], line["predicted"]) for line in found["lines"] if line["statistic"] == "mean"}
+    assert means["ttft"] == pytest.approx((2.5, 2.5))  # after 2 ms, and after 3 ms; counted from when they were sent
+    assert means["e2e"] == pytest.approx((4.0, 4.0))
+
+
+def test_recordings_that_are_no_timeline(maitred: Maitred) -> None:
+    Path("engine.yaml").write_text("instance: {latency: 'linear:1000,10,0'}\n")
+    one = recorded_row("1", "100,3", "completed", "usage", "0,0.1,0.2")
+    other = recorded_row("2", "100,3", "completed", "usage", "0,0.1,0.2", "http://b:1")
+    for rows, problem in (
+        (one + other, "these are the requests of 2 engines: m at http://a:1, m at http://b:1"),
+        (recorded_row("1", "9,9", "completed", "estimate", "0,0.1,0.2"), "there is no completed stream in it"),
+        (one.replace(",0.1,", ",soon,"), "r.csv:2: ttft_secs should be a number"),
+    ):
+        Path("r.csv").write_text(RECORDED + rows)
+        code, _, error = maitred("validate", "--measured", "r.csv", "--config", "engine.yaml")
+        assert (code, problem in error.replace("\n", " ")) == (2, True), error
+
+
 def test_a_timeline_becomes_linear(maitred: Maitred) -> None:
     code, said, _ = maitred("calibrate", RUN / "requests.csv")
 

@@ -17,6 +17,10 @@ A timeline has a row per request, in CSV with a header.
     scheduled_ts                                             the same (optional)
     prefix_blocks16_seen_before                              leading blocks of 16 tokens that an earlier request had (optional)
 
+A recording of `maitred serve` is a timeline as well. A request is sent, and queued, when the gateway sent it to the backend.
+Only streams that completed, with the tokens that the backend has reported, can be compared; the others are left out, and
+counted.
+
 Times are compared as differences on one clock, so the two clocks need not agree. TTFT and latency count from `queued_ts`, as in
 vLLM's own metrics. Without a column `submitted_s`, a request counts as sent when it was queued.
 """
@@ -38,6 +42,7 @@ from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import Request
 from maitred.core.units import from_seconds
 from maitred.workload import Job
+from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS
 
 _MAX_COUNT = 1_000_000_000
 """More tokens than any step or request has."""
@@ -144,6 +149,54 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
     @property
     def latency(self) -> float:
         return self.last_token - self.queued
+
+
+def is_recording(path: Path) -> bool:
+    """Return whether the file is a recording of `maitred serve`, judging by its first line."""
+    return set(RECORDED_COLUMNS) <= set(read_header(path))
+
+
+def read_recording(path: Path) -> tuple[list[MeasuredRequest], int]:
+    """Return the requests of a recording that can be compared, in the order in which they were sent, and the number of others.
+
+    Raises ConfigError for a recording of several backends or models: a timeline is that of one engine.
+    """
+    texts = ("arrival_secs", "sent_secs", "ttft_secs", "e2e_secs", "prompt_tokens", "output_tokens", "cached_tokens")
+    rows, engines, num_left_out = list[MeasuredRequest](), set[tuple[str, str]](), 0
+    for line, (_, (outcome, source, backend, model, *values)) in enumerate(
+        read_rows(path, (), ("outcome", "tokens_from", "backend", "model", *texts)), 2
+    ):
+        if outcome != COMPLETED or source != "usage" or not all(values[:-1]):
+            num_left_out += 1
+            continue
+        engines.add((backend, model))
+        rows.append(_recorded_request(dict(zip(texts, values, strict=True)), f"{path}:{line}"))
+    if len(engines) > 1:
+        named = ", ".join(sorted(f"{model} at {backend}" for backend, model in engines))
+        hint = "leave the rows of one of them in a file of its own"
+        raise ConfigError(f"these are the requests of {len(engines)} engines: {named}", where=str(path), hint=hint)
+    if not rows:
+        problem = "there is no completed stream in it with the tokens that the backend has reported"
+        raise ConfigError(problem, where=str(path), hint=f"its other requests: {num_left_out}")
+    return sorted(rows, key=lambda row: row.sent), num_left_out
+
+
+def _recorded_request(row: Mapping[str, str], place: str) -> MeasuredRequest:
+    numbers = {name: _csv_number(row, name, place) for name, text in row.items() if text}
+    arrival = numbers["arrival_secs"]
+    sent = arrival + numbers["sent_secs"]
+    measured = MeasuredRequest(
+        prompt_tokens=int(numbers["prompt_tokens"]),
+        output_tokens=int(numbers["output_tokens"]),
+        sent=sent,
+        queued=sent,
+        scheduled=sent,
+        first_token=arrival + numbers["ttft_secs"],
+        last_token=arrival + numbers["e2e_secs"],
+        shared_blocks=int(numbers.get("cached_tokens", 0)) // SHARED_BLOCK_TOKENS,
+    )
+    _check_request(measured, place)
+    return measured
 
 
 def read_timeline(path: Path) -> list[MeasuredRequest]:

@@ -1,0 +1,114 @@
+"""TLS for clients: the certificate of a server, and how it is replaced while it serves.
+
+A certificate is two files in PEM: the chain, the server's own first, and the private key. They are loaded into one SSL context
+that all connections share. A connection takes what is in there as its handshake begins. So a new certificate is loaded into the
+same context: connections that are open keep theirs, and the next one gets the new one.
+
+    certbot writes new files; SIGHUP; `check` finds that they fit each other; `load`: the next handshake has them
+
+OpenSSL loads the chain first and then the key, and keeps the chain if the key does not fit. Hence `check`, which loads both
+into a context of its own, and changes nothing.
+
+TLS 1.2 is the least. A client must complete its handshake within `HANDSHAKE_SECS`. Everything behind the handshake is as on a
+plain connection: the same code watches it (`protocol`), with buffers of the same size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any, Final, cast
+
+from maitred.core.errors import ConfigError
+
+HANDSHAKE_SECS: Final = 20.0
+"""Seconds that a handshake may take; the head of a request may take as long."""
+CONFIRM_SECS: Final = 2.0
+"""Seconds that a client may take to confirm the end of an idle connection; without TLS nothing has to be confirmed."""
+FLUSH_SECS: Final = 3600.0
+"""Seconds after which the event loop itself drops what a closed connection still has to send. `protocol` has stricter rules."""
+BUFFER_BYTES: Final = 65_536
+"""Bytes from which on a connection counts as full: those of a plain one. By default it would be up to eight times as many."""
+
+
+class ServerCertificate:
+    """The certificate of a server."""
+
+    def __init__(self, chain: str, key: str, *, where: str) -> None:
+        """`chain` and `key` are the paths of files in PEM; `where` is the section of the configuration that names them. Raises
+        ConfigError for files that are none, or do not fit each other."""
+        self._where = where
+        self.context = _new_context()
+        """What connections are made with."""
+        self.check(chain, key)
+        self.load(chain, key)
+
+    def check(self, chain: str, key: str) -> None:
+        """Raise ConfigError if these files cannot be used, and change nothing."""
+        self._load_into(_new_context(), chain, key)
+
+    def load(self, chain: str, key: str) -> None:
+        """Use these files for all further connections. Raises ConfigError; `check` before."""
+        self._load_into(self.context, chain, key)
+
+    def _load_into(self, context: ssl.SSLContext, chain: str, key: str) -> None:
+        for name, path in (("tls_cert", chain), ("tls_key", key)):
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise ConfigError(f"cannot read {path}: {error.strerror}", where=f"{self._where}.{name}") from error
+        try:
+            context.load_cert_chain(chain, key, password=_no_password)
+        except _EncryptedKey:
+            hint = "give a key without a password, readable by the gateway alone"
+            raise ConfigError(f"the key in {key} is encrypted", where=f"{self._where}.tls_key", hint=hint) from None
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                problem = f"the key in {key} is not that of the certificate in {chain}"
+                raise ConfigError(problem, where=f"{self._where}.tls_key") from error
+            hint = "a certificate with its chain and a private key, both in PEM"
+            raise ConfigError(
+                f"{chain} and {key} cannot be used: {error.reason or error}", where=self._where, hint=hint
+            ) from error
+
+
+def limit_buffers(transport: asyncio.Transport) -> None:
+    """Let a transport over TLS keep no more in memory than a plain one."""
+    if _is_tls(transport):
+        transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        cast(Any, transport).set_read_buffer_limits(high=BUFFER_BYTES)  # uvloop and asyncio have it, and do not say so
+
+
+def end_sending(transport: asyncio.Transport) -> None:
+    """Tell the peer that there is no more, as far as that can be told: over TLS, only closing does."""
+    if transport.can_write_eof():
+        transport.write_eof()
+
+
+def close_transport(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    """Close a connection. What it still has to send is sent first; if there is nothing, the peer gets `CONFIRM_SECS`."""
+    has_unsent = transport.get_write_buffer_size() > 0
+    transport.close()
+    if not has_unsent and _is_tls(transport):
+        loop.call_later(CONFIRM_SECS, transport.abort)
+
+
+def _is_tls(transport: asyncio.Transport) -> bool:
+    return transport.get_extra_info("ssl_object") is not None
+
+
+class _EncryptedKey(Exception):  # noqa: N818  (caught above)
+    """A key asks for a password."""
+
+
+def _no_password() -> bytes:
+    # OpenSSL would ask for it on the terminal.
+    raise _EncryptedKey
+
+
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -1,0 +1,89 @@
+"""TLS in front of a gateway: from the configuration to the socket, and a new certificate by a reload."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from test_gateway_reload import Files
+from world import Backend, admission_config, run
+
+from maitred.core.errors import ConfigError
+from maitred.gateway import GatewayConfig
+from maitred.gateway.app import Gateway
+from maitred.wire.server import running_server
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+
+
+def make_certificate(folder: Path, name: str) -> tuple[str, str]:
+    """Make a certificate for this machine; return the paths of the certificate and of its key."""
+    cert, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
+    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "1", "-nodes"]
+    subprocess.run(["openssl", "req", "-x509", *made, *names, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+def test_a_reload_brings_a_new_certificate_or_changes_nothing(tmp_path: Path) -> None:
+    """A client that trusts one certificate alone can tell which one is in force."""
+    (cert, key), second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    trusted = {
+        name: ssl.create_default_context(cafile=shutil.copy(path, tmp_path / name))
+        for name, path in (("first", cert), ("second", second[0]))
+    }
+
+    def ask(url: str, name: str, method: str = "GET") -> dict[str, Any]:
+        asked = urllib.request.Request(url, method=method, data=b"" if method == "POST" else None)
+        with urllib.request.urlopen(asked, context=trusted[name], timeout=5) as answered:
+            found: dict[str, Any] = msgspec.json.decode(answered.read())
+            return found
+
+    def reloads(url: str, files: Files) -> None:
+        assert ask(f"{url}/health", "first") == {"status": "ok"}
+        shutil.copy(second[0], cert)  # half of it
+        files.admission = admission_config(mode="legacy")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(f"{url}/admin/reload", "first", "POST")
+        said = refused.value.read().decode()
+        refused.value.close()
+        assert (refused.value.code, "is not that of the certificate" in said) == (400, True)
+        assert ask(f"{url}/maitred/state", "first")["mode"] == "priority"
+        shutil.copy(second[1], key)
+        assert ask(f"{url}/admin/reload", "first", "POST")["reloaded"]
+        assert ask(f"{url}/maitred/state", "second")["mode"] == "legacy"
+        with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
+            ask(f"{url}/health", "first")
+        files.changed = {"tls_cert": None, "tls_key": None}
+        assert ask(f"{url}/admin/reload", "second", "POST")["ignored"] == ["gateway.tls_cert", "gateway.tls_key"]
+        assert ask(f"{url}/health", "second") == {"status": "ok"}
+
+    async def scenario() -> None:
+        backend, files = Backend(), Files()
+        await backend.start()
+        config = GatewayConfig(backends=(backend.url,), tls_cert=cert, tls_key=key)
+        gateway = Gateway(config, admission_config(), reload=lambda: files.read(config))
+        async with running_server(gateway, certificate=gateway.certificate) as url:
+            assert url.startswith("https://")
+            await asyncio.to_thread(reloads, url, files)
+        await backend.stop()
+
+    run(scenario())
+
+
+def test_a_wrong_certificate_never_starts(tmp_path: Path) -> None:
+    cert, _ = make_certificate(tmp_path, "first")
+    _, key = make_certificate(tmp_path, "second")
+    config = GatewayConfig(backends=("http://127.0.0.1:9",), tls_cert=cert, tls_key=key)
+    with pytest.raises(ConfigError, match=r"gateway\.tls_key: the key in .* is not that of the certificate"):
+        Gateway(config)
+    with pytest.raises(ValueError, match="tls_key needs tls_cert"):
+        GatewayConfig(tls_key=key)
