@@ -67,6 +67,8 @@ def told() -> Results:
         blocks_used=np.array([[0, 0], [50, 100], [0, 10]], dtype=np.int32),
         total_blocks=100,
         outside_instances=np.array([0, 3, 0], dtype=np.int32),
+        arrived=np.array([1, 5, 5]),
+        ended=np.array([0, 2, 4]),
     )
     return msgspec.structs.replace(
         results_of(FIVE, 2_000_000),

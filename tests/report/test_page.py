@@ -73,7 +73,7 @@ def test_it_says_what_the_summary_says(told: Results) -> None:
     assert tiles["Within SLO"] == "40.0%"
     assert tiles["TTFT p99"] == "788.0 ms"
     assert tiles["Completed"] == "3"
-    assert tiles["Busy"] == "50.0%"
+    assert tiles["With work"] == "50.0%"
     assert {"By class", "By SLO class", "By tenant", "By instance"} == set(read.text["caption"])
     assert "sample:mixed" in read.text["h1"]
     assert "maitred simulate --trace sample:mixed" in read.text["pre"]

@@ -102,7 +102,7 @@ def run(flags: BenchFlags) -> None:
     """
     from rich.console import Console
 
-    from maitred.report import By, fitness, parse_weights, print_summary, summarise
+    from maitred.report import By, assess, fitness, parse_weights, print_run, summarise
     from maitred.study.live.benchmark import run_benchmark
 
     flags = replace(flags, values={**flags.values, **vllm_workload(flags)})
@@ -121,13 +121,14 @@ def run(flags: BenchFlags) -> None:
         summary = summarise(live.results, targets, [*By] if flags.metrics_file or flags.report else [per])
         score = None if weights is None else fitness(summary, weights)
         setup = _setup(flags, plan, live)
-        files.write(flags, live.results, summary, setup, score)
+        assessment = assess(live.results, summary, setup)
+        files.write(flags, live.results, summary, setup, assessment, score)
         write_vllm_result(flags, live, summary)
     print_warnings([*live.warnings, *_problems(live), *summary.warnings])
     if trace:
         report_skipped(trace)
     if not (flags.quiet or flags.prints_a_file):
-        print_summary(summary, Console(), per, setup)
+        print_run(summary, assessment, Console(), per)
         typer.echo(_about_sender(live))
         if score is not None:
             typer.echo(score.in_words())

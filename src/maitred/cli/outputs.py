@@ -15,7 +15,7 @@ from maitred.cli.traces import TraceTarget
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.report import Fitness, OutputFile, RunSetup, Summary
+    from maitred.report import Assessment, Fitness, OutputFile, RunSetup, Summary
     from maitred.sim import Results
     from maitred.workload import Trace
 
@@ -115,18 +115,26 @@ class Outputs:
     decisions: OutputFile | None
 
     @property
-    def has_charts(self) -> bool:
+    def need_samples(self) -> bool:
         """Whether any of them needs samples over time."""
-        return self.plot is not None or self.report is not None
+        return any(each is not None for each in (self.metrics, self.plot, self.report))
 
-    def write(self, flags: FileFlags, results: Results, summary: Summary, setup: RunSetup, score: Fitness | None) -> None:
+    def write(
+        self,
+        flags: FileFlags,
+        results: Results,
+        summary: Summary,
+        setup: RunSetup,
+        assessment: Assessment,
+        score: Fitness | None,
+    ) -> None:
         """Write all but the decisions, which were written one by one."""
         from maitred.report import write_metrics, write_page, write_plot, write_results
 
         if self.results and flags.results_path:
             write_results(results, flags.results_path, self.results.write)
         if self.metrics:
-            write_metrics(summary, self.metrics.write, score, setup)
+            write_metrics(summary, self.metrics.write, score, assessment)
         if self.plot and flags.plot:
             write_plot(results, summary.slo, flags.plot, self.plot.write)
         if self.report:

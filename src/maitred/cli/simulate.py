@@ -29,7 +29,7 @@ from maitred.core.units import MILLISECOND, Micros
 
 if TYPE_CHECKING:
     from maitred.config import Config
-    from maitred.report import By, RunSetup, Summary
+    from maitred.report import Assessment, By, RunSetup, Summary
     from maitred.workload import Trace
 
 _DEFAULT_SEED: Final = 42
@@ -92,7 +92,7 @@ def run(flags: SimulateFlags) -> None:
     (--rate and --num-requests).
     """
     from maitred.core.decisions import DecisionLog
-    from maitred.report import By, StreamingSummary, fitness, parse_weights, summarise
+    from maitred.report import By, StreamingSummary, assess, fitness, parse_weights, summarise
     from maitred.sim import simulate
     from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
@@ -111,6 +111,7 @@ def run(flags: SimulateFlags) -> None:
         jobs = build_jobs(load, flags.seed, trace, workload, as_flag)
         files = open_outputs(flags, _inputs(flags), trace, stack)
         recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=bool(flags.summary_only)))
+        is_judged = files.need_samples or not (flags.quiet or flags.prints_a_file)
         began = monotonic()
         with progress_bar(quiet=bool(flags.quiet)) as show:
             results = recording.results = simulate(
@@ -125,7 +126,7 @@ def run(flags: SimulateFlags) -> None:
                 progress=_arrival_progress(flags, trace, show),
                 log=DecisionLog(files.decisions.write) if files.decisions else None,
                 sink=streaming.add if streaming else None,
-                sample_every=_SAMPLE_EVERY if files.has_charts else None,
+                sample_every=_SAMPLE_EVERY * (1 + config.cluster.num_instances // 16) if is_judged else None,
                 log_itl=streaming is None,
             )
         took = monotonic() - began
@@ -133,8 +134,9 @@ def run(flags: SimulateFlags) -> None:
         summary = streaming.summary(results) if streaming else summarise(results, targets, by)
         score = None if weights is None else fitness(summary, weights)
         setup = _setup(flags, stated, config, last)
-        files.write(flags, results, summary, setup, score)
-    _print_summary(flags, trace, summary, per, setup, took)
+        assessment = assess(results, summary, setup)
+        files.write(flags, results, summary, setup, assessment, score)
+    _print_summary(flags, trace, summary, per, assessment, took)
     if score is not None and not (flags.quiet or flags.prints_a_file):
         typer.echo(score.in_words())
 
@@ -328,7 +330,9 @@ def print_warnings(warnings: Iterable[str]) -> None:
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
-def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, setup: RunSetup, took: float) -> None:
+def _print_summary(
+    flags: SimulateFlags, trace: Trace | None, summary: Summary, per: By, assessment: Assessment, took: float
+) -> None:
     print_warnings(summary.warnings)
     if trace:
         report_skipped(trace)
@@ -336,8 +340,8 @@ def _print_summary(flags: SimulateFlags, trace: Trace | None, summary: Summary, 
         return
     from rich.console import Console
 
-    from maitred.report import print_summary
+    from maitred.report import print_run
 
-    print_summary(summary, Console(), per, setup)
+    print_run(summary, assessment, Console(), per)
     arrived = summary.total.arrived
     typer.echo(f"{arrived:,} requests in {took:.1f} s ({arrived / max(took, 1e-3):,.0f}/s)", err=True)

@@ -8,6 +8,9 @@
     breakdown           groups of requests, and the gaps between tokens of each group
     slo                 latency targets
     fitness             one score for a run, as BLIS weighs it
+    utilisation         how much of the instances a run used, and how much more they could take
+    verdicts            what is wrong with a run, in words, by stated rules
+    assessment          the three of them together, as they are printed around the tables
     table               the figures for the terminal
     export              figures as JSON; requests as JSON, data frame, Parquet, CSV
     panels              the charts of a run as curves; figure draws them with matplotlib, page as HTML
@@ -18,6 +21,7 @@ The report decides nothing and uses neither random numbers nor clocks: the same 
 
 from __future__ import annotations
 
+from maitred.report.assessment import Assessment, assess, print_run
 from maitred.report.breakdown import By
 from maitred.report.export import check_rows_path, measured_lookup, metrics, write_metrics, write_requests, write_results
 from maitred.report.figure import check_plot_path, write_plot
@@ -31,9 +35,11 @@ from maitred.report.run_setup import RunSetup, derived_keys
 from maitred.report.slo import DEFAULT_SLO, Slo, Targets, workload_targets
 from maitred.report.summary import GroupSummary, InstanceSummary, StreamingSummary, Summary, summarise
 from maitred.report.table import print_summary
+from maitred.report.verdicts import Verdict, VerdictKind
 
 __all__ = [
     "DEFAULT_SLO",
+    "Assessment",
     "By",
     "Fitness",
     "GroupSummary",
@@ -47,6 +53,9 @@ __all__ = [
     "StreamingSummary",
     "Summary",
     "Targets",
+    "Verdict",
+    "VerdictKind",
+    "assess",
     "check_plot_path",
     "check_rows_path",
     "derived_keys",
@@ -54,6 +63,7 @@ __all__ = [
     "measured_lookup",
     "metrics",
     "parse_weights",
+    "print_run",
     "print_summary",
     "simulate",
     "summarise",

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import to_ms, to_seconds
+from maitred.report.assessment import Assessment
 from maitred.report.breakdown import By
 from maitred.report.fitness import Fitness
 from maitred.report.programs import program_metrics
 from maitred.report.request_statistics import LatencyStatistics
-from maitred.report.run_setup import RunSetup
 from maitred.report.slo import Slo, Targets
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
 from maitred.sim import Outcome, Results
@@ -192,10 +192,14 @@ def write_requests(results: Results, write: WriteBytes) -> None:
     write(b"\n]\n" if len(rows) else b"[]\n")
 
 
-def write_metrics(summary: Summary, write: WriteBytes, fitness: Fitness | None = None, setup: RunSetup | None = None) -> None:
-    """Write the figures of the run (`metrics`) as a JSON object, with what was simulated and its fitness score if they are
-    given."""
-    figures = ({} if setup is None else {"simulated": setup.in_one_line()}) | metrics(summary)
+def write_metrics(
+    summary: Summary, write: WriteBytes, fitness: Fitness | None = None, assessment: Assessment | None = None
+) -> None:
+    """Write the figures of the run (`metrics`) as a JSON object, with its assessment and fitness score if they are given."""
+    figures = metrics(summary)
+    if assessment is not None:
+        told = msgspec.to_builtins(assessment)
+        figures = {"simulated": told["simulated"], "verdicts": told["verdicts"], "instances": told["utilisation"], **figures}
     if fitness is not None:
         figures["fitness"] = {"score": fitness.score, **fitness.components}
     write(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")

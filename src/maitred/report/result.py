@@ -28,6 +28,7 @@ from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.report import export
+from maitred.report.assessment import Assessment, assess
 from maitred.report.breakdown import By
 from maitred.report.output_file import OutputFile
 from maitred.report.page import write_page
@@ -58,6 +59,10 @@ class Result:
     def summary(self, slo: Slo | None = None, by: Iterable[By] = By) -> Summary:
         """Return the figures of the run and of its breakdowns. That by class is always included."""
         return summarise(self.rows, self.slo if slo is None else slo, by)
+
+    def assess(self, slo: Slo | None = None) -> Assessment:
+        """Return what was simulated, how much of the instances it used, and verdicts on what is wrong with the run."""
+        return assess(self.rows, self.summary(slo), self.setup)
 
     def to_frame(self) -> pl.DataFrame:
         """Return a row per request, in the order of arrival, with the columns of `report.export`. Raises ConfigError without

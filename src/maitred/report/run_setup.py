@@ -70,7 +70,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
         a live endpoint, what was measured."""
         if self.measured:
             return f"measured: {self.measured}; seed {self.seed}; maitred {__version__}"
-        instance, cluster = _section(self, InstanceConfig), _section(self, ClusterConfig)
+        instance, cluster = section_of(self, InstanceConfig), section_of(self, ClusterConfig)
         parts = (
             _what_runs(instance, cluster.num_instances),
             _latency_model(instance),
@@ -89,7 +89,7 @@ def derived_keys(stated: InstanceConfig, resolved: InstanceConfig) -> tuple[str,
     )
 
 
-def _section(setup: RunSetup, kind: type[S]) -> S:
+def section_of(setup: RunSetup, kind: type[S]) -> S:
     """Return the section of this kind, or its defaults if the setup has none."""
     return next((section for section in setup.sections.values() if isinstance(section, kind)), None) or kind()
 
@@ -144,7 +144,7 @@ def _kv_blocks(instance: InstanceConfig, derived: tuple[str, ...]) -> str:
 
 
 def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig) -> str:
-    admission, programs = _section(setup, AdmissionConfig), _section(setup, ProgramsConfig)
+    admission, programs = section_of(setup, AdmissionConfig), section_of(setup, ProgramsConfig)
     order = instance.scheduler + (f" by {instance.priority_policy}" if instance.priority_policy else "")
     parts = [f"order {order}"]
     if instance.flavour is not None:
@@ -156,7 +156,7 @@ def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig)
     if programs.mode != "off":
         parts.append(f"programs {programs.mode}")
     elif cluster.num_instances > 1:
-        parts.append(f"router {_section(setup, RoutingConfig).policy}")
+        parts.append(f"router {section_of(setup, RoutingConfig).policy}")
     if cluster.disaggregation:
         pools = cluster.disaggregation
         parts.append(f"prefill in {pools.prefill_instances} instances, decode in {pools.decode_instances}")
@@ -175,11 +175,11 @@ def _admission(admission: AdmissionConfig, cluster: ClusterConfig) -> str:
 
 def _keys_without_effect(setup: RunSetup) -> Iterator[str]:
     """Yield keys, or sections of keys, that had no effect in this run, with their section."""
-    yield from _of_instance(_section(setup, InstanceConfig))
-    cluster = _section(setup, ClusterConfig)
+    yield from _of_instance(section_of(setup, InstanceConfig))
+    cluster = section_of(setup, ClusterConfig)
     if not cluster.disaggregation:
         yield "cluster.disaggregation"
-    admission, programs = _section(setup, AdmissionConfig), _section(setup, ProgramsConfig)
+    admission, programs = section_of(setup, AdmissionConfig), section_of(setup, ProgramsConfig)
     if admission.mode != "priority":
         yield "cluster.slots"
     if cluster.num_instances == 1 or programs.mode != "off":

@@ -18,7 +18,6 @@ from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
 from maitred.report.programs import ProgramSummary
 from maitred.report.request_statistics import LatencyStatistics
-from maitred.report.run_setup import RunSetup
 from maitred.report.slo import Slo, Targets
 from maitred.report.summary import GroupSummary, Summary
 from maitred.sim import Outcome
@@ -65,8 +64,8 @@ _LATENCIES: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]]
 )
 
 
-def print_summary(summary: Summary, console: Console, per: By = By.CLASS, setup: RunSetup | None = None) -> None:
-    """Print what was simulated, tables within 80 columns and a line below them, as plain text if the console is no terminal.
+def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> None:
+    """Print tables within 80 columns and a line below them, as plain text if the console is no terminal.
 
     Classes have columns of their own. Another breakdown has a table with a row for each group, for the 20 groups with the most
     requests. No figure is ever cut or left out: on a console narrower than a table, the lines are longer than the console.
@@ -78,8 +77,6 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS, setup:
         tables.append(_breakdown(summary, per))
     if summary.programs is not None:
         tables.append(_programs(summary.programs))
-    if setup is not None:
-        console.print(setup.in_one_line(), style="dim", highlight=False, markup=False)
     for table in tables:
         print_table(table, console)
     console.print(_closing(summary), style="dim", highlight=False)
@@ -214,8 +211,6 @@ def _breakdown(summary: Summary, per: By) -> Table:
 
 def _closing(summary: Summary) -> str:
     parts = [f"{to_seconds(summary.duration):,.1f} s {'measured' if summary.is_measured else 'simulated'}"]
-    if summary.all_instances.utilisation is not None:
-        parts[0] += f", instances {summary.all_instances.utilisation:.0%} busy"
     if summary.fairness is not None:
         parts.append(f"fairness among tenants (Jain): {summary.fairness:.3f}")
     if summary.slo:

@@ -11,6 +11,7 @@ secret of the workload.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -61,6 +62,8 @@ class AdmissionDriver:
         self.known_models: dict[str, None] = {}
         """The models for which requests have come, in that order."""
         self._capped_tenants = config.tenant_policies if config.uses_classes else {}
+        self.rejections: Counter[str] = Counter()
+        """Rejected requests by reason."""
         self._timer_at: Micros | None = None
         """The instant of the valid ADMISSION entry in the event queue."""
         self._lifecycle: AdmissionLifecycle
@@ -121,6 +124,7 @@ class AdmissionDriver:
                 if action is _ADMIT:
                     self._lifecycle.on_admitted(state, now)
                 elif action is _REJECT:
+                    self.rejections[decision.reason] += 1
                     self._lifecycle.finish(state, Outcome.REJECTED, now)
                 elif action is _PREEMPT:
                     after += self._preempt(state, now)

@@ -17,7 +17,7 @@ before the next input if that comes first.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -67,6 +67,8 @@ class ProgramsDriver:
         self._reported_shared = [0] * cluster.num_instances
         self._progress = StreamProgress()
         self.statistics = ProgramStatistics(cluster.num_instances, self._capacity)
+        self.rejections: Counter[str] = Counter()
+        """Rejected requests by reason."""
         self._pending: deque[ProgramDecision] = deque()
         """Decisions to be carried out."""
         self._timer_at: Micros | None = None
@@ -201,6 +203,7 @@ class ProgramsDriver:
                     self.statistics.on_granted(program, now - state.job.request.arrival)
                 self._lifecycle.on_granted(state, now)
             elif decision.action is _REJECT:
+                self.rejections[decision.reason] += 1
                 self._lifecycle.finish(state, Outcome.REJECTED, now)
 
     def _call_soon(self, now: Micros) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from itertools import accumulate, repeat
 from typing import TypeAlias
@@ -76,6 +76,10 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks of each instance."""
     outside_instances: NDArray[np.int32]
     """By instant: requests that have arrived and are in no instance yet, for example because they wait for admission."""
+    arrived: Ints
+    """By instant: requests that have arrived so far."""
+    ended: Ints
+    """By instant: requests that have ended so far, whatever their outcome."""
 
 
 class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -190,6 +194,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     is_measured: bool = False
     """Whether clients measured the rows at a live endpoint. `admitted` and `queued` are then the instants at which requests
     were sent, and what an engine alone knows is missing."""
+    rejections: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """How many requests admission rejected, by its reason. The other REJECTED ones found the queue of their instance full."""
 
     def __len__(self) -> int:
         return len(self.request_id)

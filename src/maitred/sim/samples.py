@@ -42,7 +42,7 @@ class Sampler:
         self._arrivals = arrivals
         self._pipeline = pipeline
         self._fleet = fleet
-        self._at = array("q")
+        self._at, self._arrived, self._ended = array("q"), array("q"), array("q")
         self._waiting, self._running, self._blocks, self._outside_instances = array("i"), array("i"), array("i"), array("i")
         event_queue.push(0, SimEventKind.SAMPLE)
 
@@ -58,6 +58,8 @@ class Sampler:
             self._blocks.append(instance.total_blocks - instance.free_blocks)
             in_flight += replica.in_flight
         self._at.append(now)
+        self._arrived.append(self._arrivals.num_arrived)
+        self._ended.append(self._arrivals.num_arrived - len(self._pipeline.live))
         self._outside_instances.append(len(self._pipeline.live) - in_flight)
         if len(self._at) > _MAX_SAMPLES:
             self._decimate()
@@ -69,6 +71,7 @@ class Sampler:
         """Keep the first sample, the third and so on. Their number is odd, so the last one is kept."""
         self._every *= 2
         self._at, self._outside_instances = self._at[::2], self._outside_instances[::2]
+        self._arrived, self._ended = self._arrived[::2], self._ended[::2]
         for column in (self._waiting, self._running, self._blocks):
             _keep_every_other(column, len(self._fleet.replicas))
 
@@ -80,6 +83,8 @@ class Sampler:
             blocks_used=self._by_instance(self._blocks),
             total_blocks=self._fleet.replicas[0].instance.total_blocks,
             outside_instances=np.array(self._outside_instances, dtype=np.int32),
+            arrived=np.array(self._arrived, dtype=np.int64),
+            ended=np.array(self._ended, dtype=np.int64),
         )
 
     def _by_instance(self, values: array[int]) -> NDArray[np.int32]:

@@ -8,6 +8,7 @@ This module is compiled (`[tool.maitred]` in pyproject.toml).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop
 from random import Random
@@ -90,7 +91,9 @@ def simulate(
         pipeline.record_unfinished(horizon)
     if progress is not None:
         progress(arrivals.num_arrived)
-    return _collect_results(rows, fleet, pipeline.last_end, agents, sampler)
+    results = _collect_results(rows, fleet, pipeline.last_end, agents, sampler)
+    rejections = sum((each.rejections for each in (driver, agents) if each is not None), Counter[str]())
+    return replace(results, rejections=dict(rejections))
 
 
 def _collect_results(

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from maitred.core.units import SECOND, to_ms, to_seconds
+from maitred.report.assessment import Assessment, assess, utilisation_lines
 from maitred.report.breakdown import By
 from maitred.report.page.chart import chart_html
 from maitred.report.panels import Panel, latency_panels, time_panels
@@ -80,10 +81,10 @@ def _notebook_values(spread: LatencyStatistics | None) -> list[str]:
 
 def write_page(results: Results, summary: Summary, setup: RunSetup, write: Callable[[bytes], object]) -> None:
     """Write the whole page as UTF-8. Charts of queues and KV need the samples of `results`."""
-    write("".join(_page_parts(results, summary, setup)).encode())
+    write("".join(_page_parts(results, summary, setup, assess(results, summary, setup))).encode())
 
 
-def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator[str]:
+def _page_parts(results: Results, summary: Summary, setup: RunSetup, assessment: Assessment) -> Iterator[str]:
     title = setup.workload or f"A {_how(summary)} run"
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -93,7 +94,9 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup) -> Iterator
     yield f"<p>{escape(setup.in_one_line())}</p>\n"
     yield f'<p class="quiet">{escape(_subtitle(summary, setup))}</p>\n'
     yield "".join(f'<p class="warning" role="alert">{escape(warning)}</p>\n' for warning in summary.warnings)
-    yield f"</header>\n<main>\n{headline_tiles(summary)}"
+    yield "".join(f'<p class="warning" role="alert">{escape(verdict.text)}</p>\n' for verdict in assessment.verdicts)
+    use = " ".join(utilisation_lines(assessment.utilisation))
+    yield f'</header>\n<main>\n{headline_tiles(summary)}<p class="quiet">{escape(use)}</p>\n'
     yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
     yield from _charts("Over time", time_panels(results))
     yield f"<section><h2>By group</h2>\n{breakdown_tables(summary)}</section>\n"
@@ -190,7 +193,7 @@ def _headlines(summary: Summary) -> Iterator[HeadlineTile]:
     if total.completed < total.arrived:
         yield HeadlineTile("Completed", f"{total.completed:,}", f"of {total.arrived:,} requests")
     if summary.all_instances.utilisation is not None:
-        yield HeadlineTile("Busy", format_share(summary.all_instances.utilisation), "of the instances' time")
+        yield HeadlineTile("With work", format_share(summary.all_instances.utilisation), "of the instances' time")
     if total.longest_wait >= SECOND:
         yield HeadlineTile("Longest wait", _time(total.longest_wait), "to run for the first time")
     if total.cached_tokens:
@@ -276,7 +279,7 @@ def _instance_columns(summary: Summary) -> Iterator[_Column]:
     def engine(label: str) -> InstanceSummary:
         return summary.instances.get(label, summary.all_instances)
 
-    yield _Column("busy", lambda label, _: format_share(engine(label).utilisation))
+    yield _Column("with work", lambda label, _: format_share(engine(label).utilisation))
 
 
 def _itl(group: GroupSummary) -> LatencyStatistics | None:

@@ -180,6 +180,8 @@ def _samples(columns: dict[str, Ints], end: Micros) -> Samples:
         blocks_used=np.zeros((len(at), 1), dtype=np.int32),
         total_blocks=0,
         outside_instances=np.zeros(len(at), dtype=np.int32),
+        arrived=arrived,
+        ended=gone,
     )
 
 

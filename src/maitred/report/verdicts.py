@@ -1,0 +1,239 @@
+"""Verdicts: what is wrong with a run, in words, by a rule for each that looks at the figures of this run alone.
+
+    the queue diverges     Over the second half of the arrivals the number of waiting requests rose from each fifth to the next,
+                           by half or more in all, to at least 10 requests, and grew by at least 2 % of the arrival rate. It
+                           began when fewer than a tenth of the final ones waited for the last time. The rate at which it would
+                           not grow is that of the requests that ended meanwhile.
+    KV is the bottleneck   In a quarter of the samples of instances with work, requests waited while the batch had room for one
+                           more sequence, and the free blocks held no more than 5 % of the memory or the mean prompt. Or the
+                           KV preemptions were a tenth of the completed requests.
+    prefill starves decode The mean gap between tokens was twice what a step of the same batch takes without prompts, or more.
+                           Not said where preemptions (1 % of the requests) make gaps of their own.
+    a class starves        Among the classes (or tenants) of 20 requests or more, its median TTFT was 10 times that of the best
+                           one, and beyond its target (2 s without one); or a fifth of its requests did not complete, where the
+                           best one lost at most 2 %.
+    requests refused       Any were, with the limit that refused them.
+    too few for a p99      Fewer than 299 completed. From 299 on the largest one is beyond the true p99 with a probability of
+                           95 % (1 - 0.99^299), so below that nothing can be said of it, however often the run is repeated.
+
+Waits, batches and blocks are those of the samples. Example: 60 requests/s arrive at instances that complete 41/s. The waiting
+requests grow by 19 per second, so the fifths of the second half rise, by 19/60 = 32 % of the arrivals: the queue diverges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from maitred.core.contracts import BatchShape
+from maitred.core.units import SECOND, Micros, to_ms
+from maitred.instance import InstanceConfig
+from maitred.report.breakdown import By
+from maitred.report.run_setup import RunSetup, section_of
+from maitred.report.slo import DEFAULT_SLO
+from maitred.report.summary import GroupSummary, Summary
+from maitred.report.table import format_number
+from maitred.report.utilisation import last_arrival, mean_request
+from maitred.sim import ClusterConfig, Outcome, Results, Samples
+
+ENOUGH_FOR_P99: Final = 299
+_LEAST_SAMPLES: Final = 20
+_LEAST_WAITING: Final = 10
+_LEAST_RISE: Final = 1.5
+_LEAST_GROWTH: Final = 0.02
+_FULL: Final = 0.05
+_OFTEN: Final = 0.25
+_MANY_PREEMPTIONS: Final = 0.1
+_SOME_PREEMPTIONS: Final = 0.01
+_SLOWED: Final = 2.0
+_STARVED_TIMES: Final = 10
+_LEAST_GROUP: Final = 20
+_LOST: Final = 0.2
+_FEW_LOST: Final = 0.02
+
+
+class VerdictKind(StrEnum):
+    """What is wrong with a run."""
+
+    DIVERGES = "the queue diverges"
+    KV = "KV is the bottleneck"
+    PREFILL = "prefill starves decode"
+    STARVES = "starvation"
+    REFUSED = "requests refused"
+    FEW = "too few requests for a p99"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """One thing that is wrong, in words with its figures."""
+
+    kind: VerdictKind
+    text: str
+
+
+def find_verdicts(results: Results, summary: Summary, setup: RunSetup) -> Iterator[Verdict]:
+    """Yield what is wrong with a run. Queues and KV are judged by the samples of `results`, if it has any."""
+    samples = results.samples
+    if samples is not None and len(samples.at) > _LEAST_SAMPLES:
+        yield from _diverges(samples)
+        if not setup.measured:
+            yield from _kv_bound(samples, summary, section_of(setup, InstanceConfig))
+            yield from _prefill_bound(samples, summary, setup)
+    yield from _starves(summary)
+    yield from _refused(results, summary.total, setup)
+    yield from _too_few(summary)
+
+
+def _diverges(samples: Samples) -> Iterator[Verdict]:
+    last = last_arrival(samples)
+    at, waiting = samples.at[: last + 1] / SECOND, (samples.waiting.sum(axis=1) + samples.outside_instances)[: last + 1]
+    half = int(np.searchsorted(at, at[-1] / 2))
+    if last - half < _LEAST_SAMPLES // 2:
+        return
+    fifths = [float(part.mean()) for part in np.array_split(waiting[half:], 5)]
+    if fifths != sorted(set(fifths)) or fifths[-1] < max(_LEAST_WAITING, _LEAST_RISE * fifths[0]):
+        return
+    begun = int(np.flatnonzero(waiting < fifths[-1] / 10).max(initial=0))
+    span = float(at[-1] - at[begun])
+    arrived, ended = (float(column[last] - column[begun]) / span for column in (samples.arrived, samples.ended))
+    growth = float(waiting[-1] - waiting[begun]) / span
+    if growth < _LEAST_GROWTH * arrived:
+        return
+    yield Verdict(
+        VerdictKind.DIVERGES,
+        f"The queue diverges: since {format_number(float(at[begun]))} s {format_number(arrived)} requests/s have arrived and "
+        f"{format_number(ended)} have ended, and {int(waiting[-1]):,} waited when the last one came. At about "
+        f"{format_number(ended)}/s it would not grow. The latencies hold for a run of this length only.",
+    )
+
+
+def _kv_bound(samples: Samples, summary: Summary, instance: InstanceConfig) -> Iterator[Verdict]:
+    total, mix = samples.total_blocks, mean_request(summary.total)
+    prompt = 0.0 if mix is None else mix.prompt / instance.block_size_in_tokens
+    free = total - samples.blocks_used
+    has_work = (samples.running > 0) | (samples.waiting > 0)
+    has_room = samples.running < instance.max_num_seqs
+    stuck = (samples.waiting > 0) & (samples.running > 0) & has_room & (free <= max(_FULL * total, prompt))
+    share = float(stuck.sum() / has_work.sum()) if has_work.any() else 0.0
+    preemptions = summary.total.preemptions
+    if share < _OFTEN and preemptions < max(_MANY_PREEMPTIONS * summary.total.completed, 1):
+        return
+    running = (
+        f" with {samples.running[stuck].mean():,.0f} of {instance.max_num_seqs:,} sequences running" if stuck.any() else ""
+    )
+    yield Verdict(
+        VerdictKind.KV,
+        f"KV memory is the bottleneck: in {share:.0%} of the time requests waited for blocks{running}, and {preemptions:,} "
+        f"sequences lost their KV. More memory for KV (total_kv_blocks, GPUs, instances) or fewer max_num_seqs would help.",
+    )
+
+
+def _prefill_bound(samples: Samples, summary: Summary, setup: RunSetup) -> Iterator[Verdict]:
+    gaps, mix = summary.all_instances.itl, mean_request(summary.total)
+    running = samples.running[samples.running > 0].astype(np.float64)
+    many = summary.total.preemptions > _SOME_PREEMPTIONS * summary.total.arrived
+    if gaps is None or mix is None or not len(running) or many or section_of(setup, ClusterConfig).disaggregation:
+        return
+    latency = section_of(setup, InstanceConfig).latency_model()
+    # A batch counts as often as it has tokens, because every token of it has a gap.
+    batch = round(float((running**2).sum() / running.sum()))
+    alone = latency.step_time(BatchShape(batch, round(batch * (mix.prompt + mix.output / 2))))
+    gap = gaps.mean - latency.overheads.per_output_token
+    if gap < _SLOWED * alone:
+        return
+    yield Verdict(
+        VerdictKind.PREFILL,
+        f"Prefill starves decode: a gap between tokens took {format_number(to_ms(gap))} ms on average, and a step of the same "
+        f"batch takes {format_number(to_ms(alone))} ms without prompts. Smaller chunks (max_num_batched_tokens, "
+        "long_prefill_token_threshold), more instances, or prefill instances of their own would help.",
+    )
+
+
+def _starves(summary: Summary) -> Iterator[Verdict]:
+    for by in (By.CLASS, By.TENANT):
+        groups = {name: group for name, group in summary.by.get(by, {}).items() if group.arrived >= _LEAST_GROUP}
+        medians = {name: group.ttft.p50 for name, group in groups.items() if group.ttft is not None}
+        if len(groups) < 2 or not medians:
+            continue
+        best = min(medians, key=lambda name: medians[name])
+        for name, group in groups.items():
+            why = " and ".join(filter(None, (_starved(summary, name, medians, best), _lost(group, groups))))
+            if why:
+                yield Verdict(VerdictKind.STARVES, f"The {by.value} {name} starves: {why}.")
+
+
+def _starved(summary: Summary, name: str, medians: Mapping[str, float], best: str) -> str:
+    if name not in medians or medians[name] < _STARVED_TIMES * medians[best] or medians[name] <= _ttft_target(summary, name):
+        return ""
+    own, other = format_number(to_ms(medians[name])), format_number(to_ms(medians[best]))
+    return f"half of its requests waited {own} ms or more for their first token, those of {best} {other} ms"
+
+
+def _lost(group: GroupSummary, groups: Mapping[str, GroupSummary]) -> str:
+    least = min(_lost_share(other) for other in groups.values())
+    if _lost_share(group) < _LOST or least > _FEW_LOST:
+        return ""
+    return f"{_lost_share(group):.0%} of its requests did not complete, of others at most {least:.0%}"
+
+
+def _lost_share(group: GroupSummary) -> float:
+    return 1 - (group.completed + group.outcomes[Outcome.REFUSED] + group.still_running) / group.arrived
+
+
+def _ttft_target(summary: Summary, name: str) -> Micros:
+    own = summary.slo.classes.get(name)
+    target = own.ttft if own is not None and own.ttft is not None else summary.slo.ttft
+    return target or DEFAULT_SLO.ttft or 0
+
+
+_REASONS: Final[Mapping[str, str]] = {
+    "queue_full": "the queue of their class was full (queue_size)",
+    "queue_timeout": "they waited longer than the queue timeout (queue_timeout_secs)",
+    "tenant_queue_full": "too many requests of their tenant waited (max_queued)",
+    "rate_limited": "they came faster than rate_limit_tokens_per_second",
+    "band_full": "too many requests of their priority waited (per_band_capacity, max_gateway_queue_depth)",
+    "displaced": "a more urgent request took their place in a full queue (queue_shedding)",
+    "no_capacity": "there was no slot at all (capacity)",
+    "policy": "the admission policy refused them",
+}
+
+
+def _refused(results: Results, total: GroupSummary, setup: RunSetup) -> Iterator[Verdict]:
+    parts = [*(_by_endpoint(total) if setup.measured else _by_cluster(results, total, section_of(setup, InstanceConfig)))]
+    if count := total.outcomes[Outcome.TIMED_OUT]:
+        parts.append(f"{count:,} left by their clients at the deadline (timeout)")
+    if parts:
+        lost = sum(total.outcomes[kind] for kind in (Outcome.REFUSED, Outcome.REJECTED, Outcome.TIMED_OUT))
+        share = lost / max(total.arrived, 1)
+        yield Verdict(VerdictKind.REFUSED, f"{share:.1%} of the requests were not served: {'; '.join(parts)}.")
+
+
+def _by_endpoint(total: GroupSummary) -> Iterator[str]:
+    for kind, what in ((Outcome.REFUSED, "refused by the endpoint as wrong or too long"), (Outcome.REJECTED, "rejected by it")):
+        if count := total.outcomes[kind]:
+            yield f"{count:,} {what}"
+
+
+def _by_cluster(results: Results, total: GroupSummary, instance: InstanceConfig) -> Iterator[str]:
+    if count := total.outcomes[Outcome.REFUSED]:
+        held = instance.kv_blocks * instance.block_size_in_tokens
+        limit = "max_model_len" if instance.max_model_len is not None and instance.max_model_len <= held else "total_kv_blocks"
+        yield (f"{count:,} with prompts and outputs beyond the {instance.model_len:,} tokens that fit ({limit})")
+    for reason, count in sorted(results.rejections.items(), key=lambda item: -item[1]):
+        yield (f"{count:,} by admission, because {_REASONS.get(reason, f'of the reason {reason}')}")
+    if count := total.outcomes[Outcome.REJECTED] - sum(results.rejections.values()):
+        yield (f"{count:,} by their instance, with a full queue (max_num_queued_reqs, max_num_queued_tokens)")
+
+
+def _too_few(summary: Summary) -> Iterator[Verdict]:
+    groups = {"all": summary.total, **(summary.by[By.CLASS] if len(summary.by.get(By.CLASS, {})) > 1 else {})}
+    few = {name: group.completed for name, group in groups.items() if group.completed < ENOUGH_FOR_P99}
+    if few and summary.total.arrived:
+        counts = ", ".join(f"{count:,} of {name}" for name, count in few.items())
+        yield Verdict(
+            VerdictKind.FEW,
+            f"Too few requests for a p99 ({counts} completed): it says something from {ENOUGH_FOR_P99} on.",
+        )

@@ -1,0 +1,185 @@
+"""Verdicts: for each rule a scene in which it holds, and one close to it in which it does not. And the use of the instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import maitred
+from maitred.admission import AdmissionConfig
+from maitred.admission.config import ClassConfig, ClassesConfig
+from maitred.instance import InstanceConfig
+from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
+from maitred.report import Assessment, Slo, Targets, VerdictKind
+from maitred.sim import ClusterConfig
+
+EVEN = {"input_tokens": "normal:500,50", "output_tokens": "uniform:150,250"}
+
+
+def assess(
+    rate: float,
+    num_requests: int = 600,
+    *,
+    instance: InstanceConfig | None = None,
+    cluster: ClusterConfig | None = None,
+    admission: AdmissionConfig | None = None,
+    slo: Slo | None = None,
+    **load: Any,
+) -> Assessment:
+    jobs = maitred.synthetic(rate=rate, num_requests=num_requests, **{**EVEN, **load})
+    return maitred.simulate(jobs, cluster, instance, admission=admission).assess(slo)
+
+
+def text(assessment: Assessment, kind: VerdictKind) -> str:
+    return " ".join(verdict.text for verdict in assessment.verdicts if verdict.kind is kind)
+
+
+def test_nothing_is_wrong_with_half_a_load() -> None:
+    assert assess(15).verdicts == ()
+
+
+def test_a_queue_diverges_above_the_limit_and_says_at_which_rate_it_would_not() -> None:
+    found = text(assess(60, 1_500), VerdictKind.DIVERGES)
+    limit = find_throughput_limit(InstanceConfig(), RequestMix(prompt=500, output=200)).rate
+    assert found.startswith("The queue diverges: since ")
+    assert float(found.split("At about ")[1].split("/s")[0]) == pytest.approx(limit, rel=0.1)
+
+
+def test_a_queue_below_the_limit_does_not_diverge() -> None:
+    limit = find_throughput_limit(InstanceConfig(), RequestMix(prompt=500, output=200)).rate
+    assert text(assess(0.9 * limit, 1_500), VerdictKind.DIVERGES) == ""
+
+
+def test_a_burst_that_is_served_is_no_divergence() -> None:
+    """All requests come within the first tenth of the arrivals, and the last one at their end."""
+    burst = [*maitred.synthetic(rate=300, num_requests=600, **EVEN)]
+    late = maitred.Job(request=maitred.Request(id=10_000, arrival=20_000_000, prompt_tokens=9), output_tokens=9)
+    assert text(maitred.simulate([*burst, late]).assess(), VerdictKind.DIVERGES) == ""
+
+
+def test_kv_is_the_bottleneck_where_requests_wait_for_blocks() -> None:
+    found = text(assess(20, instance=InstanceConfig(total_kv_blocks=1_000)), VerdictKind.KV)
+    assert "requests waited for blocks with" in found
+    assert "of 256 sequences running" in found
+
+
+def test_a_full_batch_is_not_kv() -> None:
+    assert text(assess(60, instance=InstanceConfig(max_num_seqs=16)), VerdictKind.KV) == ""
+
+
+def test_kv_that_is_used_but_not_waited_for_is_no_bottleneck() -> None:
+    assert text(assess(5, instance=InstanceConfig(total_kv_blocks=1_000)), VerdictKind.KV) == ""
+
+
+LONG = {"input_tokens": "4000", "output_tokens": "20"}
+
+
+def test_prefill_starves_decode_with_long_prompts_in_large_chunks() -> None:
+    found = text(assess(8, 300, instance=InstanceConfig(max_num_batched_tokens=8_192), **LONG), VerdictKind.PREFILL)
+    assert "a gap between tokens took" in found
+
+
+def test_small_chunks_do_not_starve_decode() -> None:
+    assert text(assess(8, 300, instance=InstanceConfig(max_num_batched_tokens=128), **LONG), VerdictKind.PREFILL) == ""
+
+
+MIX = "interactive:1,bulk:1"
+PRIORITY = AdmissionConfig(mode="priority")
+PATIENT = AdmissionConfig(
+    mode="priority",
+    classes=ClassesConfig(
+        bulk=ClassConfig(queue_size=9_999, queue_timeout_secs=9_999, starvation_threshold_secs=9_999),
+        interactive=ClassConfig(queue_size=9_999, queue_timeout_secs=9_999),
+    ),
+)
+
+
+SLOTS = ClusterConfig(capacity=24)
+
+
+def test_a_class_starves_behind_one_with_reserved_slots() -> None:
+    found = text(assess(18, admission=PATIENT, cluster=SLOTS, class_mix=MIX), VerdictKind.STARVES)
+    assert found.startswith("The class bulk starves: half of its requests waited ")
+
+
+def test_a_class_starves_of_which_many_are_lost() -> None:
+    curt = AdmissionConfig(mode="priority", classes=ClassesConfig(bulk=ClassConfig(queue_size=2)))
+    found = text(assess(18, admission=curt, cluster=SLOTS, class_mix=MIX), VerdictKind.STARVES)
+    assert "of its requests did not complete, of others at most 0%" in found
+
+
+def test_classes_that_wait_alike_do_not_starve() -> None:
+    assert text(assess(60, class_mix=MIX), VerdictKind.STARVES) == ""
+
+
+def test_a_class_within_its_own_target_does_not_starve() -> None:
+    day = Slo(classes={"bulk": Targets(ttft=86_400_000_000)})
+    assert text(assess(18, admission=PATIENT, cluster=SLOTS, class_mix=MIX, slo=day), VerdictKind.STARVES) == ""
+
+
+def test_refused_requests_are_told_with_their_limit() -> None:
+    found = text(assess(10, instance=InstanceConfig(max_model_len=650)), VerdictKind.REFUSED)
+    assert "beyond the 650 tokens that fit (max_model_len)" in found
+    assert "of the requests were not served" in found
+
+
+def test_rejected_requests_are_told_with_the_reason_of_admission() -> None:
+    found = text(assess(90, cluster=ClusterConfig(capacity=8), admission=PRIORITY), VerdictKind.REFUSED)
+    assert "by admission, because the queue of their class was full (queue_size)" in found
+
+
+def test_requests_that_find_the_queue_of_an_instance_full_are_told_so() -> None:
+    found = text(assess(90, instance=InstanceConfig(max_num_seqs=8, max_num_queued_reqs=4)), VerdictKind.REFUSED)
+    assert "by their instance, with a full queue (max_num_queued_reqs" in found
+
+
+def test_requests_of_clients_that_leave_are_told_so() -> None:
+    jobs = maitred.Load(rate=90, num_requests=400, timeout_secs=1, **EVEN)
+    with jobs.jobs() as load:
+        found = maitred.simulate(load).assess()
+    assert "left by their clients at the deadline" in text(found, VerdictKind.REFUSED)
+
+
+@pytest.mark.parametrize(("count", "is_said"), [(298, True), (299, False)])
+def test_a_p99_needs_299_requests(count: int, is_said: bool) -> None:
+    """0.99^299 = 0.0495: with a probability of 95 % the largest of 299 is beyond the true p99."""
+    assert bool(text(assess(10, count), VerdictKind.FEW)) is is_said
+
+
+def test_each_class_needs_them() -> None:
+    assert "of bulk" in text(assess(10, 400, class_mix="interactive:9,bulk:1"), VerdictKind.FEW)
+
+
+def test_a_run_without_requests_has_no_verdicts() -> None:
+    assert maitred.simulate([]).assess().verdicts == ()
+
+
+def test_the_use_of_a_saturated_instance() -> None:
+    used = assess(60, 1_500).utilisation
+    assert used.with_work == pytest.approx(1, abs=0.01)
+    assert used.batch is not None
+    assert used.batch > 0.9
+    limit = find_throughput_limit(InstanceConfig(), RequestMix(prompt=500, output=200)).rate
+    assert used.headroom == pytest.approx(limit / 60, rel=0.1)
+    assert used.output_rate is not None
+    assert used.output_limit is not None
+    assert used.output_rate / used.output_limit == pytest.approx(1, abs=0.1)
+
+
+def test_the_use_of_an_instance_that_is_busy_with_little() -> None:
+    """It has work nearly all the time, and could take five times as much: what "busy" did not say."""
+    used = assess(5).utilisation
+    assert used.with_work is not None
+    assert used.with_work > 0.9
+    assert used.batch is not None
+    assert used.batch < 0.1
+    assert used.headroom is not None
+    assert used.headroom > 4
+
+
+def test_the_use_is_not_known_without_samples() -> None:
+    jobs = maitred.synthetic(rate=10, num_requests=60)
+    used = maitred.simulate(jobs, sample_every=None).assess().utilisation
+    assert used.with_work is not None
+    assert (used.batch, used.kv, used.headroom) == (None, None, None)
