@@ -16,6 +16,7 @@ import msgspec
 from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdmission
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
+from maitred.core.request import RequestId
 from maitred.gateway import error_responses
 from maitred.gateway.access_log import AccessLog
 from maitred.gateway.append_file import AppendFile
@@ -84,7 +85,9 @@ class Gateway(App):
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
         self._router_signals = signals_read(router)
-        self._fleet = BackendFleet(config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished)
+        self._fleet = BackendFleet(
+            config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished, self._on_stranded
+        )
         self._decision_log = _open_decision_log(config)
         self._recorder = None if config.record is None else TrafficRecorder(config.record)
         self._log_output = log_output or LogOutput(config.log_format)
@@ -249,6 +252,9 @@ class Gateway(App):
     def _on_slots_changed(self, models: Iterable[str]) -> None:
         self._slot_learning.choose_sources()
         self._capacity.on_slots_changed(models)
+
+    def _on_stranded(self, request_id: RequestId, stranded: bool) -> None:
+        self._driver.set_stranded(request_id, stranded=stranded)
 
     def _on_vanished(self, model: str) -> bool:
         return self._capacity.on_vanished(model)

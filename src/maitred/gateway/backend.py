@@ -104,11 +104,17 @@ class Backend:
 class UpstreamRequest:
     """A request at a backend. Made by the task that waits for the response."""
 
-    __slots__ = ("_task", "backend", "has_failed", "is_abandoned", "is_complete", "model", "own", "response_started")
+    __slots__ = (
+        *("_task", "backend", "has_failed", "is_abandoned", "is_complete", "is_stranded", "model", "own", "request_id"),
+        "response_started",
+    )
 
-    def __init__(self, backend: Backend, model: str) -> None:
+    def __init__(self, backend: Backend, request: Request) -> None:
         self.backend = backend
-        self.model = model
+        self.model = request.model
+        self.request_id = request.id
+        self.is_stranded = False
+        """Whether admission knows that the slot of the request goes with it, since its backend takes no new requests."""
         self.response_started = False
         """Whether a part of the response may have been sent to the client."""
         self.is_abandoned = False

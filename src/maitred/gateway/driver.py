@@ -141,6 +141,10 @@ class RealTimeAdmission:
         self._leases.pop(request_id, None)
         self._apply_decisions(self.core.release(request_id, end, self.now()))
 
+    def set_stranded(self, request_id: RequestId, *, stranded: bool) -> None:
+        """Note that the slot of a request goes when it leaves its backend, or that it does not."""
+        self._apply_decisions(self.core.set_stranded(request_id, stranded=stranded, now=self.now()))
+
     def resize_pool(self, pool: str, capacity: int) -> None:
         """Set the number of slots of `pool`."""
         self._apply_decisions(self.core.resize(pool, capacity, self.now()))

@@ -10,7 +10,8 @@ which the client has received nothing are taken away, as soon as another backend
 
 **Slots.** The requests that stay at a backend that is down bring slots of their own until they have ended, so that they do not
 use up the slots of the healthy ones. For example, two backends of 8 slots each have 16; when one goes down with 3 requests
-left, the model has 8 + 3 slots, then 8 + 2, and so on.
+left, the model has 8 + 3 slots, then 8 + 2, and so on. Such a request is *stranded*: its slot goes with it and is of no use to
+another one, so it is no victim of a preemption (`_tell_stranded`; in the core, `Ticket.stranded`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from maitred.admission import fleet_load
 from maitred.core.contracts import FleetLoad
 from maitred.core.errors import MaitredError
-from maitred.core.request import Request
+from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.gateway.backend import Backend, BackendObserver, ModelSlots, UpstreamRequest
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
@@ -47,14 +48,17 @@ class BackendFleet:
         on_slots_changed: Callable[[Iterable[str]], object],
         wants_load: Callable[[], bool] = lambda: False,
         on_vanished: Callable[[str], bool] = lambda model: True,
+        on_stranded: Callable[[RequestId, bool], object] = lambda request_id, stranded: None,
     ) -> None:
         """`on_slots_changed` is called with the models that may have another number of slots. `wants_load` returns whether the
         load that backends report is read. `on_vanished` is called with a model that no backend lists any more, and returns
-        whether no request of it was left, so that it is forgotten."""
+        whether no request of it was left, so that it is forgotten. `on_stranded` is called with a request, and with whether its
+        slot goes when it leaves its backend."""
         self._config, self._client = config, client
         self._on_slots_changed = on_slots_changed
         self._wants_load = wants_load
         self._on_vanished = on_vanished
+        self._on_stranded = on_stranded
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [BackendPoller(client, backend.origin, config) for backend in self.backends]
         self._models = ServedModels(self.backends)
@@ -157,7 +161,7 @@ class BackendFleet:
 
     def add_request(self, backend: Backend, request: Request) -> UpstreamRequest:
         """Count the request that the current task is about to send to `backend`."""
-        sent = UpstreamRequest(backend, request.model)
+        sent = UpstreamRequest(backend, request)
         backend.requests.add(sent)
         if backend.learned_slots is not None:
             sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, monotonic_now())
@@ -321,8 +325,19 @@ class BackendFleet:
         if is_ready != self._is_ready:
             self._is_ready = is_ready
             log.log(*((logging.INFO, "ready: a backend is up") if is_ready else (logging.ERROR, "not ready: no backend is up")))
-        self._on_slots_changed(self._models.update())
+        models = self._models.update()
+        # Slots that go make no victims, and those that come are given away before a victim is stopped for one.
+        self._tell_stranded(stranded=True)
+        self._on_slots_changed(models)
+        self._tell_stranded(stranded=False)
         self._forget_vanished()
+
+    def _tell_stranded(self, *, stranded: bool) -> None:
+        """Tell of the requests that are at backends which do not serve their model any more, or do so again."""
+        for sent in [sent for backend in self.backends for sent in backend.requests if sent.is_stranded is not stranded]:
+            if (sent.backend not in self.backends_serving(sent.model)) is stranded:
+                sent.is_stranded = stranded
+                self._on_stranded(sent.request_id, stranded)
 
     def _forget_vanished(self) -> None:
         """Drop the models that no backend lists any more, as soon as no request of theirs is left."""

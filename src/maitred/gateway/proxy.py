@@ -226,6 +226,7 @@ class Proxy:
         while untried:
             if failure is not None:
                 self._counters.retries += 1
+                self._admission.set_stranded(proxied.request.id, stranded=False)  # It leaves the backend that failed.
             choice = self._router.choose(proxied.request, self._fleet.with_free_slots(untried), self._admission.now())
             backend = self._fleet.backends[choice.instance]
             try:
@@ -265,6 +266,7 @@ class Proxy:
                 if step.num_attempts == self._config.max_attempts or not isinstance(failure, RETRYABLE_ERRORS):
                     break
                 self._counters.retries += 1
+                self._admission.set_stranded(proxied.request.id, stranded=False)
                 if _was_kept(failure):
                     continue
             self._programs.move(step)
