@@ -59,7 +59,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 
 def test_the_long_one_keeps_its_share_of_the_tokens() -> None:
     jobs = [(request(0, 0, 500, 1), 1), *((request(number, 0, 100, 1), 1) for number in range(1, 30))]
-    finished = times(drive(config("maitred", total_kv_blocks=1000, max_num_seqs=64), jobs), "FINISHED")
+    finished = times(drive(config("maitred(first_share=0.5)", total_kv_blocks=1000, max_num_seqs=64), jobs), "FINISHED")
     assert finished[0] == 90  # 50 of 100 tokens in each of 8 steps; the rest is as short as the others then
 
 
@@ -125,6 +125,20 @@ def test_prompts_take_a_bounded_part_of_a_step_that_generates() -> None:
     jobs = [(request(0, 0, 10, 50), 50), (request(1, 95, 200, 1), 1)]
     finished = times(drive(config("maitred(max_prefill_tokens=10)", total_kv_blocks=100), jobs), "FINISHED")
     assert finished == {0: 500, 1: 300}  # 20 steps of 10 tokens, from 100 on
+
+
+def test_by_default_prompts_beside_decodes_get_sixteen_times_the_prefill_speed() -> None:
+    """Alone they get the whole step, and so they do if they are computed whole, since a larger one would never begin."""
+    active, kv_cache = scheduler("maitred(prefill_speed=10)", blocks=1000)
+    running, long = generating(kv_cache, 1, 100, 50), LlmRequest(2, 700, 10)
+    active.schedule_request([running, long], set())
+    assert long.context_chunk_size == 160
+    active.schedule_request([long], set())
+    assert long.context_chunk_size == 700
+
+    resources = SchedulerResources(100, kv_cache, 100, 1000, None)
+    make_scheduler("maitred(prefill_speed=10)", resources).schedule_request([running, long], set())
+    assert long.context_chunk_size == 700
 
 
 def test_a_paused_request_waits_until_another_one_has_ended() -> None:

@@ -96,6 +96,23 @@ def test_a_deadline_is_for_the_policy_and_ends_no_request(tmp_path: Path) -> Non
     assert [pair for pair in compare_steps(written(lines, tmp_path / "log")) if pair.vllm != pair.simulator] == []
 
 
+def test_an_abort_comes_after_the_requests_that_came_before_it() -> None:
+    """Tenant b always has a request waiting, so its counter stays at 0, and it goes before tenant d, which was served. If the
+    abort of its first request came before the arrival of its second, it would have come back after a pause, and be raised."""
+    keys = {**INSTANCE, "scheduler": "vtc(sjf)", "max_num_seqs": 1, "async_scheduling": True}
+    lines = [
+        *(RequestLine(i, f"r{i}", i, tokens, 9, {"tenant": tenant}, ()) for i, tenant, tokens in [(0, "d", 50), (1, "b", 40)]),
+        RequestLine(2, "r2", 2, 60, 9, {"tenant": "d"}, ()),
+        StepLine(0, 100, [(0, 50)]),
+        RequestLine(3, "r3", 101, 30, 9, {"tenant": "b"}, ()),
+        EndLine(1, 102, 0, False, ()),
+        *(StepLine(i, 100 * (i + 1), ()) for i in range(1, 5)),
+        *(EndLine(i, 900, 2, True, ()) for i in (0, 2, 3)),
+    ]
+    steps = StepReplay(StepLogHeader(FORMAT, "0.32.0", 0, keys), lines).steps()
+    assert [list(step.scheduled) for step in steps] == [[(0, 50)], [(0, 1)], [(0, 1)], [(3, 30)], [(3, 1)]]
+
+
 def test_an_answer_that_a_later_prompt_continues_is_found_in_the_cache(tmp_path: Path) -> None:
     """16 tokens of prompt and 17 of answer fill two blocks, since the last token has no KV. The next prompt has both."""
     lines = [

@@ -8,7 +8,8 @@ answer becomes as long as its client allows) or from the next step alone (max-ut
     2. A request that waits is admitted if the blocks of its whole prompt are free, so that no half-computed prompt is stuck,
        and if the memory will suffice: how long answers become is learned (`answer_lengths.py`), and what is held at most until
        this request ends, or until it has been worth a pause (`maitred_state.py`), must fit (`memory_forecast.py`).
-    3. The prompts share the tokens that are left (`prompt_shares.py`).
+    3. The prompts share the tokens that are left (`prompt_shares.py`): while requests generate, no more than
+       `max_prefill_tokens`, so that none waits longer for its next token than such a step takes.
 
 With much memory that admits all, as max-utilization does. The less there is, and the more a pause costs, the nearer it comes to
 guaranteed-no-evict.
@@ -27,12 +28,18 @@ Example: 1,000 blocks of 16 tokens, and 12 requests that hold 1,000 tokens each.
 would begin at once, and requests be paused when the answers have grown. Here a 13th begins when the sum of what is held, just
 before each of the predicted ends, stays below 16,000 tokens.
 
+**The share of the decodes.** A step with p prompt tokens takes as long as p / v steps that only generate, if v prompt tokens are
+computed in the time of one, and that time is what each step may cost beside its prompts. So prompts lose a share of v / (p + v)
+of their speed at most. By default p is 32 v (half of `prefill_speed` is v, see `maitred_state.py`): they lose 3 %, and decodes
+that ride along get a token in 33 times the time that they would need by themselves, however long the prompts are.
+
 A decision stays the same through steps that only generate, for as many of them as a request that waits lacks tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Final
 
 from maitred.batching.batch_schedulers import BATCH_SCHEDULERS
 from maitred.batching.capacity_budgets import PeftCacheView
@@ -43,6 +50,8 @@ from maitred.batching.maitred_state import MaitredState
 from maitred.batching.maitred_step import MaitredStep
 from maitred.batching.prompt_shares import PromptShares
 from maitred.batching.schedulers import RequestScheduler, SchedulerOutput
+
+_STEPS_OF_PROMPTS: Final = 16
 
 
 @BATCH_SCHEDULERS.register("maitred")
@@ -65,13 +74,14 @@ class MaitredScheduler(RequestScheduler):
         look_past: int = 8,
         max_skips: int = 16,
         max_pauses: int = 2,
-        first_share: float = 0.5,
+        first_share: float = 0.9,
         max_prefill_tokens: int | None = None,
         prefill_speed: int = 256,
     ) -> None:
         """`look_past`: requests tried behind one that does not fit. `max_skips`: how often one may be passed. `max_pauses`: how
         often one may be paused. `first_share`: share of the prompt tokens of a step that the prompt that came first keeps.
-        `max_prefill_tokens`: most prompt tokens in a step that also generates; None for no limit but the step's.
+        `max_prefill_tokens`: most prompt tokens in a step that also generates; None for 16 times `prefill_speed`, or no limit if
+        prompts are computed whole.
         `prefill_speed`: prompt tokens that are computed in the time of a step that only generates (`maitred_state.py`)."""
         for name, value in (("look_past", look_past), ("max_skips", max_skips), ("max_pauses", max_pauses)):
             if value < 0:
@@ -93,7 +103,7 @@ class MaitredScheduler(RequestScheduler):
             ),
             min(max_num_requests, max_batch_size),
             UNLIMITED if max_num_tokens is None else max_num_tokens,
-            UNLIMITED if max_prefill_tokens is None else max_prefill_tokens,
+            max_prefill_tokens or (UNLIMITED if ctx_chunk_config is None else _STEPS_OF_PROMPTS * prefill_speed),
             look_past,
             max_skips,
             max_pauses,

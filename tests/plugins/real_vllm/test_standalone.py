@@ -156,6 +156,24 @@ def test_other_rules_of_vllm_hold_in_the_simulator_too(
     assert [pair for pair in compare_steps(path) if pair.vllm != pair.simulator] == []
 
 
+@pytest.mark.parametrize("caches", [False, True])
+def test_policies_that_look_at_what_waits_see_aborts_in_their_order(caches: bool, tmp_path: Path) -> None:
+    """Before step 91 of this load, requests of three tenants come, and the only other one of the last is aborted then."""
+    path = tmp_path / "steps.jsonl"
+    engine = StandaloneScheduler(
+        {"scheduler": "vtc(sjf)", "record_steps": str(path)},
+        max_num_seqs=6,
+        num_blocks=61,
+        max_num_batched_tokens=256,
+        enable_prefix_caching=caches,
+        async_scheduling=True,
+    )
+    mixed_load(engine, seed=5, aborts=0.1)
+    engine.scheduler.shutdown()
+
+    assert [pair for pair in compare_steps(path) if pair.vllm != pair.simulator] == []
+
+
 def test_a_policy_that_a_user_wrote_for_the_simulator_runs_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     path = tmp_path / "steps.jsonl"

@@ -130,14 +130,15 @@ class StepReplay:
             self._core.commit_run(self._core.run)
 
     def _give(self, inputs: Sequence[RequestLine | EndLine], now: Micros) -> None:
-        """Let requests wait, and withdraw others."""
+        """Let requests wait, and withdraw others, one after the other: a policy may tell a tenant that has always had requests
+        waiting from one of which the last was aborted before the next came."""
         core = self._core
         for line in inputs:
             if isinstance(line, RequestLine):
                 core.add(_request(line), self._output_tokens(line.id), now, self._conversation(line.id), None)
+                core.reveal_arrivals()
             elif line.id in core.sequences:
                 core.withdraw(core.sequences[line.id], now, EventKind.ABORTED)
-        core.reveal_arrivals()
         core.events.clear()
 
     def _plan(self, step: StepLine) -> StepLine:
