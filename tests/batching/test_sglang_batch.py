@@ -310,6 +310,49 @@ def test_prefill_is_held_back_while_few_slots_are_free() -> None:
     assert delayed[2] == starts[2] + 2 * 120
 
 
+def test_prefill_waits_until_several_slots_are_free() -> None:
+    """Of 3 slots one is free at 300, and two when request 0 has ended. With nothing that runs, nothing waits."""
+    jobs = [job(0, 0, 50, 10), job(1, 0, 50, 40), job(2, 300, 50, 2), job(3, 400, 50, 2)]
+    plain = Played(sglang(max_num_seqs=3), *jobs)
+    waits = Played(sglang({"min_free_slots_delay": 2}, max_num_seqs=3), *jobs)
+    assert [chunks for _, chunks, _ in plain.steps] == [[(0, 50), (1, 50)], [(2, 50)], [(3, 50)]]
+    assert [chunks for _, chunks, _ in waits.steps] == [[(0, 50), (1, 50)], [(2, 50), (3, 50)]]
+    assert waits.of("FINISHED")[0] == (200 + 9 * 120, 0)
+    assert waits.steps[1][0] == 200 + 9 * 120
+    # More slots than there are count as all of them.
+    assert [start for start, _, _ in Played(sglang({"min_free_slots_delay": 9}, max_num_seqs=1), *jobs[:1]).steps] == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "keys", "late"),
+    [
+        ({}, PRIORITIES, job(2, 500, 50, 2, priority=9.0)),
+        ({"min_free_slots_delay": 2}, {"max_num_seqs": 3}, job(2, 500, 50, 2)),
+    ],
+)
+def test_a_wait_for_slots_is_one_run(options: dict[str, Any], keys: dict[str, Any], late: Job) -> None:
+    """A request that may not preempt, and one that waits for several slots, are looked at again when another has ended."""
+    jobs = [job(0, 0, 50, 100), job(1, 0, 50, 100), late]
+    instance = sglang(options, **{"max_num_seqs": 2, **keys})
+    plans: list[int] = []
+    plan_step = instance._batch.schedule
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(instance_batch, name)
+
+        def schedule(self, *args: Any) -> Any:
+            plan = plan_step(*args)
+            plans.append(plan.max_repeats)
+            return plan
+
+    instance_batch = instance._batch
+    instance._core.batch = Counted()  # type: ignore[assignment]
+    Played(instance, *jobs)
+    assert sum(plans) > 100
+    assert len(plans) < 8
+
+
 def test_a_request_that_could_never_be_admitted_is_refused_at_once() -> None:
     """Admission wants a page and a token more than prompt and answer have."""
     for output, kind in ((19, "FINISHED"), (20, "REFUSED")):

@@ -34,6 +34,7 @@ def options(draw: st.DrawFn) -> SGLangConfig:
         new_token_ratio_decay_steps=draw(st.sampled_from([5, 600])),
         clip_max_new_tokens=draw(st.sampled_from([4, 4096])),
         ignore_eos=draw(st.booleans()) if rarely else False,
+        min_free_slots_delay=draw(st.sampled_from([None, None, 2, 100])),
         prefill_decode_interval=draw(st.sampled_from([0, 0, 1, 5])),
         enable_prefill_delayer=draw(st.booleans()) if rarely else False,
         prefill_delayer_max_delay_passes=draw(st.sampled_from([2, 30])),

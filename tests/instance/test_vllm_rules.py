@@ -126,6 +126,9 @@ def test_the_queue_has_a_limit_of_prompt_tokens_that_wait_for_a_first_token() ->
     [
         ({"watermark": 1.0}, "watermark must be from 0 to below 1, not 1.0"),
         ({"watermark": -0.1}, "watermark must be from 0 to below 1"),
+        ({"max_num_active_seqs": 0}, "max_num_active_seqs must be from 1 to max_num_seqs 256, not 0"),
+        ({"max_num_active_seqs": 9, "max_num_seqs": 8}, "max_num_active_seqs must be from 1 to max_num_seqs 8, not 9"),
+        ({"max_num_active_seqs": 9, "batching": "max-utilization"}, "max_num_active_seqs has no effect with batching"),
         ({"max_num_queued_reqs": -1}, "max_num_queued_reqs must be at least 0, not -1"),
         ({"max_num_queued_tokens": -1}, "max_num_queued_tokens must be at least 0, not -1"),
         ({"max_chunk_tokens": 0}, "max_chunk_tokens must be from 1 to"),

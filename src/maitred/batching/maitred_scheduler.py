@@ -28,10 +28,10 @@ Example: 1,000 blocks of 16 tokens, and 12 requests that hold 1,000 tokens each.
 would begin at once, and requests be paused when the answers have grown. Here a 13th begins when the sum of what is held, just
 before each of the predicted ends, stays below 16,000 tokens.
 
-**The share of the decodes.** A step with p prompt tokens takes as long as p / v steps that only generate, if v prompt tokens are
-computed in the time of one, and that time is what each step may cost beside its prompts. So prompts lose a share of v / (p + v)
-of their speed at most. By default p is 32 v (half of `prefill_speed` is v, see `maitred_state.py`): they lose 3 %, and decodes
-that ride along get a token in 33 times the time that they would need by themselves, however long the prompts are.
+**The share of the decodes.** If v prompt tokens are computed in the time of a step that only generates, a step with p of them
+takes (p + v) / v times as long, and p / (p + v) of it goes into prompts. By default p is 32 v (v is half of `prefill_speed`,
+see `maitred_state.py`): prompts lose 3 % of their speed, and a decode that rides along waits for its next token at most 33
+times as long as by itself, however long the prompts are.
 
 A decision stays the same through steps that only generate, for as many of them as a request that waits lacks tokens.
 """
@@ -80,8 +80,8 @@ class MaitredScheduler(RequestScheduler):
     ) -> None:
         """`look_past`: requests tried behind one that does not fit. `max_skips`: how often one may be passed. `max_pauses`: how
         often one may be paused. `first_share`: share of the prompt tokens of a step that the prompt that came first keeps.
-        `max_prefill_tokens`: most prompt tokens in a step that also generates; None for 16 times `prefill_speed`, or no limit if
-        prompts are computed whole.
+        `max_prefill_tokens`: most prompt tokens in a step that also generates; None for 16 times `prefill_speed`, or for no
+        limit if prompts are computed whole.
         `prefill_speed`: prompt tokens that are computed in the time of a step that only generates (`maitred_state.py`)."""
         for name, value in (("look_past", look_past), ("max_skips", max_skips), ("max_pauses", max_pauses)):
             if value < 0:

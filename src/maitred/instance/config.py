@@ -294,7 +294,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     def batch_limits(self) -> BatchLimits:
         """What one step of an instance may hold."""
         return BatchLimits(
-            self.max_num_seqs,
+            self.max_num_active_seqs or self.max_num_seqs,
             self.max_num_batched_tokens,
             self.long_prefill_token_threshold,
             self.long_prefill_token_threshold_adaptive,

@@ -39,6 +39,9 @@ class SGLangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """With priorities, let no waiting request take the place of running ones."""
     priority_scheduling_preemption_threshold: float = 10
     """How much more urgent than a running request one must be to take its place: by more than this."""
+    min_free_slots_delay: int | None = None
+    """Free places in the batch for which prefill waits beside running requests, so that many begin together; at most
+    `max_num_seqs` counts. Null: it waits for none."""
     prefill_decode_interval: int = 0
     """Decode steps between two steps of prefill."""
     prefill_decode_interval_min_bs: int = 1
@@ -70,8 +73,9 @@ class SGLangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "prefill_delayer_max_delay_ms",
         ):
             _check(name, getattr(self, name), 0)
-        if self.prefill_max_requests is not None:
-            _check("prefill_max_requests", self.prefill_max_requests, 1)
+        for name in ("prefill_max_requests", "min_free_slots_delay"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), 1)
         for name in (
             "init_new_token_ratio",
             "min_new_token_ratio_factor",

@@ -13,6 +13,7 @@ from maitred.queueing import ClientPriorityOrder, QueueingConfig
 
 _SWITCHES = (
     "scheduling_policy",
+    "max_num_active_seqs",
     "long_prefill_token_threshold",
     "long_prefill_token_threshold_adaptive",
     "enable_chunked_prefill",
@@ -30,6 +31,9 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     `preemption_policy`."""
     max_num_seqs: int = 256
     """Most sequences in the running batch."""
+    max_num_active_seqs: int | None = None
+    """Most sequences that are admitted to the running batch: at most `max_num_seqs`, for which the engine has its buffers.
+    Null: as many."""
     max_num_batched_tokens: int = 2048
     """Token budget of one step."""
     long_prefill_token_threshold: int = 0
@@ -61,6 +65,9 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must be at least 0, not {value}")
+        active = self.max_num_active_seqs
+        if active is not None and not 1 <= active <= self.max_num_seqs:
+            raise ValueError(f"max_num_active_seqs must be from 1 to max_num_seqs {self.max_num_seqs}, not {active}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be from 0 to below 1, not {self.watermark}")
         if not self.enable_chunked_prefill and max_model_len is not None and self.max_num_batched_tokens < max_model_len:

@@ -136,6 +136,7 @@ def test_every_policy_serves_every_request_as_it_does_in_the_simulator(
     [
         {"scheduling_policy": "priority"},
         {"long_prefill_token_threshold": 40},
+        {"max_num_active_seqs": 3},
         {"watermark": 0.1, "scheduler_reserve_full_isl": False},
         {"block_size": 32, "max_num_batched_tokens": 64},
     ],

@@ -51,6 +51,7 @@ class SGLangBatch(ContinuousBatch):
         "_num_deferred",
         "_num_prefill_steps",
         "_rules",
+        "_waits_for_slot",
     )
 
     def __init__(self, limits: BatchLimits, blocks: BlockManager, rules: SGLangRules) -> None:
@@ -64,6 +65,8 @@ class SGLangBatch(ContinuousBatch):
         """Whether the step that has been planned is one of prefill alone."""
         self._counts_decode_steps = False
         """Whether it is a decode step that found its blocks, which lets the new-token ratio sink."""
+        self._waits_for_slot = False
+        """Whether the pass of this step would find nothing again until a sequence leaves or comes."""
         self._num_deferred = 0
         """Decode steps that still come before prefill (`prefill_decode_interval`)."""
         self._num_prefill_steps = 0
@@ -81,7 +84,7 @@ class SGLangBatch(ContinuousBatch):
         plan = StepPlan(1)
         preempted: list[SequenceState] = []
         plan.preempted = preempted
-        self._counts_decode_steps = self._holds_decodes = False
+        self._counts_decode_steps = self._holds_decodes = self._waits_for_slot = False
         if not self._defers_prefill():
             if self._plan_prefill(plan, waiting, preempted, now):
                 return plan
@@ -163,6 +166,7 @@ class SGLangBatch(ContinuousBatch):
         for victim in this.preempted:
             preempted.append(self._requeued(victim, now))
         self._is_full = this.is_full
+        self._waits_for_slot = this.waits_for_slot and self._rules.delay is None
         if not admitted:
             return False
         self._start_chunks(admitted, plan, preempted, now)
@@ -209,8 +213,10 @@ class SGLangBatch(ContinuousBatch):
         self._counts_decode_steps = True
         if preempted:
             return
-        if has_waiting and not (self.is_full or self._num_deferred):
+        if has_waiting and not (self.is_full or self._num_deferred or self._waits_for_slot):
             repeats = 1  # the next step may have a pass that admits
+        elif has_waiting and self._waits_for_slot and self._prefix_blocks is not None:
+            repeats = self._prefix_blocks.max_unchanged_steps(repeats)  # an eviction may bring another request to the head
         elif self._num_deferred and (has_waiting or self._chunked is not None):
             repeats = min(repeats, self._num_deferred)
         plan.max_repeats = repeats

@@ -42,6 +42,7 @@ def sglang_rules(config: InstanceConfig) -> SGLangRules:
     passes = PassRules(
         limits,
         config.max_num_seqs,
+        min(options.min_free_slots_delay or 0, config.max_num_seqs),
         preempts=sign is not None and not options.disable_priority_preemption,
         preemption_threshold=options.priority_scheduling_preemption_threshold,
         mixes=options.enable_mixed_chunk,

@@ -87,6 +87,9 @@ class PrefillPass:
         """The batch, or None if the pass ended before there was one."""
         self.preempted: list[PrefillRequest] = []
         """Running requests that gave way, in that order. They have been released."""
+        self.waits_for_slot = False
+        """Whether a pass over the same queue would find nothing again until a running request leaves, whatever these generate:
+        slots are missing, and the head is not urgent enough to take one."""
 
     def run(self, chunked: PrefillRequest | None) -> list[PrefillRequest]:
         """Return the requests of the batch. `chunked` is the request that is to go on, if there is one."""
@@ -96,6 +99,9 @@ class PrefillPass:
         if chunked is None and (self.is_full or not host.num_waiting()):
             return []
         allocatable = min(rules.max_num_running - len(running), host.num_free_slots() + (chunked is not None))
+        if chunked is None and running and allocatable < rules.min_free_slots:
+            self.waits_for_slot = True
+            return []
         if allocatable <= 0 and chunked is None and not rules.preempts:
             self.is_full = True
             return []
@@ -142,6 +148,7 @@ class PrefillPass:
             if needed <= 0:
                 break
         if not victims or needed > 0:
+            self.waits_for_slot = not victims and not adder.admitted
             return False
         for victim in victims:
             adder.preempt(victim)
