@@ -44,9 +44,13 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "`sglang`": {"flavour": "sglang"},
     "`trtllm`: guaranteed-no-evict": {"flavour": "trtllm"},
     "`trtllm`: max-utilization": {"flavour": "trtllm", "batching": "max-utilization"},
+    "`trtllm`: max-utilization, prompts cut": {"flavour": "trtllm", "batching": f"{__name__}:CutPrompts"},
     "`trtllm`: static-batch": {"flavour": "trtllm", "batching": "static-batch"},
     "`maitred`": {"flavour": "maitred"},
 }
+POLICIES = ("`trtllm`: guaranteed-no-evict", "`trtllm`: max-utilization")
+"""The two of which the better one is to be reached."""
+HEADS = ("tokens/s", "TTFT p50, s", "p99", "TPOT p50, ms", "p99", "mean latency, s")
 GPUS = {
     "model": "llama-3.1-70b",
     "hardware": "H200",
@@ -59,11 +63,13 @@ PLENTY = 4_000_000
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The figures of a row: tokens per second, TTFT in s, TPOT in ms, and tokens of KV that were computed again."""
+    """The figures of a row: tokens per second, TTFT in s, TPOT in ms, the mean time to the last token in s, and tokens of KV
+    that were computed again."""
 
     throughput: float
     ttft: tuple[float, float]
     tpot: tuple[float, float]
+    latency: float
     pauses: int
     recomputed: int
 
@@ -73,9 +79,16 @@ class Figures(msgspec.Struct, frozen=True):
             f"{self.throughput:,.0f}",
             *(f"{each:,.2f}" for each in self.ttft),
             *(f"{each:,.1f}" for each in self.tpot),
+            f"{self.latency:,.1f}",
             f"{self.pauses:,}",
             f"{self.recomputed:,}",
         ]
+
+    def beside(self, others: Sequence[Figures]) -> list[str]:
+        """Return each figure as a multiple of the best one among `others`."""
+        costs = [(each.throughput, *each.ttft, *each.tpot, each.latency) for each in (self, *others)]
+        best = [max(row[0] for row in costs[1:]), *(min(column) for column in list(zip(*costs[1:], strict=True))[1:])]
+        return [f"{mine / theirs:.2f}" for mine, theirs in zip(costs[0], best, strict=True)]
 
 
 def jobs_of(trace: str, most: int, limits: str) -> list[Job]:
@@ -97,6 +110,7 @@ def figures(results: Results) -> Figures:
         throughput=float(results.output_tokens.sum() / (results.end - results.arrival.min()) * SECOND),
         ttft=tuple(float(each) / SECOND for each in np.percentile(ttft, (50, 99))),
         tpot=tuple(float(each) / 1000 for each in np.percentile(tpot, (50, 99))),
+        latency=float((results.finished - results.arrival).mean()) / SECOND,
         pauses=int(results.preemptions.sum()),
         recomputed=int(results.wasted_tokens.sum()),
     )
@@ -127,12 +141,21 @@ def table(options: argparse.Namespace) -> Iterator[str]:
         memory = f"demand {blocks:,.0f} blocks of {GPUS['block_size_in_tokens']} tokens"
         yield f"{len(jobs):,} requests of `{name}` in {seconds:,.0f} s; {gpus}; {memory}; limit on answers: {said}."
         yield ""
-        yield "| load | batching | tokens/s | TTFT p50, s | p99 | TPOT p50, ms | p99 | pauses | tokens computed again |"
-        yield "|---|---|" + "---:|" * 7
+        yield f"| load | batching | {' | '.join(HEADS)} | pauses | tokens computed again |"
+        yield "|---|---|" + "---:|" * 8
+        ours = []
         for load in LOADS:
-            for name, keys in ROWS.items():
-                cells = figures(run(jobs, int(blocks / load), {**size, **keys})).cells
-                yield f"| {load:.0%} | {name} | {' | '.join(cells)} |"
+            found = {name: figures(run(jobs, int(blocks / load), {**size, **keys})) for name, keys in ROWS.items()}
+            for name, row in found.items():
+                yield f"| {load:.0%} | {name} | {' | '.join(row.cells)} |"
+            ours.append((load, found["`maitred`"].beside([found[name] for name in POLICIES])))
+        yield ""
+        yield "`maitred` relative to the better of guaranteed-no-evict and max-utilization, figure by figure:"
+        yield ""
+        yield f"| load | {' | '.join(head.partition(',')[0] for head in HEADS)} |"
+        yield "|---|" + "---:|" * 6
+        for load, ratios in ours:
+            yield f"| {load:.0%} | {' | '.join(ratios)} |"
         yield ""
 
 
@@ -179,8 +202,8 @@ def measured() -> Iterator[str]:
         timeout=3600 * SECOND,
     )
     engine = {"model": "llama-3.3-70b-fp8", "tensor_parallel_size": 1, "max_model_len": 20_000, "max_num_seqs": 64}
-    yield "| memory for | batching | tokens/s | TTFT p50, s | p99 | TPOT p50, ms | p99 | pauses | tokens computed again |"
-    yield "|---|---|" + "---:|" * 7
+    yield f"| memory for | batching | {' | '.join(HEADS)} | pauses | tokens computed again |"
+    yield "|---|---|" + "---:|" * 8
     for requests in (40.0, 20.7):
         for said, batching in _MEASURED.items():
             jobs = Workload(clients=(users,), num_requests=128, seed=1).jobs()
@@ -212,7 +235,7 @@ def main() -> None:
     options = parser.parse_args()
     lines = measured() if options.measured else table(options)
     what = " --measured" if options.measured else f": {Path(options.trace).name.partition('.')[0]}"
-    maker = f"bench/batching_table.py{what}"
+    maker = f"batching_table.py{what}"
     if options.write:
         write(options.write, maker, "\n".join(lines).rstrip())
         return

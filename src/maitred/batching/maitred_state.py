@@ -21,6 +21,7 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from maitred.batching.answer_lengths import AnswerLengths
@@ -123,14 +124,18 @@ class MaitredState:
         """Note that a request is admitted that was paused, and what share of its KV it computes again."""
         self.recomputed_share += (recomputed_share - self.recomputed_share) * _RELAXING
 
-    def tokens_left(self, request: LlmRequest) -> int:
-        """Return how many tokens `request` will still emit, as far as can be foreseen; at least 1."""
-        generated, before, most = request.num_generated_tokens, request.num_tokens_before, request.max_new_tokens
-        limit = before + most if request.has_token_limit else None
-        length = self.lengths.predict(request.request_id, before + generated, limit)
-        if self.caution > 1.0:
-            length = int(self.caution * length)
-        return max(1, min(length - before, most) - generated)
+    def tokens_left(self, requests: Sequence[LlmRequest]) -> list[int]:
+        """Return how many tokens each of `requests` will still emit, as far as can be foreseen; at least 1."""
+        predict, caution, lefts = self.lengths.predict, self.caution, []
+        for request in requests:
+            generated, before, most = request.num_generated_tokens, request.num_tokens_before, request.max_new_tokens
+            length = predict(request.request_id, before + generated, before + most if request.has_token_limit else None)
+            if caution > 1.0:
+                length = int(caution * length)
+            # No calls of min and max: this is asked for every request that runs, whenever one waits.
+            left = (length - before if length - before < most else most) - generated
+            lefts.append(left if left > 1 else 1)
+        return lefts
 
 
 def _limit(request: LlmRequest) -> int | None:

@@ -213,7 +213,7 @@ class MaitredStep:
         if self._promises is not None:
             self._promises.promise(request)
         if self._forecast is not None:
-            left = min(self._horizon, self._state.tokens_left(request))
+            left = min(self._horizon, *self._state.tokens_left([request]))
             self._forecast.add(left, self._tokens_held(request, match.num_referenced_blocks))
         if prompt is None:
             self._disagg.append(request)
@@ -268,7 +268,7 @@ class MaitredStep:
                 return Lack(text, needed, total - taken)
         forecast = self._memory_forecast()
         held = self._tokens_held(request, match.num_referenced_blocks)
-        left = min(self._horizon, self._state.tokens_left(request))
+        left = min(self._horizon, *self._state.tokens_left([request]))
         missing = forecast.missing(left, held, self._capacity)
         if missing <= 0:
             return None
@@ -281,28 +281,27 @@ class MaitredStep:
 
     def _memory_forecast(self) -> MemoryForecast:
         if self._forecast is None:
-            state, requests = self._state, self._with_memory()
+            state, requests, size = self._state, self._with_memory(), self._block_size
             self._horizon = horizon = state.horizon(len(requests))
-            lefts = [state.tokens_left(each) for each in requests]
-            helds = [self._tokens_held(each, each.num_shared_blocks) for each in requests]
-            self._forecast = MemoryForecast([(min(horizon, left), held) for left, held in zip(lefts, helds, strict=True)])
-            self._capacity = self._kv_cache.get_max_resource_count() * self._block_size - self._ownerless_tokens(requests)
+            needs, owned = [], 0
+            for request, left in zip(requests, state.tokens_left(requests), strict=True):
+                held = self._tokens_held(request, request.num_shared_blocks)
+                needs.append((left if left < horizon else horizon, held))
+                no_kv_yet = 1 if request.num_generated_tokens else 0  # the token that came out last
+                owned += (held - self._half_block - no_kv_yet + size - 1) // size
+            self._forecast = MemoryForecast(needs)
+            self._capacity = (self._kv_cache.get_max_resource_count() - self._ownerless_blocks(owned)) * size
         return self._forecast
 
     def _tokens_held(self, request: LlmRequest, shared_blocks: int) -> int:
         """Return the tokens of KV that `request` has in blocks that it does not share, with the mean rest of a last block."""
         return request.prompt_len + request.num_generated_tokens + self._half_block - shared_blocks * self._block_size
 
-    def _ownerless_tokens(self, requests: RequestList) -> int:
-        """Return the tokens in shared blocks of which the first owner has ended."""
+    def _ownerless_blocks(self, owned: int) -> int:
+        """Return the shared blocks of which the first owner has ended. `owned` blocks have one that is here."""
         if not self._kv_cache.enable_block_reuse:
             return 0
-        used = self._kv_cache.get_max_resource_count() - self._free_blocks
-        counted = 0
-        for request in requests:
-            tokens = request.prompt_len + max(0, request.num_generated_tokens - 1)
-            counted += -(-tokens // self._block_size) - request.num_shared_blocks
-        return max(0, used - counted) * self._block_size
+        return max(0, self._kv_cache.get_max_resource_count() - self._free_blocks - owned)
 
 
 _GENERATION_STATES: Final = (LlmRequestState.GENERATION_IN_PROGRESS, LlmRequestState.DISAGG_GENERATION_TRANS_COMPLETE)
