@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from instance_timeline import ABORTED, FINISHED, FIRST, PREEMPTED, TIMED_OUT, instance, request, run
@@ -147,7 +148,24 @@ def test_a_request_that_comes_after_its_deadline_is_timed_out() -> None:
     assert [(e.at, e.kind) for e in engine.advance(20)] == [(20, TIMED_OUT)]
 
 
-def test_an_aborted_request_frees_its_blocks_at_once() -> None:
+@pytest.mark.parametrize("keys", [{}, {"async_scheduling": True}, {"async_scheduling": True, "batching": "maitred"}])
+def test_an_aborted_request_frees_its_blocks_at_once(keys: dict[str, Any]) -> None:
+    """Before its first step has ended, and in the middle of its answer; also if the scheduler plans one step ahead."""
+    engine = instance(**keys)
+    engine.enqueue(request(0, prompt=50), output_tokens=50, now=0)
+    engine.enqueue(request(1, prompt=50), output_tokens=50, now=0)
+    engine.next_event()
+    assert engine.abort(0, now=60)
+    held = engine.total_blocks - engine.free_blocks
+    while engine.num_output_tokens(1) < 3:
+        engine.advance(engine.next_event() or 0)
+        engine.advance(500)
+    assert engine.total_blocks - engine.free_blocks == held
+    assert engine.abort(1, now=510)
+    assert engine.free_blocks == engine.total_blocks
+
+
+def test_after_an_abort_the_step_in_progress_ends_as_before() -> None:
     engine = instance()
     engine.enqueue(request(0, prompt=50), output_tokens=50, now=0)
     engine.next_event()
