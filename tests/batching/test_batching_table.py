@@ -35,8 +35,8 @@ def test_a_figure_is_compared_with_the_best_of_the_others() -> None:
 
 
 def test_a_prompt_that_is_cut_is_generated_again() -> None:
-    """Two requests of 40 tokens for 20 outgrow 10 blocks at 110. With all its 50 tokens the second one comes back when the first
-    has ended, and has 10 to emit. With 20 of them it finds room at once, and has 40 to generate."""
+    """Two requests of 40 tokens for 20 outgrow 10 blocks at 110. With all its 50 tokens the second one comes back when the
+    first has ended, and has 10 to emit. With 20 of them it finds room at once, and has 40 to generate."""
     jobs = [Job(request(number, 0, 40, 20), 20) for number in range(2)]
     first, second = (
         list(simulate(jobs, ClusterConfig(), config(batching, total_kv_blocks=10)).finished)
