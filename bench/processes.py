@@ -50,14 +50,14 @@ class GatewayProcess:
                 return
             if self.process.poll() is not None:
                 break
-        sys.exit(f"the gateway did not start:\n{self.said}")
+        sys.exit(f"the gateway did not start:\n{self.log_text}")
 
     def wait_for_capacity(self, slots: int) -> None:
         """Wait until the gateway has `slots` slots: all backends are up and have reported theirs."""
         for _ in _retry(START_SECS):
             if fetch_json(f"{self.url}/maitred/state")["capacity"] == slots:
                 return
-        sys.exit(f"the gateway never had {slots} slots:\n{self.said}")
+        sys.exit(f"the gateway never had {slots} slots:\n{self.log_text}")
 
 
 @contextlib.contextmanager

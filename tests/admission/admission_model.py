@@ -6,7 +6,7 @@ input's own), and asserts for each decision that it was allowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from maitred.admission import AdmissionConfig, Reason, ReleaseReason
 from maitred.admission.rules import resolve_pool_rules
@@ -43,7 +43,11 @@ class ModelRequest:
 
 
 class AdmissionModel:
-    def __init__(self, config: AdmissionConfig, capacities: dict[str, int]) -> None:
+    def __init__(
+        self, config: AdmissionConfig, capacities: dict[str, int], headroom: Callable[[str], list[int]] = lambda pool: []
+    ) -> None:
+        """`headroom` says what the core keeps free in a pool, by class."""
+        self.headroom = headroom
         self.capacities = dict(capacities)
         self.requests: dict[int, ModelRequest] = {}
         self.turns = self.firsts = self.admissions = 0
@@ -81,8 +85,17 @@ class AdmissionModel:
             [lane.wanted_slots(capacity) for lane in self.rules.lanes], capacity, keeps_exact_fit=self.rules.keeps_exact_fit
         )
         held = [sum(other.holds and self.lane(other) == c for other in self.together(one)) for c in range(4)]
-        kept_back = sum(max(0, reserved[c] - held[c]) for c in range(self.lane(one) + 1, 4))
+        kept_back = sum(self.kept_back(one.pool, c, reserved[c], held[c]) for c in range(self.lane(one) + 1, 4))
         return capacity - sum(held) - kept_back
+
+    def kept_back(self, pool: str, c: int, reserved: int, in_flight: int) -> int:
+        """What is kept back for a class. An adaptive reservation may be less than what is configured, and not less than the
+        floor: how much it is, the core says."""
+        unused = max(0, reserved - in_flight)
+        if self.config.reserve == "fixed" or not self.classes:
+            return unused
+        kept = min(unused, self.headroom(pool)[c])
+        return max(kept, min(reserved, self.rules.lanes[c].reserved_floor) - in_flight, 0)
 
     def at_limit(self, one: ModelRequest) -> bool:
         policy = self.config.tenant_policies.get(one.tenant) if self.classes else None

@@ -20,7 +20,6 @@ import msgspec
 from maitred.admission import Action, Admission, AdmissionConfig, ReleaseReason
 from maitred.admission.learned_slots import (
     NO_DEMAND,
-    TICK_INTERVAL,
     EngineReading,
     OwnRequest,
     OwnRequests,
@@ -119,7 +118,7 @@ class Gateway:
         output: tuple[int, int] = (30, 90),
         prompt: tuple[int, int] = (50, 250),
         streams: bool = True,
-        poll: Micros = SECOND // 5,
+        poll: Micros = 0,
     ) -> None:
         self.engine = engine
         self.rng = Random(seed)
@@ -158,7 +157,7 @@ class Gateway:
             self.next_chat += round(self.rng.expovariate(self.chats_per_sec) * SECOND) + 1
         self._apply(self.core.advance(now), now)
         if self.controller is not None and now >= self.next_tick:
-            self.next_tick = now + TICK_INTERVAL
+            self.next_tick = now + self.controller.look_interval
             self._look(self.controller, now)
 
     def on_token(self, seq: Sequence, now: Micros) -> None:
@@ -194,9 +193,10 @@ class Gateway:
         demand = self.core.demand("m")
         before = controller.slots
         if self.has_metrics and now >= self.next_poll:
-            self.next_poll = now + self.poll
+            due = controller.reading_due_in(self.in_flight, wanted=demand.wanted)
+            self.next_poll = now + max(self.poll, due or 0)
             controller.on_reading(self.engine.page, self.own.summary(now, is_reading=True), demand, now)
-        elif controller.wants_ticks:
+        if controller.wants_ticks:
             controller.on_tick(self.own.summary(now, is_reading=False), demand, now)
         assert controller.slots <= before or demand != NO_DEMAND, "nothing waits in front, and the slots grow"
         self.slots_at.append((now, controller.slots))

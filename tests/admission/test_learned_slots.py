@@ -184,8 +184,8 @@ def test_one_look_confirms_nothing_and_a_second_that_stands_still_does() -> None
     assert (slots.slots, slots.limit, slots.changed_at) == (16, 16, 400_000)
 
 
-def test_the_lead_covers_ten_milliseconds_of_completions() -> None:
-    slots, busy = SlotController(), OwnLoad(in_flight=40, most_in_flight=40, unanswered=24, ended_per_sec=300.0)
+def test_the_lead_covers_five_milliseconds_of_completions() -> None:
+    slots, busy = SlotController(), OwnLoad(in_flight=40, most_in_flight=40, unanswered=24, ended_per_sec=700.0)
     for at in range(3):
         slots.on_reading(EngineReading(16, 24, progress=at), busy, WANTED, at * 200_000)
     assert slots.slots == 16 + 3
@@ -220,6 +220,24 @@ def test_an_idle_reservation_is_intact_while_the_limit_is_trusted_and_lent_for_a
     assert decision is not None
     assert decision.reason is SlotReason.PROBE
     assert decision.slots == 23  # of which a quarter is held back: 17 in flight, one more than the limit
+
+
+def test_a_probe_that_finds_no_more_running_confirms_the_limit_and_one_that_does_begins_a_search() -> None:
+    def probe(*running: int) -> SlotController:
+        slots = confirmed()
+        slots.on_reading(EngineReading(16, 0, progress=9), own(16), WANTED, 5 * SECOND)
+        assert (slots.slots, slots.state) == (17, SlotState.PROBING)
+        for look, count in enumerate(running):
+            slots.on_reading(EngineReading(count, 0, progress=10 + look), own(17), WANTED, 5 * SECOND + (look + 1) * 200_000)
+        return slots
+
+    assert probe(16, 15).state is SlotState.PROBING, "what was lent may be on its way"
+    ended = probe(16, 15, 16)
+    assert (ended.slots, ended.state, ended.last_reason) == (16, SlotState.TRUSTED, SlotReason.PROBE_ENDED)
+    ended.on_reading(EngineReading(16, 0, progress=99), own(16), WANTED, 11 * SECOND)
+    assert ended.state is SlotState.TRUSTED, "left alone for 8 s now"
+    more = probe(17)
+    assert (more.slots, more.state) == (18, SlotState.EXPLORING)
 
 
 def test_a_page_that_stands_still_while_answers_end_is_no_reading() -> None:
@@ -266,6 +284,9 @@ def test_slots_stay_within_their_bounds() -> None:
 def test_looks_are_close_while_slots_are_short_and_cease_while_nothing_is_in_flight() -> None:
     slots = SlotController()
     due = [slots.reading_due_in(count, wanted=wanted) for count, wanted in ((0, True), (3, False), (3, True), (30, False))]
+    assert due == [None, SECOND, SECOND // 20, SECOND // 20], "closest while the limit is searched for"
+    known = confirmed(16)
+    due = [known.reading_due_in(count, wanted=wanted) for count, wanted in ((0, True), (3, False), (3, True), (15, False))]
     assert due == [None, SECOND, SECOND // 5, SECOND // 5]
 
 

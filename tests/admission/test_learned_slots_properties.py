@@ -102,7 +102,7 @@ def test_empty_observations_change_nothing(count: int) -> None:
 
 @given(st.integers(2, 2000), st.integers(1, 500), st.floats(0, 900))
 def test_what_runs_while_something_waits_twice_is_the_limit(limit: int, excess: int, rate: float) -> None:
-    controller, lead = SlotController(), round(rate / 100)
+    controller, lead = SlotController(), int(rate / 200)
     waiting = lead + limit // 50 + excess
     own = OwnLoad(in_flight=limit + waiting, most_in_flight=limit + waiting, unanswered=waiting, ended_per_sec=rate)
     for at in range(3):

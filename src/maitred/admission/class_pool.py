@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from maitred.admission.adaptive_reserve import AdaptiveReserve
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool import SlotPool
@@ -57,6 +58,7 @@ class ClassPool(SlotPool):
         self.priority = AdmissionPriority(rules, self.slots, self.queues, self.promotion_budget)
         self.dispatched_at: Micros = 0
         """When `dispatch` was last called: requests that starved by then have been considered for a promotion."""
+        self.reserve = AdaptiveReserve(rules, self.slots, self.victims) if rules.adapts_reservations else None
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
         self._may_preempt = any(lane.can_preempt for lane in rules.lanes)
         self._leaving = 0
@@ -74,6 +76,8 @@ class ClassPool(SlotPool):
         ticket.submitted_at = now
         ticket.counters.arrived += 1
         blocked_by = self.priority.blocking_reason(ticket)
+        if self.reserve is not None and blocked_by is not Reason.TENANT_LIMIT:
+            self.reserve.on_arrival(lane, self.priority.set_slot_units(ticket), now)
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
             blocked_by = Reason.RATE_LIMIT  # The token is taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:
@@ -136,6 +140,17 @@ class ClassPool(SlotPool):
     def _set_slot_units(self, ticket: Ticket) -> None:
         self.priority.set_slot_units(ticket)
 
+    def _release_slot(self, ticket: Ticket, now: Micros) -> None:
+        super()._release_slot(ticket, now)
+        # A victim's slot is its preemptor's, and fills nothing that is missing.
+        if self.reserve is not None and ticket.preemption_peer is None:
+            self.reserve.on_freed(ticket.slot_units, now)
+
+    def inherit_from(self, previous: SlotPool) -> None:
+        super().inherit_from(previous)
+        if self.reserve is not None and isinstance(previous, ClassPool) and previous.reserve is not None:
+            self.reserve.inherit_from(previous.reserve)
+
     def _requeue_front(self, ticket: Ticket, now: Micros) -> None:
         self._start_waiting(ticket)
         self.queues.requeue_front(ticket, now)
@@ -144,6 +159,8 @@ class ClassPool(SlotPool):
 
     def dispatch(self, now: Micros) -> list[Decision]:
         self.dispatched_at = now
+        if self.reserve is not None:
+            self.reserve.review(now)
         decisions = self._admit_waiters(now) if self.slots.in_use < self.slots.capacity else []
         while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
             victim = self.priority.choose_victim(waiter, self.victims, self._leaving)

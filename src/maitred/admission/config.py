@@ -233,6 +233,7 @@ class LegacyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 AdmissionMode: TypeAlias = Literal["off", "legacy", "priority", "flow-control"]
 SlotCost: TypeAlias = Literal["requests", "tokens"]
+Reserve: TypeAlias = Literal["fixed", "adaptive"]
 OnPreempt: TypeAlias = Literal["reject", "retry"]
 
 
@@ -267,6 +268,9 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     on_preempt: OnPreempt = "reject"
     """What happens to a victim: `reject` answers 503, to be tried again; `retry` puts it back at the head of its class, once,
     and its client notices nothing."""
+    reserve: Reserve = "fixed"
+    """How much of the reservations is kept free: `fixed`, all that the class does not use; `adaptive`, only what its arrivals
+    of the last minutes needed, at least `reserved_floor` (meant for `on_preempt: retry`, which covers most arrivals)."""
     slot_cost: SlotCost = "requests"
     """What a slot is: one request, or `slot_tokens` tokens of prompt and output."""
     slot_tokens: int = 2048

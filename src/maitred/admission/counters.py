@@ -84,7 +84,7 @@ class ClassCounters:
 class ClassView(ClassCounters):
     """One class of one pool, or of several: its slots and queue at this instant, and a copy of its counters."""
 
-    __slots__ = ("desired", "pressure", "queue_size", "reserved", "retry_after_error")
+    __slots__ = ("desired", "held", "pressure", "queue_size", "reserved", "retry_after_error")
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +94,8 @@ class ClassView(ClassCounters):
         """Slots reserved for the class."""
         self.desired = 0
         """Slots that the class would reserve if the capacity allowed: more than `reserved` after reservations shrank."""
+        self.held = 0
+        """Slots that are held back for it now: the part of `reserved` that it does not use, with `reserve: adaptive` less."""
         self.pressure = 0.0
         """How full its queue is, or how far it is above its reservation, whichever is more; 0 to 1, of the fullest pool."""
         self.retry_after_error = Histogram(ERROR_BOUNDS)
@@ -105,6 +107,7 @@ class ClassView(ClassCounters):
         self.queue_size += other.queue_size
         self.reserved += other.reserved
         self.desired += other.desired
+        self.held += other.held
         self.pressure = max(self.pressure, other.pressure)
         self.retry_after_error.merge(other.retry_after_error)
 

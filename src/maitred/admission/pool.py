@@ -155,6 +155,7 @@ class SlotPool(ABC):
             view.queue_size = self.rules.lanes[lane].queue_size
             view.reserved = slots.reserved[c] // unit
             view.desired = slots.desired[c] // unit
+            view.held = slots.held(lane) // unit
             view.pressure = self.pressure(lane, view.waiting)
             view.retry_after_error.merge(self.retry_estimators[c].errors)  # A shared lane has one estimator: that of its class.
             classes[c] = view

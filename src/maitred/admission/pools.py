@@ -104,6 +104,14 @@ class PoolDirectory:
         """Return what one pool looks like now. Raises KeyError for an unknown one."""
         return self.by_name[name].view(self.counters_of(name))
 
+    def headroom(self) -> dict[str, list[int]]:
+        """Return the slots that adaptive reservations keep free, by model and class; only of models with such."""
+        return {
+            name: [units // pool.slots.units_per_slot for units in pool.slots.headroom]
+            for name, pool in self.by_name.items()
+            if pool.rules.adapts_reservations
+        }
+
     def class_views(self) -> dict[PriorityClass, ClassView]:
         """Return each class over all pools, those that were removed included, most urgent first; nothing if there are none."""
         views: dict[PriorityClass, ClassView] = {}

@@ -8,7 +8,7 @@ that decided nothing and read nothing is left out, because it changed nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +28,17 @@ _LOGGED_TICKET_FIELDS: Final = ("id", "pool", "tenant", "cost", "prompt_tokens",
 """The fields of a ticket that the log has, beside its class."""
 
 
+class HeadroomChange(msgspec.Struct, frozen=True):
+    """A line of the log: with `reserve: adaptive` another number of slots is kept free for a class."""
+
+    at: Micros
+    pool: str
+    priority_class: str
+    slots: int
+    before: int
+    action: str = "headroom"
+
+
 class RecordedAdmission(Admission):
     """An Admission that writes its inputs and decisions to `log`."""
 
@@ -40,6 +51,8 @@ class RecordedAdmission(Admission):
         now: Micros = 0,
     ) -> None:
         self._log = log
+        self._headroom: dict[str, list[int]] = {}
+        """By pool, what the log says of it."""
         self._has_probed = False
         self._inner_probe = load_probe
         log.log_input(LOG_ROOM, "open", now, config=config, pools=dict(pools))
@@ -54,7 +67,18 @@ class RecordedAdmission(Admission):
     def _record(self, verb: str, now: Micros, decisions: Sequence[Decision], **what: Any) -> Sequence[Decision]:
         self._log.log_input(LOG_ROOM, verb, now, **what)
         self._log.log_decisions(LOG_ROOM, decisions)
+        if self.config.reserve == "adaptive":
+            self._log.log_decisions(LOG_ROOM, self._headroom_changes(now))
         return decisions
+
+    def _headroom_changes(self, now: Micros) -> Iterator[HeadroomChange]:
+        """Yield what has changed since the last input."""
+        for pool, slots in self._pools.headroom().items():
+            before = self._headroom.get(pool, [0] * len(slots))
+            self._headroom[pool] = slots
+            for c in PriorityClass:
+                if slots[c] != before[c]:
+                    yield HeadroomChange(now, pool, c.label, slots[c], before[c])
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = EMPTY_LOAD) -> Sequence[Decision]:
         decisions = super().submit(ticket, now, load)

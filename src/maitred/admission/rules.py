@@ -61,6 +61,8 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     """Slots, whatever the fleet has, or None for as many as the fleet has."""
     keeps_exact_fit: bool = False
     """Whether reservations that use up the capacity to the last slot are kept; else one slot stays unreserved."""
+    adapts_reservations: bool = False
+    """Whether only what arrivals need is held back of the reservations (the key is `reserve: adaptive`)."""
     tokens_per_slot: int | None = None
     """Tokens that one slot stands for, or None if it stands for one request."""
     promotion_share: float = 0.0
@@ -175,6 +177,7 @@ def _with_classes(config: AdmissionConfig) -> PoolRules:
         lanes=lanes,
         lane_of=LANES,
         keeps_exact_fit=config.preset.keeps_exact_fit,
+        adapts_reservations=config.reserve == "adaptive",
         tokens_per_slot=config.slot_tokens if config.slot_cost == "tokens" else None,
         promotion_share=config.effective_promotion_share,
         promotion_burst=config.promotion_burst,

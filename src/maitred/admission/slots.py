@@ -18,6 +18,11 @@ least one slot stays unreserved, so that no class is ever locked out of an idle 
 kept, and the ones in force derived from them at every change of capacity: what a smaller fleet took, recovery gives
 back.
 
+With `reserve: adaptive`, only `headroom` of what a class has reserved and does not use is held back, and its floor
+(`adaptive_reserve`):
+
+    held(c) = max(floor[c] - in_flight[c], min(reserved[c] - in_flight[c], headroom[c]))
+
 Everything is counted in units: one for each slot, or, where requests are charged by their tokens, one for each token.
 """
 
@@ -25,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from maitred.admission.config import MAX_SLOTS
 from maitred.admission.rules import LANES, PoolRules
 
 
@@ -56,7 +62,9 @@ def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, kee
 class Slots:
     """The units of one pool, reserved and in flight, per lane. Queues and time play no part here."""
 
-    __slots__ = ("capacity", "desired", "in_flight", "in_use", "reserved", "reserved_above", "units_per_slot")
+    __slots__ = (
+        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "reserved", "reserved_above", "units_per_slot"),
+    )
 
     def __init__(self) -> None:
         self.capacity = 0
@@ -66,6 +74,10 @@ class Slots:
         """Units that the lanes would reserve if the capacity allowed."""
         self.reserved = [0] * len(LANES)
         """Units that the lanes reserve."""
+        self.floors = [0] * len(LANES)
+        """Units that are held back for the lanes whatever `headroom` says."""
+        self.headroom = [MAX_SLOTS * MAX_SLOTS] * len(LANES)
+        """The most units that are held back for the lanes beyond those they have in flight, apart from the floors."""
         self.reserved_above = [0] * len(LANES)
         """Units that all higher lanes reserve together."""
         self.in_flight = [0] * len(LANES)
@@ -81,6 +93,8 @@ class Slots:
         self.reserved = fit_reservations(
             self.desired, self.capacity, unit=self.units_per_slot, keeps_exact_fit=rules.keeps_exact_fit
         )
+        floors = (lane.reserved_floor * self.units_per_slot for lane in rules.lanes)
+        self.floors = [min(pair) for pair in zip(floors, self.reserved, strict=True)]
         self.reserved_above = [sum(self.reserved[lane + 1 :]) for lane in LANES]
 
     @property
@@ -96,10 +110,15 @@ class Slots:
         """Return how many units of lower lanes would have to leave before `lane` could take `units`; 0 or less if none."""
         held = 0
         for c in range(lane + 1, len(LANES)):
-            unused = self.reserved[c] - self.in_flight[c]
-            if unused > 0:
-                held += unused
+            held += self.held(c)
         return units + held + self.in_use - self.capacity
+
+    def held(self, lane: int) -> int:
+        """Return the units that are held back from lower lanes for `lane`."""
+        unused = self.reserved[lane] - self.in_flight[lane]
+        if unused <= 0:
+            return 0
+        return unused if unused <= self.headroom[lane] else max(self.headroom[lane], self.floors[lane] - self.in_flight[lane])
 
     def max_units(self, lane: int) -> int:
         """Return the units that `lane` could ever take: all that higher lanes do not reserve; at least 1."""

@@ -64,6 +64,7 @@ GATEWAY_ADMISSION: Final = FlagGroup(
     KeyFlag("admission.default_max_class", "CLASS", alias="--priority-scheduler-default-max-class"),
     KeyFlag("admission.on_overcommit", "WHAT"),
     KeyFlag("admission.on_preempt", "WHAT"),
+    KeyFlag("admission.reserve", "WHAT"),
     KeyFlag("gateway.queue_timeout_status", "STATUS"),
 )
 LEGACY_ADMISSION: Final = FlagGroup(

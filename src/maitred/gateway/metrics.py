@@ -147,6 +147,9 @@ def slot_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge(
         SCHEDULER_PREFIX + "reserved_effective", "Reserved slots, scaled down if need be.", ["class", "model"], reserved
     )
+    held = (([name, model], n) for model, pool in pools for name, n in pool.held.items())
+    text = "Idle slots that are held back for the class now."
+    yield gauge(SCHEDULER_PREFIX + "reserved_held", text, ["class", "model"], held)
 
 
 def limiter_families(state: GatewayState) -> Iterator[Metric]:

@@ -26,7 +26,6 @@ from maitred.admission.learned_slots import (
     LEAST_LEARNED,
     MOST_LEARNED,
     START_SLOTS,
-    TICK_INTERVAL,
     PoolDemand,
     RecordedSlotController,
     SlotController,
@@ -184,7 +183,7 @@ class BackendLearner:
                 self._has_read = False
                 while backend.learned_slots is not None and backend.own_requests:
                     self._look(backend.learned_slots, monotonic_now())
-                    await asyncio.sleep(to_seconds(TICK_INTERVAL))
+                    await asyncio.sleep(to_seconds(backend.learned_slots.look_interval))
                 backend.in_use.clear()
                 backend.reading = None
         finally:

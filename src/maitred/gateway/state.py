@@ -66,6 +66,8 @@ class ClassState(msgspec.Struct):
     """The largest number of requests that may wait, over all pools."""
     reserved: int = 0
     """Slots reserved, after scaling down."""
+    held: int = 0
+    """Idle slots that are held back for it now."""
     desired: int = 0
     """Slots reserved, as configured."""
     pressure: float = 0.0
@@ -104,6 +106,8 @@ class PoolState(msgspec.Struct):
     waiting: int
     reserved: dict[str, int]
     """Slots reserved by class, after scaling down."""
+    held: dict[str, int]
+    """Idle slots that are held back by class now."""
     desired: dict[str, int]
     """Slots reserved by class, as configured."""
 
@@ -279,6 +283,7 @@ def _class_state(view: ClassView) -> ClassState:
         in_flight=view.in_flight,
         queue_size=view.queue_size,
         reserved=view.reserved,
+        held=view.held,
         desired=view.desired,
         pressure=view.pressure,
         arrived=view.arrived,
@@ -306,6 +311,7 @@ def _pool_state(view: PoolView) -> PoolState:
         in_flight=view.in_flight,
         waiting=view.waiting,
         reserved={c.label: of_class.reserved for c, of_class in view.classes.items()},
+        held={c.label: of_class.held for c, of_class in view.classes.items()},
         desired={c.label: of_class.desired for c, of_class in view.classes.items()},
     )
 

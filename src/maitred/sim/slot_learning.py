@@ -113,9 +113,10 @@ class SimulatedSlots:
                 changed = self._look(engine, demand, now) or changed
         if changed:
             self._driver.resize(sum(engine.controller.slots for engine in self._engines), now)
-        self._is_ticking = any(engine.requests for engine in self._engines)
-        if self._is_ticking:
-            self._event_queue.push(now + TICK_INTERVAL, SimEventKind.SLOTS)
+        busy = [engine.controller.look_interval for engine in self._engines if engine.requests]
+        self._is_ticking = bool(busy)
+        if busy:
+            self._event_queue.push(now + min(busy), SimEventKind.SLOTS)
 
     def _look(self, engine: _Engine, demand: PoolDemand, now: Micros) -> bool:
         """Look at one instance. Return whether its slots have changed."""

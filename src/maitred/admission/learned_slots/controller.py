@@ -19,8 +19,9 @@ each may do to the slots is bounded here:
   no other reason;
 - a counter that goes back is a restart: the limit is forgotten, the slots stay.
 
-With metrics, ticks do one thing: while the limit is not known, requests that are overdue, while no more streams answer than
-before, are a queue in the engine that is seen before the next reading.
+Looks come every 50 ms while the limit is searched for or probed, because what is sent too much waits in the engine until
+then; otherwise every 200 ms while slots are short. With metrics, ticks do one thing: while the limit is not known, requests
+that are overdue, while no more streams answer than before, are a queue in the engine that is seen before the next reading.
 
 Time and observations are arguments; nothing here reads a clock. `replay` logs the inputs and runs them again.
 """
@@ -53,6 +54,8 @@ BUSY_INTERVAL: Final = 200 * MILLISECOND
 CALM_INTERVAL: Final = SECOND
 """Time between two readings while there are slots to spare."""
 TICK_INTERVAL: Final = 100 * MILLISECOND
+SEARCH_INTERVAL: Final = 50 * MILLISECOND
+"""Time between two looks while the limit is searched for or probed: what is sent too much then waits in the engine."""
 BLIND_AFTER: Final = 1500 * MILLISECOND
 """Without a reading for this long, the requests' own streams are the signal."""
 
@@ -106,8 +109,7 @@ class SlotController:
     def on_reading(self, reading: EngineReading, own: OwnLoad, demand: PoolDemand, now: Micros) -> SlotDecision | None:
         """Take a look at the engine into account. Return the change of slots, or None."""
         before, last = self.slots, self._reading
-        ended, self._ended_at_reading = own.ended - self._ended_at_reading, own.ended
-        if (last == reading and ended) or self._is_foreign(reading, own):
+        if (last == reading and own.ended != self._ended_at_reading) or self._is_foreign(reading, own):
             return None
         if last is not None and _shows_no_step(reading, last):
             self._reading_at = now
@@ -115,9 +117,11 @@ class SlotController:
         if last is not None and None not in (reading.progress, last.progress) and _went_back(reading, last):
             self._forget()
         if self._reading_at is not None:
-            self._period += (min(now - self._reading_at, 10 * SECOND) - self._period) // 5
+            # A gap without requests says nothing.
+            self._period += (min(now - self._reading_at, 2 * BUSY_INTERVAL) - self._period) // 5
         since = self._period if self._reading_at is None else now - self._reading_at
         self._reading, self._reading_at, self._is_blind = reading, now, False
+        self._ended_at_reading = own.ended
         self._streams.forget()
         self._note_failures(own)
         limit = self._kv.update(reading, own, since)
@@ -159,7 +163,18 @@ class SlotController:
         """Return how long after a reading the next is due; None while nothing is in flight: an idle engine costs nothing."""
         if not in_flight:
             return None
-        return BUSY_INTERVAL if wanted or in_flight >= 0.9 * self.slots else CALM_INTERVAL
+        if wanted or in_flight >= 0.9 * self.slots:
+            return SEARCH_INTERVAL if self._is_searching else BUSY_INTERVAL
+        return CALM_INTERVAL
+
+    @property
+    def look_interval(self) -> Micros:
+        """How often to look whether a reading is due, or to tick."""
+        return SEARCH_INTERVAL if self._is_searching else TICK_INTERVAL
+
+    @property
+    def _is_searching(self) -> bool:
+        return (self._search.limit is None or self._search.is_probing) and not self._is_shared and not self._is_blind
 
     @property
     def wants_ticks(self) -> bool:

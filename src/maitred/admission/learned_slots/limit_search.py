@@ -1,7 +1,7 @@
 """Search for the limit of an engine: the number of requests that it runs while something waits in it.
 
 A look is two numbers, running and waiting. `lead` are the slots above the limit that cover a dispatch, so that a place that
-becomes free in the engine finds a request: completions per second times 10 ms.
+becomes free in the engine finds a request: completions per second times 5 ms, rounded down.
 
     something waits beyond the lead   twice, with `running` standing still: what runs is the limit (the most of 8 looks)
     nothing waits, all slots used     more slots: +50 % while nothing was ever confirmed, then +6 %, +12 %, ... up to +50 %
@@ -12,13 +12,14 @@ all; only then `running` stands still. The most of several looks, because `runni
 start of the next.
 
 **Trust.** A confirmed limit is left alone for 4 s at first, and for twice as long with each probe that confirms it, up to 2
-minutes or 16 service times. Then, while all slots are used, a probe lends a few slots for a look. It gives idle reservations
-away for that moment, so it must become rare; and a first estimate may be wrong, so the first probe must be soon. A request
-that the engine fails makes trust short again.
+minutes or 16 service times. Then, while all slots are used, a probe lends a few slots. Only if more than the limit runs then,
+the search begins anew; if no more runs in three looks although more was sent, the limit is confirmed. A probe gives idle
+reservations away for a moment, so it must become rare; and a first estimate may be wrong, so the first probe must be soon. A
+request that the engine fails makes trust short again.
 
-*Example.* Limit 16, start 32, completions 60/s, so the lead is 1. Looks (running, waiting): (9, 23) still filling; (16, 16)
-still filling, because 16 > 1.03 · 9 + 1; (16, 16): confirmed, 17 slots. Nothing waits from here on but the lead; after 4 s a
-probe of 18 finds 2 waiting twice: confirmed, and trusted for 8 s.
+*Example.* Limit 16, start 32, completions 200/s, so the lead is 1. Looks (running, waiting): (9, 23) still filling; (16, 16)
+still filling, because 16 > 1.03 · 9 + 1; (16, 16): confirmed, 17 slots. Nothing waits from here on but the lead; after 4 s 18
+slots are a probe. In three looks 18 requests are in flight and 16 run: confirmed, and trusted for 8 s.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ _TRUST_AT_FULL_MEMORY: Final = 2 * SECOND
 _SHRINK_TIME: Final = 750 * MILLISECOND
 """For how long at least a smaller limit must be seen."""
 _PROBE_LOOKS: Final = 8
+_FILLED_LOOKS: Final = 3
 
 
 def lead_of(own: OwnLoad) -> int:
-    """Return the slots above the limit that cover the time of a dispatch."""
-    return round(own.ended_per_sec * 0.01)
+    """Return the slots above the limit that cover the time of a dispatch. A chat waits as long for them as they cover."""
+    return int(own.ended_per_sec * 0.005)
 
 
 class LimitSearch:
@@ -65,6 +67,8 @@ class LimitSearch:
         self._short_looks = 0
         self._short_since: Micros = 0
         self._probe_looks = 0
+        self._filled_looks = 0
+        self._probed_limit = 0
 
     def forget(self) -> None:
         """Forget the limit, and keep the slots: it may be another engine now."""
@@ -126,8 +130,7 @@ class LimitSearch:
             recent.extend(last)
             limit = max(last)
         if self._confirmed is not None and abs(limit - self._confirmed) <= max(1, 0.05 * self._confirmed):
-            if now - self._confirmed_at > self._trust_time(own) / 2:
-                self._trust = min(max(_LONGEST_TRUST, 16 * own.service_time), 2 * self._trust_time(own))
+            self._extend_trust(own, now)
         else:
             self.distrust()
         self.limit = self._confirmed = limit
@@ -141,9 +144,10 @@ class LimitSearch:
         if self.limit is not None and running > self.limit:
             self.limit = running
             self._set(max(self.slots, running + lead), SlotReason.MORE_RUNNING)
+        if self.is_probing and running <= self._probed_limit:
+            self._watch_probe(own, lead, now)
+            return
         if not self.is_full(own, demand):
-            if self.is_probing:
-                self._count_idle_probe(lead, now)
             return
         if self._raised_at is not None and now - self._raised_at < 0.7 * period:
             return
@@ -165,14 +169,24 @@ class LimitSearch:
     def _probe(self, limit: int, lead: int, demand: PoolDemand, now: Micros) -> None:
         # Reservations are shares of the slots, so those of the probe hold back more as well.
         share = min(0.5, demand.held / self.slots)
-        self.is_probing, self._probe_looks, self._raised_at = True, 0, now
+        self.is_probing, self._raised_at, self._probed_limit = True, now, limit
+        self._probe_looks = self._filled_looks = 0
         self._set(max(self.slots, int((limit + max(1.0, 0.03 * limit) + lead) / (1 - share) + 0.5)), SlotReason.PROBE)
 
-    def _count_idle_probe(self, lead: int, now: Micros) -> None:
+    def _watch_probe(self, own: OwnLoad, lead: int, now: Micros) -> None:
+        """End a probe that is in vain: nothing has used it, or no more runs although more was sent."""
         self._probe_looks += 1
-        if self._probe_looks >= _PROBE_LOOKS and self.limit is not None:
-            self.is_probing, self._confirmed_at = False, now
-            self._set(self.limit + lead, SlotReason.PROBE_ENDED)
+        self._filled_looks += own.in_flight > self._probed_limit + lead
+        if self.limit is None or (self._probe_looks < _PROBE_LOOKS and self._filled_looks < _FILLED_LOOKS):
+            return
+        if self._filled_looks >= _FILLED_LOOKS:
+            self._extend_trust(own, now)
+        self.is_probing, self._confirmed_at = False, now
+        self._set(self.limit + lead, SlotReason.PROBE_ENDED)
+
+    def _extend_trust(self, own: OwnLoad, now: Micros) -> None:
+        if now - self._confirmed_at > self._trust_time(own) / 2:
+            self._trust = min(max(_LONGEST_TRUST, 16 * own.service_time), 2 * self._trust_time(own))
 
     def _raise(self, now: Micros) -> None:
         self._raises += 1

@@ -1,0 +1,156 @@
+"""Adaptive reservations: of what a class may reserve, only what its arrivals of the last minutes needed is kept free.
+
+A fixed reservation costs throughput whenever it idles: 5 of 16 slots are a third of a small engine. Most of it is not needed.
+Slots become free all the time, and the most urgent class gets the next one; and where victims are tried again
+(`on_preempt: retry`), a newcomer takes the slot of one at once. What must be kept free is what neither of the two covers in
+time. This is measured, without a model of arrivals or of the engine:
+
+    missing   slots that the class has taken and that were not given back since: +1 at an arrival, -1 at each slot that any
+              request of the pool frees, never below 0. It is the queue of a server that serves when a slot is freed
+    need      of an arrival: `missing` after it, less the slots freed within the next 20 ms; 0 if it could have preempted
+              a victim that is tried again, or if more slots are idle than all classes reserve
+
+    headroom  the smallest number that was enough for 95 % of the arrivals of the last 5 minutes
+
+    held back = max(floor - in flight, min(reserved - in flight, headroom)), and never less than 0
+
+So the reservation is bounded by what is configured, and `reserved_floor` is kept in any case. Before the first arrival, and
+after 5 minutes without any, only the floor is kept: the first requests preempt, or wait for the next slot. The headroom is
+set anew at most once a second, as waiting requests are considered.
+
+*Example.* 16 slots, 5 of them reserved for chats. All bulk is streamed, so nothing can be preempted, and a bulk request ends
+every 40 ms. Chats come every 300 ms. Each finds nothing missing and leaves 1. For half of them a slot is freed within 20 ms, so
+their need is 0, and that of the others is 1: one slot is kept free. If bulk is not streamed, each chat could preempt, and the
+headroom is 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Final
+
+from maitred.admission.preemption import PreemptionCandidates
+from maitred.admission.rules import LANES, PoolRules
+from maitred.admission.slots import Slots
+from maitred.core.units import MILLISECOND, SECOND, Micros
+
+TOLERATED_WAIT: Final = 20 * MILLISECOND
+"""A slot that is freed within this time comes soon enough: an engine takes as long for a step or two."""
+COVERED_SHARE: Final = 0.95
+PERIOD: Final = 30 * SECOND
+NUM_PERIODS: Final = 10
+"""Arrivals are remembered for this many periods."""
+REVIEW_INTERVAL: Final = SECOND
+
+
+class ArrivalNeeds:
+    """What the arrivals of one class needed, in slots."""
+
+    __slots__ = ("_by_period", "_freed", "_missing", "_pending", "_period_ends_at")
+
+    def __init__(self) -> None:
+        self._by_period: deque[Counter[int]] = deque([Counter()], NUM_PERIODS)
+        """How many arrivals had which need, the present period last."""
+        self._period_ends_at: Micros = 0
+        self._missing = 0
+        """Units that are missing."""
+        self._freed = 0
+        """Units that have been freed for this class since the beginning."""
+        self._pending: deque[tuple[Micros, int]] = deque()
+        """Arrivals whose need is not known yet: until when, and what `_freed` must be then for a need of 0."""
+
+    def on_arrival(self, units: int, now: Micros) -> None:
+        """Note a request that takes or wants `units`, and must do with what is free."""
+        self._missing += units
+        self._pending.append((now + TOLERATED_WAIT, self._freed + self._missing))
+
+    def on_covered_arrival(self) -> None:
+        """Note a request that needs nothing to be kept free."""
+        self._by_period[-1][0] += 1
+
+    def on_freed(self, units: int) -> int:
+        """Note that `units` were freed. Return how many of them were not missing here."""
+        taken = min(units, self._missing)
+        self._missing -= taken
+        self._freed += taken
+        return units - taken
+
+    def on_plenty(self) -> None:
+        """Note that nothing is missing, because more is idle than is reserved."""
+        self._freed += self._missing
+        self._missing = 0
+
+    def settle(self, now: Micros, units_per_slot: int) -> None:
+        """Work out the needs that are known by `now`. To be called before anything else that happens at `now`."""
+        if now >= self._period_ends_at:
+            elapsed = (now - self._period_ends_at) // PERIOD + 1 if self._period_ends_at else 1
+            for _ in range(min(elapsed, NUM_PERIODS)):
+                self._by_period.append(Counter())
+            self._period_ends_at = now - now % PERIOD + PERIOD
+        while self._pending and self._pending[0][0] <= now:
+            units = max(0, self._pending.popleft()[1] - self._freed)
+            self._by_period[-1][-(-units // units_per_slot)] += 1
+
+    @property
+    def headroom(self) -> int:
+        """The smallest number of slots that was enough for COVERED_SHARE of the arrivals."""
+        needs: Counter[int] = Counter()
+        for of_period in self._by_period:
+            needs.update(of_period)
+        uncovered = int((1 - COVERED_SHARE) * needs.total() + 1e-9)
+        for need in sorted(needs, reverse=True):
+            uncovered -= needs[need]
+            if uncovered < 0:
+                return need
+        return 0
+
+
+class AdaptiveReserve:
+    """The headroom of the classes of one pool. It is set in `slots`."""
+
+    def __init__(self, rules: PoolRules, slots: Slots, victims: PreemptionCandidates) -> None:
+        self._rules, self._slots, self._victims = rules, slots, victims
+        self._needs = [ArrivalNeeds() for _ in LANES]
+        self._review_at: Micros = 0
+        slots.headroom = [0 for _ in LANES]
+
+    def inherit_from(self, previous: AdaptiveReserve) -> None:
+        """Take over what is known of the arrivals, unless slots cost something else now."""
+        if previous._slots.units_per_slot != self._slots.units_per_slot:
+            return
+        self._needs = previous._needs
+        self._slots.headroom = previous._slots.headroom
+
+    def on_arrival(self, lane: int, units: int, now: Micros) -> None:
+        """Note that a request has come that its tenant's limit does not hold back, before it takes a slot."""
+        slots, needs = self._slots, self._needs[lane]
+        if not slots.reserved[lane]:
+            return
+        self._settle(now)
+        if slots.idle > sum(slots.reserved):
+            for other in self._needs:
+                other.on_plenty()
+            needs.on_covered_arrival()
+        elif self._rules.lanes[lane].can_preempt and self._rules.retries_victims and self._victims.newest_below(lane, units):
+            needs.on_covered_arrival()
+        else:
+            needs.on_arrival(units, now)
+
+    def on_freed(self, units: int, now: Micros) -> None:
+        """Note that a request has given back `units`. The most urgent class has them first."""
+        self._settle(now)
+        units = min(units, self._slots.idle)  # After a shrink, what is given back may be gone.
+        for needs in reversed(self._needs):
+            units = needs.on_freed(units)
+
+    def review(self, now: Micros) -> None:
+        """Set the headroom anew, if that is due."""
+        if now < self._review_at:
+            return
+        self._review_at = now + REVIEW_INTERVAL
+        self._settle(now)
+        self._slots.headroom = [needs.headroom * self._slots.units_per_slot for needs in self._needs]
+
+    def _settle(self, now: Micros) -> None:
+        for needs in self._needs:
+            needs.settle(now, self._slots.units_per_slot)

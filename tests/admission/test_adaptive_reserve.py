@@ -1,0 +1,216 @@
+"""`reserve: adaptive`: what is kept free of a reservation, by what the arrivals of the last minutes needed."""
+
+from __future__ import annotations
+
+from math import ceil
+from random import Random
+
+import msgspec
+import pytest
+from admission_timeline import BULK, INTERACTIVE, Timeline
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maitred.admission import AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket, replay
+from maitred.admission.adaptive_reserve import NUM_PERIODS, PERIOD, TOLERATED_WAIT, ArrivalNeeds
+from maitred.core.decisions import DecisionLog
+from maitred.core.units import MILLISECOND, SECOND, to_seconds
+
+ADAPTIVE = {"reserve": "adaptive", "on_preempt": "retry"}
+
+
+class World:
+    """16 slots, of which chats reserve 5, and bulk that always waits; a bulk request ends every `gap` seconds."""
+
+    def __init__(self, gap: float, *, streams: bool, said: dict[str, object] | None = None, **chats: float) -> None:
+        interactive = {"reserved_floor": 0, "reserved_per_slot": 0.3, "can_preempt": True, **chats}
+        entries = {"bulk": {"queue_size": 10**6, "queue_timeout_secs": 1e6}, "interactive": interactive}
+        self.t = Timeline(16, {**ADAPTIVE, **(said or {})}, **entries)
+        self.gap, self.streams = gap, streams
+        self.now, self.count = 0.0, 0
+        self.running: list[str] = []
+        self.chats: list[str] = []
+        self.ends: list[float] = []
+        self.next_end = gap
+        for _ in range(40):
+            self.come(BULK)
+
+    def come(self, k: int) -> None:
+        self.count += 1
+        name = f"{'bc'[k == INTERACTIVE]}{self.count}"
+        self.follow(self.t.submit(self.now, name, k))  # type: ignore[arg-type]
+
+    def follow(self, lines: list[str]) -> None:
+        for line in lines:
+            name, action, *_ = line.split()
+            if action == "admit":
+                (self.chats if name.startswith("c") else self.running).append(name)
+                self.ends += [self.now + 0.1] if name.startswith("c") else []
+                if self.streams or name.startswith("c"):
+                    assert self.t.first_byte(self.now, name)
+            elif action == "preempt":
+                self.running.remove(name)
+                self.follow(self.t.release(self.now, name, ReleaseReason.SLOT_PREEMPTED))
+
+    def run(self, secs: float, chat_every: float | None) -> None:
+        """Go on for `secs`, with a chat every so often, which holds its slot for 100 ms."""
+        until = self.now + secs
+        next_chat = until if chat_every is None else self.now
+        while True:
+            at = min(self.next_end, next_chat, *self.ends[:1])
+            if at >= until:
+                self.now = until
+                return
+            self.now = at
+            if self.ends and at == self.ends[0]:
+                self.ends.pop(0)
+                self.follow(self.t.release(at, self.chats.pop(0)))
+            elif at == self.next_end:
+                self.next_end += self.gap
+                if self.running:
+                    self.follow(self.t.release(at, self.running.pop(0)))
+                self.come(BULK)
+            else:
+                next_chat += chat_every or 0.0
+                self.come(INTERACTIVE)
+
+    @property
+    def held(self) -> int:
+        return self.t.of(INTERACTIVE).held
+
+
+def test_before_the_first_arrival_nothing_is_kept_free_but_the_floor() -> None:
+    assert World(0.04, streams=True).t.of(BULK).in_flight == 16
+    assert World(0.04, streams=True, reserved_floor=2).t.of(BULK).in_flight == 14
+    fixed = World(0.04, streams=True, said={"reserve": "fixed"})
+    assert (fixed.t.of(BULK).in_flight, fixed.held) == (11, 5)
+
+
+def test_what_cannot_be_preempted_in_time_is_kept_free() -> None:
+    w = World(0.0401, streams=True)
+    w.run(20, 0.3)
+    # Bulk requests end every 40 ms, so half of the chats find one that ends within 20 ms: for the others a slot is kept free.
+    assert w.held == 1
+    w.run(1, None)
+    assert w.t.of(BULK).in_flight == 15
+
+
+def test_slots_that_become_free_in_time_need_not_be_kept_free() -> None:
+    w = World(0.0151, streams=True)
+    w.run(20, 0.3)
+    assert (w.held, w.t.of(BULK).in_flight + w.t.of(INTERACTIVE).in_flight) == (0, 16)
+
+
+def test_where_each_chat_can_preempt_nothing_is_kept_free() -> None:
+    w = World(0.0401, streams=False)
+    w.run(20, 0.3)
+    assert w.held == 0
+    assert w.t.of(BULK).retried >= 20
+
+
+def test_victims_that_are_refused_cover_nothing() -> None:
+    w = World(0.0401, streams=False, said={"on_preempt": "reject"})
+    w.run(20, 0.3)
+    assert w.t.core._pools.headroom()["m"][INTERACTIVE] == 1
+
+
+def test_the_configured_share_is_the_most_that_is_kept_free() -> None:
+    w = World(0.5, streams=True)
+    w.run(30, 0.04)  # more chats than slots that become free
+    w.run(5, None)
+    assert w.t.core._pools.headroom()["m"][INTERACTIVE] > 5
+    assert w.held == 5
+
+
+def test_a_need_is_forgotten_after_minutes_without_arrivals() -> None:
+    w = World(0.0401, streams=True)
+    w.run(20, 0.3)
+    w.run(to_seconds((NUM_PERIODS - 2) * PERIOD), None)
+    assert w.held == 1
+    w.run(to_seconds(2 * PERIOD) + 1, None)
+    assert w.held == 0
+
+
+def test_an_idle_pool_needs_nothing() -> None:
+    t = Timeline(16, ADAPTIVE, interactive={"reserved_per_slot": 0.3})
+    for number in range(100):
+        t.submit(0.1 * number, f"c{number}", INTERACTIVE)
+        t.release(0.1 * number + 0.05, f"c{number}")
+    for number in range(17):
+        t.submit(20 + number, f"b{number}", BULK)
+    assert t.of(BULK).in_flight == 16
+
+
+def test_a_reload_keeps_what_is_known() -> None:
+    w = World(0.0401, streams=True)
+    w.run(20, 0.3)
+    w.t.reconfigure(w.now, ADAPTIVE, interactive={"reserved_per_slot": 0.5, "can_preempt": True})
+    assert w.held == 1
+    w.t.reconfigure(w.now, None, interactive={"reserved_per_slot": 0.5, "can_preempt": True})
+    assert w.held == 8 - w.t.of(INTERACTIVE).in_flight
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["arrival", "freed", "plenty"]), st.integers(1, 3), st.integers(0, 60)), max_size=60),
+    st.sampled_from([1, 4]),
+)
+def test_needs_are_those_of_a_naive_count(events: list[tuple[str, int, int]], unit: int) -> None:
+    """Each need is worked out anew from all events: what was missing after the arrival, less what came within the time."""
+    needs, now, timeline = ArrivalNeeds(), 1, []
+    for verb, units, ms in events:
+        now += ms * MILLISECOND
+        needs.settle(now, unit)
+        timeline.append((verb, units, now))
+        if verb == "arrival":
+            needs.on_arrival(units, now)
+        elif verb == "freed":
+            needs.on_freed(units)
+        else:
+            needs.on_plenty()
+    now += SECOND
+    needs.settle(now, unit)
+    expected = []
+    for index, (verb, _, at) in enumerate(timeline):
+        if verb != "arrival":
+            continue
+        missing, still = 0, None
+        for later, (what, units, when) in enumerate(timeline):
+            if later > index and when >= at + TOLERATED_WAIT:
+                break
+            if what == "arrival":
+                missing += units
+                still = missing if later == index else still
+            else:
+                came = missing if what == "plenty" else min(missing, units)
+                missing -= came
+                still = None if still is None else max(0, still - came)
+        assert still is not None
+        expected.append(ceil(still / unit))
+    ordered = sorted(expected)
+    # The smallest number that is enough for 95 of 100.
+    assert needs.headroom == (ordered[len(ordered) - 1 - len(ordered) // 20] if ordered else 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_log_runs_again_to_the_same_bytes_and_has_the_changes(seed: int) -> None:
+    rng, lines = Random(seed), list[bytes]()
+    classes = {"interactive": {"reserved_per_slot": 0.4, "can_preempt": True}, "bulk": {"queue_size": 1000}}
+    config = msgspec.convert({"mode": "priority", **ADAPTIVE, "classes": classes}, AdmissionConfig)
+    core, now, there = RecordedAdmission(config, {"m": 10}, DecisionLog(lines.append)), 0, list[int]()
+    for number in range(800):
+        now += rng.randint(0, 60) * MILLISECOND
+        if there and rng.random() < 0.5:
+            core.release(there.pop(rng.randrange(len(there))), ReleaseReason.DRAINED, now)
+        else:
+            ticket = Ticket(number, "m", rng.choice((BULK, BULK, INTERACTIVE)), "")
+            there.append(number)
+            core.submit(ticket, now)
+            if ticket.state.name == "ADMITTED":
+                core.confirm_first_byte(number, now)
+        core.check()
+    again: list[bytes] = []
+    replay(lines, DecisionLog(again.append))
+    assert again == lines
+    changes = [msgspec.json.decode(line)["decision"] for line in lines if b"priority_class" in line]
+    assert changes
+    assert changes[-1]["slots"] == core._pools.headroom()["m"][INTERACTIVE]
