@@ -16,6 +16,8 @@ from maitred.sim import ClusterConfig as ClusterConfig
 from maitred.sim import Outcome as Outcome
 from maitred.sim import Results as Results
 from maitred.study.candidate import Candidate as Candidate
+from maitred.study.capacity import CapacityResult as CapacityResult
+from maitred.study.capacity import capacity as capacity
 from maitred.study.compare import compare as compare
 from maitred.study.comparison import Comparison as Comparison
 from maitred.study.sweep import SweepResult as SweepResult

@@ -43,6 +43,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "simulate": simulate.run,
     "compare": study.compare,
     "sweep": study.sweep,
+    "capacity": study.capacity,
     "bench": bench.run,
     "demo": demo.run,
     "convert": traces.convert,

@@ -1,4 +1,6 @@
-"""`maitred compare`: configurations on the same workloads, seed by seed. `maitred sweep`: which of many clusters is best."""
+"""`maitred compare`: configurations on the same workloads, seed by seed. `maitred sweep`: which of many clusters is best.
+`maitred capacity`: how many of which GPU hold an SLO, and the highest rate that they hold.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import typer
 
 from maitred.cli.config_flags import WORKLOAD
 from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
+from maitred.cli.outputs import STANDARD_OUTPUT
 from maitred.cli.shared_flags import RunFlags, horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
 from maitred.core.errors import ConfigError
@@ -20,10 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from maitred.study.candidate import Candidate
+    from maitred.study.capacity import CapacityResult
     from maitred.study.comparison import Comparison
     from maitred.study.sweep import SweepResult
 
 
+_HIGHEST_PRICE = 1e9
 _COMPARED = "The comparison"
 _RUNS = "The runs"
 _FILES = "What is shown and written"
@@ -71,7 +76,7 @@ def compare(flags: CompareFlags) -> None:
     """
     with exit_on_signals(), ExitStack() as stack:
         comparison = _run_comparison(flags, stack)
-    if not flags.quiet:
+    if not flags.quiet and flags.json != STANDARD_OUTPUT:
         from rich.console import Console
 
         from maitred.study.comparison import print_comparison
@@ -176,8 +181,7 @@ def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     from maitred.study.sweep import sweep as run_sweep
     from maitred.study.sweep.result import write_sweep
 
-    if flags.ray is not None and flags.jobs is not None:
-        raise ConfigError("--jobs does not go with --ray", hint="a cluster runs as many as it has CPUs")
+    _check_ray(flags.ray, flags.jobs)
     if flags.plot is not None:
         check_plot_path(flags.plot, where="--plot")
     progress = _Progress()
@@ -226,3 +230,135 @@ class _Progress:
             done = (out / RUNS_FILE).read_bytes().count(b"\n")
             where = f"{done} of {self._total} runs are in {out}; "
         typer.echo(printable(f"maitred: stopped: {where}go on with: maitred sweep {spec} --out {out} --resume"), err=True)
+
+
+_OPTIONS = "What could be bought"
+_HELD = "What it is to hold"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityFlags(RunFlags):
+    """The flags of `maitred capacity`."""
+
+    config: Annotated[
+        Path | None,
+        flag(_OPTIONS, "--config", "A file with the sections cluster, instance, routing, admission for all options.", "FILE"),
+    ] = None
+    model: Annotated[str | None, flag(_OPTIONS, "--model", "The model that is served, as in maitred models.", "NAME")] = None
+    hardware: Annotated[
+        list[str] | None, flag(_OPTIONS, "--hardware", "A kind of GPU. Repeatable. Default: that of the file, or H100.", "GPU")
+    ] = None
+    tensor_parallel_size: Annotated[
+        list[int] | None,
+        flag(_OPTIONS, "--tensor-parallel-size", "GPUs of an instance. Repeatable. Default: 1.", "N", alias=("--tp", "-tp")),
+    ] = None
+    num_instances: Annotated[
+        int | None, flag(_OPTIONS, "--num-instances", "This many instances, and only the rate is searched.", "N")
+    ] = None
+    max_instances: Annotated[int, flag(_OPTIONS, "--max-instances", "Most instances that are tried.", "N")] = 64
+    price: Annotated[
+        list[str] | None, flag(_OPTIONS, "--price", "The price of a GPU per hour, as H100=2.5. Repeatable.", "GPU=PRICE")
+    ] = None
+    constraint: Annotated[
+        list[str] | None,
+        flag(
+            _HELD,
+            "--constraint",
+            "As interactive.ttft_p99_ms <= 500. Repeatable. Default: slo_attainment >= 0.99.",
+            "METRIC<=NUMBER",
+        ),
+    ] = None
+    tolerance: Annotated[float, flag(_HELD, "--tolerance", "Share within which the rate is found.", "SHARE")] = 0.02
+    seeds: Annotated[
+        int | None, flag(_HELD, "--seeds", "Runs of each probe, from --seed on. Default: 3, and 1 for a trace.", "N")
+    ] = None
+    jobs: Annotated[int | None, _jobs(_RUNS)] = None
+    ray: Annotated[
+        str | None, flag(_RUNS, "--ray", "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")
+    ] = None
+    plot: Annotated[
+        Path | None, flag(_FILES, "--plot", "The knee: p99 of TTFT against the rate: .png, .svg or .pdf.", "FILE")
+    ] = None
+    json: Annotated[Path | None, flag(_FILES, "--json", "The result as JSON, everything that was tried included.", "FILE")] = (
+        None
+    )
+    quiet: Annotated[bool | None, _quiet(_FILES)] = None
+
+
+@command(CapacityFlags, *WORKLOAD)
+def capacity(flags: CapacityFlags) -> None:
+    """Find out how many of which GPU hold an SLO for a traffic, and the highest rate that they hold.
+
+    The workload has the flags of maitred simulate. Size and rate are bisected, with the same workload for all options.
+    """
+    from rich.console import Console
+
+    from maitred.report import OutputFile, check_plot_path
+    from maitred.study.capacity.result import print_capacity
+
+    _check_ray(flags.ray, flags.jobs)
+    if flags.plot is not None:
+        check_plot_path(flags.plot, where="--plot")
+    with exit_on_signals(), ExitStack() as stack:
+        file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
+        result = _find_capacity(flags)
+        if file:
+            import msgspec
+
+            file.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    if flags.plot is not None:
+        result.plot(flags.plot)
+    if not flags.quiet and flags.json != STANDARD_OUTPUT:
+        print_capacity(result, Console())
+
+
+def _find_capacity(flags: CapacityFlags) -> CapacityResult:
+    from maitred.study.candidate import Candidate
+    from maitred.study.capacity import DEFAULT_CONSTRAINT
+    from maitred.study.capacity import capacity as find_capacity
+    from maitred.study.runs import FIRST_SEED, parse_seeds
+    from maitred.workload.load import as_flag, make_self_contained, read_workload_spec
+
+    targets = slo(flags, read_workload_spec(flags.load, as_flag))
+    make_self_contained(flags.load, as_flag)
+    first = FIRST_SEED if flags.seed is None else flags.seed
+    count = flags.seeds if flags.seeds is not None else 1 if flags.load.trace else 3
+    with progress_bar(quiet=bool(flags.quiet)) as show:
+        return find_capacity(
+            Candidate() if flags.config is None else Candidate.from_yaml(flags.config, env=os.environ),
+            model=flags.model,
+            hardware=flags.hardware or (),
+            tensor_parallel_sizes=flags.tensor_parallel_size or (),
+            num_instances=flags.num_instances,
+            workload=flags.load,
+            slo=targets,
+            constraints=flags.constraint or (DEFAULT_CONSTRAINT,),
+            prices=_prices(flags.price),
+            seeds=parse_seeds(count, first, where="--seeds"),
+            tolerance=flags.tolerance,
+            max_instances=flags.max_instances,
+            horizon=horizon(flags),
+            jobs=flags.jobs,
+            ray=flags.ray,
+            progress=lambda done, what: show(0.0, f"{done} runs, now {what}"),
+        )
+
+
+def _prices(given: list[str] | None) -> dict[str, float] | None:
+    """Return the prices per GPU and hour of `H100=2.5`, or None if there are none. Raises ConfigError."""
+    prices: dict[str, float] = {}
+    for text in given or ():
+        name, equals, number = (word.strip() for word in text.partition("="))
+        try:
+            price = float(number)
+        except ValueError:
+            price = 0.0
+        if not (name and equals and 0 < price < _HIGHEST_PRICE):
+            raise ConfigError(f"cannot read {text!r}", where="--price", hint="write it as H100=2.5")
+        prices[name] = price
+    return prices or None
+
+
+def _check_ray(ray: str | None, jobs: int | None) -> None:
+    if ray is not None and jobs is not None:
+        raise ConfigError("--jobs does not go with --ray", hint="a cluster runs as many as it has CPUs")

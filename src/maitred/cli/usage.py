@@ -55,6 +55,10 @@ USUAL_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
             "--quiet",
         ),
     ),
+    "capacity": (
+        *(*_WORKLOAD, "--config", "--model", "--hardware", "--tensor-parallel-size", "--num-instances", "--price"),
+        *("--constraint", "--tolerance", "--seeds", "--jobs", "--plot", "--json", "--slo-ttft-ms", "--slo-tpot-ms"),
+    ),
     "compare": (*_WORKLOAD, "--seeds", "--metric", "--jobs", "--json", "--slo-ttft-ms", "--slo-tpot-ms"),
     "serve": (
         *("--backend", "--slots-per-backend", "--routing-policy", "--host", "--port", "--config", "--admission"),

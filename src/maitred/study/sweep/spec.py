@@ -250,11 +250,12 @@ def parse_criteria(spec: SweepSpec, locate: KeyLocator) -> Criteria:
             find_metric(name, where=locate(key), costs=True)
     find_metric(spec.objective, where=locate("objective"), costs=True)
     first, second = spec.pareto
-    constraints = tuple(_constraint(text, locate("constraints")) for text in spec.constraints)
+    constraints = tuple(parse_constraint(text, locate("constraints")) for text in spec.constraints)
     return Criteria(spec.objective, constraints, (first, second), tuple(spec.metrics))
 
 
-def _constraint(text: str, where: str) -> Constraint:
+def parse_constraint(text: str, where: str) -> Constraint:
+    """Return the constraint that `interactive.ttft_p99_ms <= 500` states. Raises ConfigError."""
     parts = _FORM.fullmatch(text)
     try:
         limit = float(parts[3]) if parts else math.nan

@@ -1,0 +1,189 @@
+"""The result of `maitred capacity`: each option with its size and its highest rate, the table, and the plot of the knee."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from maitred.report.figure import PLOT_STYLE, check_plot_path
+from maitred.report.table import NO_VALUE, format_number, format_share, print_table, print_to_text
+from maitred.study.metrics import find_metric
+from maitred.study.sweep.result import write_figure
+from maitred.study.sweep.spec import Constraint, Figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS: Final = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
+_INCHES: Final = (6.4, 4.4)
+_KNEE: Final = "ttft_p99_ms"
+
+
+class KneePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A size at a rate: means over the seeds."""
+
+    instances: int
+    rate: float
+    """Requests per second."""
+    holds: bool
+    figures: Figures
+
+
+class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of GPU with a tensor parallelism."""
+
+    hardware: str
+    """Empty without a model."""
+    tensor_parallel_size: int
+    instances: int | None
+    """The smallest number that holds today's rate, or the given one."""
+    gpus: int | None
+    cost: float | None
+    """Per hour, if prices are given."""
+    highest_rate: float | None
+    """The highest rate that these instances hold, in requests per second."""
+    headroom: float | None
+    """The highest rate by today's."""
+    today: KneePoint | None
+    """These instances at today's rate."""
+    problem: str
+    """Why there is no answer, or empty."""
+    points: tuple[KneePoint, ...]
+    """Everything that was tried."""
+
+
+class CapacityResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What clusters of several kinds need and take."""
+
+    workload: str
+    slo: str
+    """The SLO in words."""
+    constraints: tuple[str, ...]
+    limits: tuple[Constraint, ...]
+    """The constraints as they are compared."""
+    seeds: tuple[int, ...]
+    tolerance: float
+    today: float
+    """Today's rate, in requests per second."""
+    has_prices: bool
+    runs: int
+    options: tuple[CapacityOption, ...]
+
+    @property
+    def best(self) -> CapacityOption | None:
+        """The cheapest option that holds today's rate, or the one with the fewest GPUs if there are no prices."""
+        able = [each for each in self.options if not each.problem and (each.headroom or 0) >= 1]
+        return min(able, key=lambda each: (each.cost or 0.0, each.gpus or 0, -(each.headroom or 0)), default=None)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw the p99 of TTFT against the rate, a curve for each option at its size, and write it to `path` if it is given.
+
+        Raises ConfigError without matplotlib, and for a path that cannot be written.
+        """
+        figure = draw_knee(self)
+        if path is not None:
+            write_figure(figure, Path(path))
+        return figure
+
+    def __str__(self) -> str:
+        return print_to_text(lambda console: print_capacity(self, console))
+
+
+def print_capacity(result: CapacityResult, console: Console) -> None:
+    """Print a row for each option, the best one first, and notes below."""
+    print_table(_table(result), console)
+    for line in _notes(result):
+        console.print(line, style="dim", highlight=False, markup=False)
+
+
+def _table(result: CapacityResult) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", style="bold")
+    table.add_column("GPU", style="cyan")
+    names = [*dict.fromkeys(each.metric for each in result.limits)]
+    for heading in ("TP", "instances", "GPUs", "highest\nrate", "headroom", *map(_heading, names)):
+        table.add_column(heading, justify="right")
+    if result.has_prices:
+        table.add_column("cost/h", justify="right")
+    for option in _in_order(result):
+        table.add_row(*_row(result, option, names))
+    return table
+
+
+def _in_order(result: CapacityResult) -> list[CapacityOption]:
+    return sorted(
+        result.options, key=lambda each: (bool(each.problem), each is not result.best, each.cost or 0, each.gpus or 0)
+    )
+
+
+def _row(result: CapacityResult, option: CapacityOption, names: list[str]) -> Iterator[str]:
+    yield "best" if option is result.best else ""
+    yield option.hardware or "any"
+    yield str(option.tensor_parallel_size)
+    if option.problem:
+        yield from [NO_VALUE] * (4 + len(names) + result.has_prices)
+        return
+    yield f"{option.instances:,}"
+    yield f"{option.gpus:,}"
+    yield f"{format_number(option.highest_rate)}/s"
+    yield NO_VALUE if option.headroom is None else f"{option.headroom:.2f}"
+    for name in names:
+        value = option.today.figures[name] if option.today else None
+        yield format_share(value) if find_metric(name).is_share else format_number(value)
+    if result.has_prices:
+        yield format_number(option.cost)
+
+
+def _heading(name: str) -> str:
+    group = name.rpartition(".")[0]
+    label = find_metric(name).label
+    return f"{group}\n{label}" if group else label.replace(" ", "\n", 1)
+
+
+def _notes(result: CapacityResult) -> Iterator[str]:
+    seeds = "1 seed" if len(result.seeds) == 1 else f"{len(result.seeds)} seeds"
+    yield f"Today: {result.workload}, {format_number(result.today)} requests/s; {seeds}, the same workload for all options."
+    yield f"To hold, on average over the seeds: {', '.join(result.constraints)}. SLO: {result.slo}."
+    yield (
+        f"Figures are those at today's rate. Rates are within {result.tolerance:.1%}; headroom is the highest rate by today's. "
+        f"{result.runs:,} runs."
+    )
+    if result.best is None:
+        yield "No option holds today's rate."
+    for option in result.options:
+        if option.problem:
+            yield f"{option.hardware or 'instances'}, TP {option.tensor_parallel_size}: {option.problem}."
+
+
+def draw_knee(result: CapacityResult) -> Figure:
+    """Draw the p99 of TTFT against the rate. Filled points hold. Raises ConfigError without matplotlib."""
+    check_plot_path(Path("plot.svg"), where="a plot")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(PLOT_STYLE):
+        figure = Figure(figsize=_INCHES, layout="constrained")
+        axes = figure.subplots()
+        for option, colour in zip(result.options, _COLOURS * len(result.options), strict=False):
+            points = [each for each in option.points if each.instances == option.instances and each.figures[_KNEE] is not None]
+            rates, heights = [each.rate for each in points], [float(each.figures[_KNEE] or 0) for each in points]
+            label = f"{option.instances} × {option.hardware or 'instance'}, TP {option.tensor_parallel_size}"
+            axes.plot(rates, heights, color=colour, linewidth=1.4, label=label)
+            faces = [colour if each.holds else "none" for each in points]
+            axes.scatter(rates, heights, s=24, facecolors=faces, edgecolors=colour, zorder=2)
+        for limit in result.limits:
+            if limit.metric == _KNEE:
+                axes.axhline(limit.limit, color="#6a6862", linestyle="--", linewidth=1, label="constraint")
+        axes.axvline(result.today, color="#6a6862", linestyle=":", linewidth=1, label="today")
+        axes.set_xlabel("requests/s")
+        axes.set_ylabel("TTFT p99 ms")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.legend(fontsize=8)
+    return figure
