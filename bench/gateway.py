@@ -1,6 +1,6 @@
 """What the gateway costs: CPU per request and per SSE event, requests/s, and what it adds to latency.
 
-    python bench/gateway.py [--rounds 5] [--seconds 1] [--router tr] [--alone]
+    python bench/gateway.py [--rounds 5] [--seconds 1] [--router tr] [--alone] [--compiled build/compiled]
 
 Processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them, with classes and
 metrics on. Beside it nginx, haproxy and smg do the same as far as they are installed, and a bare proxy in Python always
@@ -36,12 +36,13 @@ import uvloop
 
 from measuring import calibrate, cpu_of
 from processes import MAITRED
-from proxies import OtherProxy, others
+from proxies import INSTALLABLE, OtherProxy, others
 
 MODEL = "bench"
 EVENT = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "}}]}\n\n'
 STREAM = re.compile(rb'"stream": ?true')
-"""Found in a body that asks for a stream, as the client has written it or as the gateway has written it anew."""
+"""Found at one end of a body that asks for a stream, as the client has written it or as a proxy has written it anew: smg puts
+the fields in an order of its own."""
 EVENTS, GAP_SECS = 100, 0.002
 
 
@@ -106,7 +107,7 @@ class Backend(asyncio.Protocol):
             self.missing = end + 4 + int(self.data[at : self.data.find(b"\r", at)])
             if len(self.data) < self.missing:
                 return
-            if STREAM.search(self.data, end, end + 100):
+            if STREAM.search(self.data, end, end + 100) or STREAM.search(self.data, max(end, len(self.data) - 2_000)):
                 self.transport.write(self.head)
                 self.emit(EVENTS)
             else:
@@ -288,13 +289,15 @@ def report(results: Results, calibrations: list[float], seconds: float) -> None:
                 print(f"  {name:<24}" + "".join(f"{cell:>14}" for cell in row(by_proxy[DIRECT], windows, seconds)))
 
 
-def ours(backend: int, port: int, router: str) -> OtherProxy:
-    command = [*MAITRED, "serve", "--admission", "priority", "--slots-per-backend", "512"]
+def ours(backend: int, port: int, router: str, folder: str = "") -> OtherProxy:
+    """Return our gateway; `folder` is that of a compiled package, or empty."""
+    name, before = ("maitred, compiled", ["env", f"PYTHONPATH={folder}"]) if folder else ("maitred", [])
+    command = [*before, *MAITRED, "serve", "--admission", "priority", "--slots-per-backend", "512"]
     command += ["--backend", f"http://127.0.0.1:{backend}", "--port", str(port)]
-    return OtherProxy("maitred", (*command, *(["--router", router, "--state", "none"] if router else [])), port)
+    return OtherProxy(name, (*command, *(["--router", router, "--state", "none"] if router else [])), port)
 
 
-def main(rounds: int, seconds: float, only: str, router: str, alone: bool) -> None:
+def main(rounds: int, seconds: float, only: str, router: str, alone: bool, compiled: str) -> None:
     chosen = [scenario for scenario in SCENARIOS.values() if only in scenario.name]
     cores = sorted(os.sched_getaffinity(0))
     mine, rest = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
@@ -308,11 +311,15 @@ def main(rounds: int, seconds: float, only: str, router: str, alone: bool) -> No
         folder.chmod(0o777)  # nginx gives its rights up
         stack.enter_context(process([sys.executable, __file__, "--role", "backend", "--port", str(backend)], rest))
         wait_until_ready(OtherProxy("the backend", (), backend))  # smg looks at it at once, and then not for long
-        proxies = [ours(backend, port, router), *([] if alone else others(backend, port + 2, folder))]
+        proxies = [ours(backend, port, router), *([ours(backend, port + 2, router, compiled)] if compiled else [])]
+        proxies += [] if alone else others(backend, port + 3, folder)
         running = {proxy: stack.enter_context(process(proxy.command, mine)) for proxy in proxies}
         for proxy in proxies:
             wait_until_ready(proxy)
         print("measured:", ", ".join(proxy.name for proxy in proxies))
+        missing = [] if alone else [name for name in INSTALLABLE if name not in {proxy.name for proxy in proxies}]
+        if missing:
+            print("not installed, and so not measured:", ", ".join(missing))
         pairs = [pair for pair in product(chosen, proxies) if can_serve(*pair)]
         for _ in range(rounds):
             calibrations.append(calibrate() * 1e3)
@@ -333,6 +340,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="scenarios with this in their name")
     parser.add_argument("--router", default="", help="that of `maitred serve`: tr or default, for each request is a program")
     parser.add_argument("--alone", action="store_true", help="measure no other proxies")
+    parser.add_argument("--compiled", default="", help="folder of the compiled package (`make compile`), measured as well")
     parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)
@@ -342,4 +350,4 @@ if __name__ == "__main__":
     elif options.role == "client":
         uvloop.run(client(options.port, SCENARIOS[options.scenario], options.seconds))
     else:
-        main(options.rounds, options.seconds, options.only, options.router, options.alone)
+        main(options.rounds, options.seconds, options.only, options.router, options.alone, options.compiled)

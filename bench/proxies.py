@@ -48,6 +48,10 @@ backend b
 """
 
 
+INSTALLABLE = ("nginx", "haproxy", "smg")
+"""The proxies that may be installed."""
+
+
 @dataclass(frozen=True)
 class OtherProxy:
     """A proxy other than ours: how it is started, and where it listens."""
