@@ -24,6 +24,7 @@ import httptools
 from maitred.wire.framing import MessageFraming
 from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Kind, ResponseHead, State
 
+_PROTOCOL: Final = b"HTTP/"
 _INTERIM_BYTES: Final = 32
 """What an interim response counts for, beside its headers."""
 
@@ -46,6 +47,8 @@ class ClientFraming(MessageFraming):
 
     def _begin_response(self) -> None:
         self._begin_message()
+        self._begin = b""
+        """The first bytes of the response."""
         self._until_close = False
         self._is_over = False
         """Whether the response has ended, so that what follows belongs to no request."""
@@ -78,6 +81,8 @@ class ClientFraming(MessageFraming):
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought."""
+        if not self._in_body:
+            self._begin = (self._begin + data).lstrip(b"\r\n")[: len(_PROTOCOL)]
         self._feed_parser(data)
         return self._take_events()
 
@@ -141,6 +146,8 @@ class ClientFraming(MessageFraming):
         if self._is_over:
             return
         status, version = self._parser.get_status_code(), self._parser.get_http_version()
+        if self._begin != _PROTOCOL:  # The parser takes RTSP and ICE as well, and does not say which it was.
+            raise FramingError("the upstream's response is not one of HTTP")
         if version != "1.1" and (version != "1.0" or self._is_chunked):
             raise FramingError(f"the upstream speaks HTTP/{version}, and this is no such response")
         if status == 101:

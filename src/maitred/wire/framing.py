@@ -149,20 +149,23 @@ class MessageFraming:
 
     # What the peer sends.
 
-    def _feed_parser(self, data: bytes | memoryview) -> None:
+    def _feed_parser(self, data: bytes) -> None:
         """Parse `data` into the inbox; a fault ends up there as the last event."""
         size, head_bytes, body_bytes = len(data), self._head_bytes, self._body_bytes
+        switched_at = -1
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._on_upgrade(bytes(data[upgrade.args[0] :]))
-            return
+            switched_at = upgrade.args[0]
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             self._on_fault(cause if isinstance(cause, FramingError) else FramingError(f"this is no HTTP/1.1: {cause}"))
             return
         except httptools.HttpParserError as error:
             self._on_fault(FramingError(f"this is no HTTP/1.1: {error}"))
+            return
+        if switched_at >= 0:  # Not within the handler, which would be the context of each further error.
+            self._on_upgrade(data[switched_at:])
             return
         if self._body_bytes == body_bytes and self._head_bytes == head_bytes:
             self._quiet_bytes += size

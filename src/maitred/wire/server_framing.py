@@ -3,7 +3,7 @@
 A proxy and its backend must see the same requests in the same bytes. Beyond what the parser refuses (two lengths, a length
 beside chunks, folded lines, bare line feeds, spaces before a colon), a request is refused with
 
-    505   another version than 1.1 and 1.0 (RFC 9112, 2.3); 400 for a request line without any
+    505   another version than 1.1 and 1.0 (RFC 9112, 2.3); 400 for a request line without any, or of RTSP or ICE
     400   no Host, two, or one that is none (3.2); with HTTP/1.0 it may be missing
     501   another transfer coding than `chunked`, or two (6.1); 400 for any with HTTP/1.0
     400   a target that is neither a path, nor a URL, nor `*`; a tunnel (CONNECT)
@@ -58,6 +58,10 @@ class ServerFraming(MessageFraming):
     _is_head_request = False
     _skips_parser = False
     """Whether the parser is not given the body under way."""
+    _slice = b""
+    """What the parser was given last; of a head that came in several slices, all of them."""
+    _is_at_start = True
+    """Whether the next head is the first thing in there."""
 
     def _make_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -117,19 +121,25 @@ class ServerFraming(MessageFraming):
         """Parse `data` as far as the slice in which a message ends; the rest goes back in front of what waits."""
         size, at = len(data), 0
         if size <= SLICE_BYTES and not self._skips_parser:
-            self._feed_parser(data)
+            self._feed_slice(data)
             return
-        view = memoryview(data)
         while at < size and not self._num_ends and self._parser is not None:
             left = self._length - self._body_bytes if self._in_body and self._length is not None else None
             if left is not None and (self._skips_parser or left > SLICE_BYTES):
                 self._take_body(data[at : at + left])
             else:
-                self._feed_parser(view[at : at + (left or SLICE_BYTES)])
+                self._feed_slice(data[at : at + (left or SLICE_BYTES)])
             at += left or SLICE_BYTES
         if at < size and self._parser is not None:
             self._pending.appendleft(data[at:])
             self.pending_bytes += size - at
+
+    def _feed_slice(self, data: bytes) -> None:
+        if self.is_in_head:
+            self._slice += data
+        else:
+            self._slice, self._is_at_start = data, not self._in_body
+        self._feed_parser(data)
 
     def _take_body(self, piece: bytes) -> None:
         """Take a piece of a body of known length as it is: the parser would copy it."""
@@ -188,9 +198,14 @@ class ServerFraming(MessageFraming):
 
     def on_headers_complete(self) -> None:
         parser = self._parser
-        is_http_11 = _check_version(parser.get_http_version())
-        method = parser.get_method().decode("ascii")
-        if method == "CONNECT":
+        version, method = parser.get_http_version(), parser.get_method()
+        is_http_11 = _check_version(version)
+        # The parser takes RTSP/1.0 and ICE/1.0 as well, and does not say which it was.
+        line = b"%b %b HTTP/%b\r\n" % (method, self._target, version.encode())
+        if not (self._slice.lstrip(b"\r\n").startswith(line) if self._is_at_start else line in self._slice):
+            raise FramingError("the request line is not that of HTTP")
+        self._is_at_start = False
+        if method == b"CONNECT":
             raise FramingError("CONNECT is for proxies, and this is none")
         if self._upgrade_was_offered and parser.should_upgrade():
             self._is_restarting = True
@@ -203,7 +218,8 @@ class ServerFraming(MessageFraming):
         target = self._target if self._target.startswith(b"/") and b"#" not in self._target else _origin_form(self._target)
         expects_continue = self._expects_continue and is_http_11
         keep_alive = is_http_11 and parser.should_keep_alive()
-        self._inbox.append(RequestHead(method, target, self._headers, is_http_11, expects_continue, self._length, keep_alive))
+        name = method.decode("ascii")
+        self._inbox.append(RequestHead(name, target, self._headers, is_http_11, expects_continue, self._length, keep_alive))
 
     def on_message_complete(self) -> None:
         if not self._is_restarting:
@@ -227,8 +243,8 @@ class ServerFraming(MessageFraming):
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (method, self._target, version)]
         lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
-        self._parser = self._make_parser()
-        self._feed_parser(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        self._parser, self.is_in_head = self._make_parser(), False
+        self._feed_slice(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     # Out.
 

@@ -20,6 +20,12 @@ REFUSED = {
     "HTTP/0.9": (b"GET / HTTP/0.9\r\n" + HOST + b"\r\n", 400),
     "HTTP/2.0": (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 505),
     "HTTP/1.2": (b"GET / HTTP/1.2\r\n" + HOST + b"\r\n", 400),
+    "RTSP": (b"GET / RTSP/1.0\r\n" + HOST + b"\r\n", 400),
+    "RTSP/1.1": (b"POST / RTSP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n", 400),
+    "a method of RTSP": (b"DESCRIBE / RTSP/1.0\r\n" + HOST + b"\r\n", 400),
+    "ICE": (b"SOURCE / ICE/1.0\r\n" + HOST + b"\r\n", 400),
+    "RTSP with an offer to upgrade": (b"GET / RTSP/1.1\r\n" + HOST + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
+    "two spaces before the target": (b"GET  / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "http in lower case": (b"GET / http/1.1\r\n" + HOST + b"\r\n", 400),
     "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     "a space behind the version": (b"GET / HTTP/1.1 \r\n" + HOST + b"\r\n", 400),
@@ -35,6 +41,7 @@ REFUSED = {
     "two Hosts": (GET + HOST + HOST + b"\r\n", 400),
     "two Hosts that differ": (GET + HOST + b"Host: b\r\n\r\n", 400),
     "a Host that is none": (GET + b"Host: a/b\r\n\r\n", 400),
+    "two Hosts with an offer to upgrade": (GET + HOST + HOST + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
     "two Hosts in one": (GET + b"Host: a, b\r\n\r\n", 400),
     "two Hosts with HTTP/1.0": (b"GET / HTTP/1.0\r\n" + HOST + HOST + b"\r\n", 400),
     # 2.2 and 5: lines and fields
@@ -49,6 +56,10 @@ REFUSED = {
     "a zero byte": (GET + HOST + b"x: a\0b\r\n\r\n", 400),
     # 6.1: transfer codings
     "gzip, chunked": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "gzip, chunked, with an offer to upgrade": (
+        POST + b"Connection: upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        501,
+    ),
     "gzip and chunked in two lines": (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
     "chunked, gzip": (POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n", 400),
     "chunked twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
@@ -142,6 +153,20 @@ def test_what_is_served_and_how_it_is_understood(what: str) -> None:
     data, expected = ACCEPTED[what]
     for pieces in cuts(data):
         assert serve(pieces) == expected, pieces
+
+
+def test_a_large_body_ends_where_its_length_says() -> None:
+    body = bytes(range(256)) * 40
+    head = POST + b"Content-Length: %d\r\n" % len(body)
+    for further in (b"", b"Connection: close\r\n"):
+        data = head + further + b"\r\n" + body + GET + HOST + b"\r\n"
+        begin = len(head + further) + 2
+        ends = {begin, begin + 1, begin + SLICE_BYTES, begin + len(body) - 1, begin + len(body), begin + len(body) + 1}
+        cut = [[data[:at], data[at:]] for at in sorted({*ends, *range(1, len(data), 997)})]
+        for pieces in ([data], [data[at : at + 1000] for at in range(0, len(data), 1000)], *cut):
+            (method, _, _), received, *rest = serve(pieces)
+            assert (method, received) == ("POST", body)
+            assert rest == (["end"] if further else ["end", HEAD, "end"])
 
 
 def test_trailers_are_never_headers() -> None:

@@ -14,6 +14,9 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 REFUSED = {
     "HTTP/2.0": b"HTTP/2.0 200 OK\r\nContent-Length: 1\r\n\r\na",
     "HTTP/0.9": b"abc",
+    "RTSP": b"RTSP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na",
+    "RTSP/1.1": b"RTSP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na",
+    "ICE": b"ICE/1.0 200 OK\r\nContent-Length: 1\r\n\r\na",
     "another protocol": b"ICY 200 OK\r\n\r\n",
     "a switch of protocols": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
     "a status of four digits": b"HTTP/1.1 0200 OK\r\n\r\n",
