@@ -2,8 +2,8 @@
 # make test   runs the test suite; ARGS="-k admission" are passed on
 # make check  lint, types (of the Python in docs/ and examples/plugins too), import contracts, and whether the tables of docs/ are what the code says
 # make docs   the tables and counts in README.md and docs/ that follow from the code, written anew
-# make compile  the modules that a simulation spends its time in, compiled into build/compiled (needs a C compiler); then
-#             PYTHONPATH=build/compiled .venv/bin/maitred simulate ...
+# make compile  the wheel with compiled modules (MAITRED_COMPILE=1 pip install .), in build/compiled beside the sources in .venv;
+#             needs a C compiler. PYTHONPATH=build/compiled .venv/bin/maitred --version says which one runs
 # make test-compiled  the tests of these modules, compiled
 # make vllm-test  the plug-in for vLLM inside a real vLLM: 2.5 GB in .venv-vllm the first time (MAITRED_VLLM_VENV=FOLDER: elsewhere)
 # make bench  the benchmarks, the simulator's both ways
@@ -50,6 +50,7 @@ compile: $(COMPILED)/.made
 test-compiled: $(COMPILED)/.made
 	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py) $(ARGS)
+	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/maitred --version | grep -F '(compiled)'
 
 vllm-test:
 	@$(PYTHON) tools/vllm/make_venv.py $(MAITRED_VLLM_VENV)
@@ -71,7 +72,8 @@ clean:
 	rm -rf $(VENV) $(COMPILED)
 
 $(COMPILED)/.made: pyproject.toml tools/compile.py $(shell find src -name '*.py') | $(VENV)/.installed-dev
-	@$(BIN)/python tools/compile.py $(COMPILED)
+	@rm -rf $(COMPILED)
+	@MAITRED_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) .
 	@touch $@
 
 $(BIN)/python:

@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_compiled() -> bool:
-    """Whether the hot modules of a simulation are compiled (`make compile`)."""
+    """Whether the hot modules of a simulation are compiled (`MAITRED_COMPILE=1 pip install .`)."""
     return not str(import_module("maitred.core.sequence").__file__).endswith(".py")
 
 

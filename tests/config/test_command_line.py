@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from maitred import __version__
+from maitred import __version__, is_compiled
 from maitred.cli.serve import ServeFlags, values_of
 
 MAITRED = [sys.executable, "-m", "maitred"]
@@ -33,8 +33,14 @@ def refused(maitred: Any, *arguments: str) -> str:
     return str(prefix).removeprefix("maitred: error: ")
 
 
-def test_version_and_help(maitred: Any) -> None:
-    assert maitred("--version").out == f"maitred {__version__}\n"
+@pytest.mark.parametrize("compiled", [is_compiled(), True, False])
+def test_the_version_says_which_modules_run(maitred: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiled != is_compiled():
+        monkeypatch.setattr("maitred.cli.is_compiled", lambda: compiled)
+    assert maitred("--version").out == f"maitred {__version__} ({'compiled' if compiled else 'interpreted'})\n"
+
+
+def test_help(maitred: Any) -> None:
     bare = maitred()
     assert bare.code == 0
     for command in ("serve", "engine", "simulate", "demo", "check"):

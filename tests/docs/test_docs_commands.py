@@ -32,7 +32,7 @@ ELSEWHERE = {
     r"\.ci/run": "it is what runs this test",
     r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|run)\b.*": "a target of the Makefile; "
     "CI runs check, test, compile and test-compiled, tests/demo runs what run does, and tests/stress what stress does",
-    r"pip install .*": "it would change the environment that the tests run in; .ci/run installs the project",
+    r"(MAITRED_COMPILE=1 )?pip install .*": "it would change the environment of the tests; .ci/run installs the project",
     r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
     r"maitred bench .*": "it needs an endpoint; tests/study/live/test_bench_command.py measures one",
     r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",
@@ -41,13 +41,12 @@ ELSEWHERE = {
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python bench/fuzz_gateway\.py .*": "it attacks a gateway for minutes, and measures a healthy client beside that",
     r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
-    r"PYTHONPATH=build/compiled python bench/agentic\.py .*": "the same without compiling is run here",
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",
     r"python bench/programs_burst\.py .*": "tests/stress/test_programs_burst.py runs smaller ones",
     r"python bench/batching_table\.py .*": "it takes minutes; tests/batching/test_batching_table.py runs it on a few requests",
     r"python bench/field_hrrn\.py .*": "a seed takes 15 s; tests/sim/test_field_hrrn.py plays its scene",
     r"python bench/programs_paper\.py .*": "it takes minutes; tests/sim/test_programs_paper.py plays its scene",
-    r"(PYTHONPATH=build/compiled )?python bench/simulate\.py .*--million.*": "a million requests take a minute; "
+    r"python bench/simulate\.py .*--million.*": "a million requests take a minute; "
     "test_a_smaller_one_is_run runs the script without them",
 }
 """What is not run here, and why."""

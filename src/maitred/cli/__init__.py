@@ -98,7 +98,7 @@ for _name, _run in _COMMANDS.items():
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"maitred {__version__}{' (compiled)' if is_compiled() else ''}")
+        typer.echo(f"maitred {__version__} ({'compiled' if is_compiled() else 'interpreted'})")
         raise typer.Exit
 
 
