@@ -121,6 +121,34 @@ def test_an_urgent_request_is_seen_though_many_wait() -> None:
     assert min(first[n] for n in range(1, 13)) > 300
 
 
+def test_an_urgent_request_takes_the_memory_of_a_less_urgent_one() -> None:
+    """Two requests of 5 blocks run when a third comes that is more urgent than the first. The first gives way, is the last to
+    go on, and has lost nothing of its answer."""
+    jobs = [(request(n, 0, 20, 30, priority=float(n)), 30) for n in range(2)]
+    jobs.append((request(2, 95, 40, 10, priority=1.0), 10))
+    events = drive(config("maitred", enable_priority_scheduling=True, total_kv_blocks=12), jobs)
+    assert [(at, number) for at, kind, number, _ in events if kind == "KV_PREEMPTED"] == [(100, 0)]
+    finished = times(events, "FINISHED")
+    assert (finished[1], finished[2]) == (300, 210)
+    assert finished[0] > 300
+    assert [tokens for _, kind, number, tokens in events if (kind, number) == ("FINISHED", 0)] == [30]
+
+
+def test_none_gives_way_for_nothing() -> None:
+    """Neither to a request that is as urgent, nor if those that are less urgent do not suffice, nor more often than it may be
+    paused, nor for a place, which takes no computed KV to wait for."""
+    running = [(request(n, 0, 20, 30, priority=float(n)), 30) for n in range(2)]
+    for batching, places, late in [
+        ("maitred", 8, request(2, 95, 40, 10, priority=0.0)),
+        ("maitred", 8, request(2, 95, 90, 10, priority=1.0)),
+        ("maitred(max_pauses=0)", 8, request(2, 95, 40, 10, priority=1.0)),
+        ("maitred", 2, request(2, 95, 10, 10, priority=1.0)),
+    ]:
+        serving = {"enable_priority_scheduling": True, "total_kv_blocks": 12, "max_num_seqs": places}
+        events = drive(config(batching, **serving), [*running, (late, 10)])
+        assert not times(events, "KV_PREEMPTED")
+
+
 def test_prompts_take_a_bounded_part_of_a_step_that_generates() -> None:
     jobs = [(request(0, 0, 10, 50), 50), (request(1, 95, 200, 1), 1)]
     finished = times(drive(config("maitred(max_prefill_tokens=10)", total_kv_blocks=100), jobs), "FINISHED")
@@ -218,7 +246,8 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
         prompt, answer = draw(st.integers(1, size * blocks // 2)), draw(st.integers(1, size * blocks // 2))
         most = draw(st.sampled_from([answer, size * blocks - prompt, None]))
         prefix = PromptTokenIds(tuple(range(number % 3 * 10_000, number % 3 * 10_000 + prompt)))
-        jobs.append((request(number, now, prompt, most, prefix=prefix), answer))
+        urgency = draw(st.sampled_from([0.0, 0.0, 1.0, 2.0]))
+        jobs.append((request(number, now, prompt, most, prefix=prefix, priority=urgency), answer))
     return keys, jobs
 
 

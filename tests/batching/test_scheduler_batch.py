@@ -162,6 +162,7 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
         "prefix_cache": draw(st.sampled_from(["blocks", "radix"])),
         "async_scheduling": draw(st.booleans()),
         "scheduler": draw(st.sampled_from(["fcfs", "sjf"])),
+        "enable_priority_scheduling": draw(st.booleans()),
     }
     jobs, now = [], 0
     for number in range(draw(st.integers(1, 20))):
@@ -170,7 +171,8 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
         family = draw(st.integers(0, 2))
         tokens = tuple(range(family * 1000, family * 1000 + prompt))
         most = draw(st.sampled_from([answer, answer + 10, 60, None]))
-        jobs.append((request(number, now, prompt, most, prefix=PromptTokenIds(tokens)), answer))
+        urgency = draw(st.sampled_from([0.0, 0.0, 0.0, 1.0, 2.0]))
+        jobs.append((request(number, now, prompt, most, prefix=PromptTokenIds(tokens), priority=urgency), answer))
     return keys, jobs, draw(st.lists(st.tuples(st.integers(0, now + 9000), st.integers(0, len(jobs) - 1)), max_size=3))
 
 

@@ -21,7 +21,8 @@ that came back like that. Their needs together never exceed the memory, so there
 
 **A request that does not fit blocks no other one, and is not starved.** `look_past` requests behind it are tried. When it has
 been passed `max_skips` times, no later one is admitted before it. Urgent requests come before others in everything, which is
-not counted as passing.
+not counted as passing. If one lacks memory, and less urgent ones that may still be paused hold enough of it, they are paused,
+and it begins in the next step. A place in the batch is no reason for that: it costs the KV of a request to free one.
 
 Example: 1,000 blocks of 16 tokens, and 12 requests that hold 1,000 tokens each. They are allowed 4,000 tokens, and answers had
 100 or 900 tokens so far, half of them each. Under guaranteed-no-evict 3 requests would run. Under max-utilization three more

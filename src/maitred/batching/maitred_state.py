@@ -22,6 +22,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 from maitred.batching.answer_lengths import AnswerLengths
@@ -42,14 +43,18 @@ _RELAXING: Final = 1 / 64
 class Lack:
     """Why a request waits."""
 
-    __slots__ = ("_available", "_needed", "_text", "lasts")
+    __slots__ = ("_available", "_needed", "_text", "is_of_memory", "lasts")
 
-    def __init__(self, text: str, needed: int = 0, available: int = 0, lasts: int = UNLIMITED) -> None:
-        """`lasts` is the number of steps that only generate for which the request waits at least."""
+    def __init__(
+        self, text: str, needed: int = 0, available: int = 0, lasts: int = UNLIMITED, *, is_of_memory: bool = False
+    ) -> None:
+        """`lasts` is the number of steps that only generate for which the request waits at least. `is_of_memory`: memory
+        is missing, which others have."""
         self._text = text
         self._needed = needed
         self._available = available
         self.lasts = lasts
+        self.is_of_memory = is_of_memory
 
     def __str__(self) -> str:
         return self._text.format(needed=self._needed, available=self._available)
@@ -94,6 +99,8 @@ class MaitredState:
         """Whether a request has ended since the last pause."""
         self.skips: dict[int, int] = {}
         """How often each waiting request has been passed."""
+        self.lowest_priority = inf
+        """The lowest priority of the requests so far that began."""
         self.lacks: dict[int, Lack] = {}
         """Why requests wait, as of the last step."""
 

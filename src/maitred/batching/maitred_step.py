@@ -175,6 +175,8 @@ class MaitredStep:
                     state.skips[before.request_id] = state.skips.get(before.request_id, 0) + 1
                 continue
             self._lacks[request.request_id] = lack
+            if lack.is_of_memory and request.priority > state.lowest_priority and self._displace_for(request, lack):
+                return
             if lack is _SEATS:
                 return
             num_misfits += 1
@@ -198,7 +200,8 @@ class MaitredStep:
             return _TOKENS
         needed = self._kv_cache.blocks_for_next_step(request, match)
         if not _fits(needed, self._spare):
-            return Lack("its prompt needs {needed} KV blocks, and {available} are free", needed[0], self._spare[0])
+            text = "its prompt needs {needed} KV blocks, and {available} are free"
+            return Lack(text, needed[0], self._spare[0], is_of_memory=True)
         if not is_alone:
             lack = self._future_lack(request, match)
             if lack is not None:
@@ -210,6 +213,7 @@ class MaitredStep:
         self._spare = [blocks - taken for blocks, taken in zip(self._spare, needed, strict=True)]
         self._adapters.claim(request)
         self._state.skips.pop(request.request_id, None)
+        self._state.lowest_priority = min(self._state.lowest_priority, request.priority)
         if self._promises is not None:
             self._promises.promise(request)
         if self._forecast is not None:
@@ -222,6 +226,42 @@ class MaitredStep:
         self._add_prompt(prompt)
         if request.num_pauses:
             self._state.on_return(prompt.rest / request.prompt_len)
+
+    def _displace_for(self, request: LlmRequest, lack: Lack) -> bool:
+        """Pause requests that are less urgent than `request`, one after the other, until there is memory for it, and return
+        True; or pause none, if they do not suffice. It is the first to be admitted in the next step."""
+        state, releases = self._state, self._kv_cache.start_scheduling()
+        started = [*self._generation, *[prompt.request for prompt in self._prompts if prompt.request.is_started]]
+        victims = [each for each in started if each.priority < request.priority and each.num_pauses < state.max_pauses]
+        chosen: RequestList = []
+        missing = UNLIMITED
+        while missing > 0:
+            victim = choose_victim(victims, 1, state.max_pauses, self._block_size)
+            if victim is None:
+                lack.lasts = min(lack.lasts, missing)
+                return False
+            victims.remove(victim)
+            chosen.append(victim)
+            releases.release(victim)
+            missing = self._missing_without(chosen, request, releases.free_blocks[0])
+        for victim in chosen:
+            self._pause(victim, [0 for _ in self._spare])
+        state.has_ended = False
+        return True
+
+    def _missing_without(self, paused: RequestList, request: LlmRequest, free_blocks: int) -> int:
+        """Return how many tokens of memory `request` would lack once `paused` have left and `free_blocks` blocks are free; 0 or
+        less if none."""
+        gone = {each.request_id for each in paused}
+        beside = [each for each in self._with_memory() if each.request_id not in gone]
+        # Each request that generates may open a block before the next step.
+        if self._kv_cache.blocks_for_next_step(request, NO_MATCH)[0] + len(beside) > free_blocks:
+            return UNLIMITED
+        if not beside:
+            return 0
+        forecast, horizon, capacity = self._foresee(beside, free_blocks)
+        left = min(horizon, *self._state.tokens_left([request]))
+        return forecast.missing(left, self._tokens_held(request, 0), capacity)
 
     def _match(self, request: LlmRequest) -> ReusedPrefix | None:
         """Return what is cached of the prompt of `request`, or None if it is better to wait for a block that is computed."""
@@ -273,7 +313,7 @@ class MaitredStep:
         if missing <= 0:
             return None
         text = "it is predicted to need {needed} KV tokens, {available} more than there will be"
-        return Lack(text, held + left, missing, missing)
+        return Lack(text, held + left, missing, missing, is_of_memory=True)
 
     def _with_memory(self) -> RequestList:
         """Return the requests that have memory in this step."""
@@ -281,27 +321,28 @@ class MaitredStep:
 
     def _memory_forecast(self) -> MemoryForecast:
         if self._forecast is None:
-            state, requests, size = self._state, self._with_memory(), self._block_size
-            self._horizon = horizon = state.horizon(len(requests))
-            needs, owned = [], 0
-            for request, left in zip(requests, state.tokens_left(requests), strict=True):
-                held = self._tokens_held(request, request.num_shared_blocks)
-                needs.append((left if left < horizon else horizon, held))
-                no_kv_yet = 1 if request.num_generated_tokens else 0  # the token that came out last
-                owned += (held - self._half_block - no_kv_yet + size - 1) // size
-            self._forecast = MemoryForecast(needs)
-            self._capacity = (self._kv_cache.get_max_resource_count() - self._ownerless_blocks(owned)) * size
+            self._forecast, self._horizon, self._capacity = self._foresee(self._with_memory(), self._free_blocks)
         return self._forecast
+
+    def _foresee(self, requests: RequestList, free_blocks: int) -> tuple[MemoryForecast, int, int]:
+        """Return the forecast for `requests`, beside which `free_blocks` blocks are free; how many steps it looks ahead; and
+        how many tokens there are blocks for."""
+        state, size = self._state, self._block_size
+        horizon = state.horizon(len(requests))
+        needs, owned = [], 0
+        for request, left in zip(requests, state.tokens_left(requests), strict=True):
+            held = self._tokens_held(request, request.num_shared_blocks)
+            needs.append((left if left < horizon else horizon, held))
+            no_kv_yet = 1 if request.num_generated_tokens else 0  # the token that came out last
+            owned += (held - self._half_block - no_kv_yet + size - 1) // size
+        total = self._kv_cache.get_max_resource_count()
+        # Shared blocks of which the first owner has ended are no request's own.
+        ownerless = max(0, total - free_blocks - owned) if self._kv_cache.enable_block_reuse else 0
+        return MemoryForecast(needs), horizon, (total - ownerless) * size
 
     def _tokens_held(self, request: LlmRequest, shared_blocks: int) -> int:
         """Return the tokens of KV that `request` has in blocks that it does not share, with the mean rest of a last block."""
         return request.prompt_len + request.num_generated_tokens + self._half_block - shared_blocks * self._block_size
-
-    def _ownerless_blocks(self, owned: int) -> int:
-        """Return the shared blocks of which the first owner has ended. `owned` blocks have one that is here."""
-        if not self._kv_cache.enable_block_reuse:
-            return 0
-        return max(0, self._kv_cache.get_max_resource_count() - self._free_blocks - owned)
 
 
 _GENERATION_STATES: Final = (LlmRequestState.GENERATION_IN_PROGRESS, LlmRequestState.DISAGG_GENERATION_TRANS_COMPLETE)
