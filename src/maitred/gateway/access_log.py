@@ -75,8 +75,7 @@ class AccessLog:
         if self._output.is_json:
             line = _encode({"time": self._time(now), "level": "info", "logger": "maitred.access", **fields})
         else:
-            named = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
-            line = f"{self._time(now)} access {named}".encode()
+            line = f"{self._time(now)} access {_named(fields)}".encode()
         self._output.write(line + b"\n")
 
     def _time(self, now: Micros) -> str:
@@ -97,10 +96,18 @@ def _head(exchange: Exchange, status: int, span: Micros) -> dict[str, object]:
     return fields
 
 
-def _text(value: object) -> str:
+def _named(fields: dict[str, object]) -> str:
+    """Return the fields as text, each with its name."""
+    texts = [f"{name}={value:.6f}" if type(value) is float else f"{name}={value}" for name, value in fields.items()]
+    line = " ".join(texts)
+    # Nearly every line is plain. To look at each value costs as much as all the rest.
+    is_plain = line.isascii() and line.isprintable() and '"' not in line
+    if is_plain and line.count(" ") == len(texts) - 1 and line.count("=") == len(texts):
+        return line
+    return " ".join(f"{text.partition('=')[0]}={_quoted(text.partition('=')[2])}" for text in texts)
+
+
+def _quoted(text: str) -> str:
     """Return a value as it stands behind `=`: with anything but visible ASCII in it, as a JSON string in ASCII, so that no
     control character reaches a terminal, and no line is broken."""
-    if type(value) is float:
-        return f"{value:.6f}"
-    text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -153,13 +153,13 @@ class RequestRecord:
             return
         tail = self._last_piece
         at = _find_usage(tail)
-        if at < 0:
+        if at < 0 and len(self._last_pieces) > 1:
             tail = self._last_pieces + tail
             at = _find_usage(tail)
         if at >= 0:
-            prompt, output = _PROMPT.findall(tail, at), _OUTPUT.findall(tail, at)
-            self.prompt_tokens = int(prompt[-1]) if prompt else None
-            self.output_tokens = int(output[-1]) if output else None
+            prompt, output = _PROMPT.search(tail, at), _OUTPUT.search(tail, at)
+            self.prompt_tokens = None if prompt is None else int(prompt[1])
+            self.output_tokens = None if output is None else int(output[1])
 
     def estimated_output(self) -> int:
         """Return the tokens of the answer, estimated by what has come of it, at most the limit of the client."""
@@ -171,4 +171,5 @@ class RequestRecord:
 def _find_usage(tail: bytes) -> int:
     """Return where the last usage begins, or a negative number. A text of the model cannot be taken for one: its quotes are
     escaped."""
-    return max(tail.rfind(b'"usage"'), tail.rfind(b'"meta_info"'))
+    at = tail.rfind(b'"usage"')
+    return at if at >= 0 else tail.rfind(b'"meta_info"')

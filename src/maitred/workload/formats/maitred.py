@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Literal
 
@@ -170,14 +171,14 @@ def format_row(
     measured: Measured | None = None,
 ) -> str:
     """Return a row with its newline: of `RECORDED_COLUMNS` if something was `measured`, else of `ALL_COLUMNS`."""
-    tenant, most = request.tenant, request.max_output_tokens
+    most = request.max_output_tokens
     return csv_line(
         (
             _seconds(request.arrival),
             request.priority_class.label,
             prompt_tokens,
             "" if output_tokens is None else output_tokens,
-            f"header:{tenant.strip()}" if tenant and tenant_problem(tenant) else tenant,
+            _tenant_field(request.tenant),
             "" if most is None or most < 1 else most,
             _FLAGS[request.stream],
             request.model,
@@ -195,6 +196,11 @@ def _measured_fields(measured: Measured) -> Sequence[object]:
     cached = "" if measured.cached_tokens is None else measured.cached_tokens
     times = map(_seconds, (measured.sent, measured.ttft, measured.e2e))
     return measured.tokens_from, cached, measured.backend, *times
+
+
+@lru_cache(4096)
+def _tenant_field(tenant: str) -> str:
+    return f"header:{tenant.strip()}" if tenant and tenant_problem(tenant) else tenant
 
 
 _FLAGS = {True: "true", False: "false"}
