@@ -10,8 +10,8 @@ A table stands between two marks, and a count between two others:
     | scorer | score, from 0 to 1 | ...
     <!-- end -->
 
-The marks name a kind as messages do, or a section of the configuration ("keys of gateway.upstream"). Nothing else in a page is
-touched.
+The marks name a kind as messages do, a section of the configuration ("keys of gateway.upstream"), or "metrics". Nothing else in
+a page is touched.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from key_tables import key_table
 from maitred.config.root import KINDS
 from maitred.core.registry import Registry
+from metric_table import metric_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,6 +41,8 @@ def made_anew(page: str) -> str:
     kinds = {registry.kind: registry for registry in KINDS}
 
     def table_of(name: str) -> str:
+        if name == "metrics":
+            return "\n".join(_rows(metric_table()))
         section = name.removeprefix(_KEYS_OF)
         return table(kinds[name]) if section == name else "\n".join(_rows(key_table(section)))
 

@@ -39,6 +39,8 @@ ELSEWHERE = {
     r"curl .*vllm_xargs.*": "it asks a vLLM; tests/plugins/real_vllm does, where there is one",
     r"python -m maitred\.plugins\.vllm .*": "tests/plugins/test_step_log.py runs it on recorded steps",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
+    r"python tools/check_dashboard\.py": "it needs a Prometheus; tests/gateway/test_gateway_dashboard.py holds the dashboard "
+    "against the metrics that there are",
     r"python bench/fuzz_gateway\.py .*": "it attacks a gateway for minutes, and measures a healthy client beside that",
     r"python bench/determinism\.py .*": "it needs another Python with maitred installed",
     r"python bench/class_effect\.py .*": "tests/stress/test_class_effect.py runs it",
@@ -110,6 +112,9 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "path/to/config.json": json.dumps(QWEN).encode(),
         "requests.csv": (run / "requests.csv").read_bytes(),
         "engine.yaml": b"instance: {latency: {model: linear}}\n",
+        "recording.csv": b"arrival_secs,class,prompt_tokens,output_tokens,tenant,max_output_tokens,stream,model,program,"
+        b"slo_class,think_secs,continues,outcome,tokens_from,cached_tokens,backend,sent_secs,ttft_secs,e2e_secs\n"
+        b"1.5,default,100,3,,,true,m,,,,,completed,usage,,http://a:1,0.001,0.005,0.015\n",
         "steps.csv": b"prefill_tokens,decode_tokens,step_ms\n0,1,5.05\n100,8,7.4\n500,1,15.05\n2000,64,48.2\n",
         "my_policies.py": _block("policies.md", "python").encode(),
     }
@@ -170,6 +175,8 @@ def _run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("command", [c for c in ALL if SERVER.match(c)])
 def test_a_server_starts_and_stops(command: str, scene: Path) -> None:
     arguments = re.sub(r"--port \d+", "", command).removeprefix("maitred ")
+    if "--tls-cert" in command:
+        _make_certificate()
     process = subprocess.Popen(
         [sys.executable, "-m", "maitred", *shlex.split(arguments), "--port", "0"],
         stderr=subprocess.PIPE,
@@ -187,11 +194,20 @@ def test_a_server_starts_and_stops(command: str, scene: Path) -> None:
         process.stderr.close()
 
 
+def _make_certificate() -> None:
+    """Make chain.pem and key.pem, or skip the test where nothing can."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost"]
+    files = ["-keyout", "key.pem", "-out", "chain.pem"]
+    subprocess.run(["openssl", "req", "-x509", *made, *files], check=True, capture_output=True)
+
+
 def _until_ready(lines: Iterator[str]) -> str:
     said = ""
     for line in lines:
         said += line
-        if re.search(r"maitred: .* on http://", line):
+        if re.search(r"maitred: .* on https?://|gateway on http://", line):
             return said
     raise AssertionError(f"it ended before it was ready: {said}")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
+from prometheus_client.core import Metric
 
 from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdmission
 from maitred.core.decisions import DecisionLog
@@ -135,13 +136,13 @@ class Gateway(App):
     def _make_endpoints(self) -> AdminEndpoints:
         """Return the paths that the gateway answers itself."""
         programs = self._program_parts
-        families = [self.request_metrics.families, self._loop_lag.families]
+        families: list[Callable[[], Iterable[Metric]]] = [self.request_metrics.families, self._loop_lag.families]
         families.append(partial(upstream_families, self._fleet.backends))
         if programs is not None:
             families.append(programs.metric_families)
-        collector = GatewayCollector(self.counters, self.core, self.state, families)
+        self._collector = GatewayCollector(self.counters, self.core, self.state, families)
         endpoints = AdminEndpoints(
-            *(self._fleet, collector, self.state, self._reloader, self.settings),
+            *(self._fleet, self._collector, self.state, self._reloader, self.settings),
             lambda: self._intake.keys,
             lambda: self._capacity.fallback,
         )
@@ -207,6 +208,10 @@ class Gateway(App):
                 "log": self._log_output.num_dropped,
             },
         )
+
+    def metric_families(self) -> Iterable[Metric]:
+        """Return all metrics, as `/metrics` shows them."""
+        return self._collector.collect()
 
     def settings(self) -> GatewaySettings:
         """Return the settings in force."""
