@@ -28,6 +28,7 @@ from typer.core import TyperGroup
 from maitred import __version__, is_compiled
 from maitred.cli import bench, calibration, check, demo, engine, listings, serve, simulate, study, traces
 from maitred.cli.flags import Command, documented
+from maitred.cli.smg_flags import spread_values
 from maitred.cli.terminal import printable
 from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, in_our_words
 from maitred.core.errors import MaitredError
@@ -61,6 +62,8 @@ class _LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
+        if name == "serve":
+            rest = spread_values(rest)
         if ALL_HELP in rest:
             return name, command_named(str(name)), ["--help"]
         return name, command_named(str(name), in_short=True), rest

@@ -50,7 +50,7 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.tls_key", "FILE"),
     KeyFlag("gateway.max_body_bytes", "BYTES"),
     KeyFlag("gateway.sse_keepalive_secs", "SECS"),
-    KeyFlag("gateway.drain_secs", "SECS"),
+    KeyFlag("gateway.drain_secs", "SECS", alias="--shutdown-grace-period-secs"),
     KeyFlag("gateway.decision_log", "FILE"),
     KeyFlag("gateway.record", "FILE"),
     KeyFlag("gateway.access_log"),
@@ -81,7 +81,24 @@ CALLERS: Final = FlagGroup(
     KeyFlag("gateway.tenant_header_name", "NAME"),
     KeyFlag("gateway.tenant_metric_top_n", "N", alias="--priority-scheduler-tenant-metric-top-n"),
 )
-SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, CALLERS)
+FLOW_CONTROL: Final = FlagGroup(
+    "Flow control: requests wait before the router while the instances are saturated",
+    KeyFlag("admission.flow_control.saturation_detector", "NAME"),
+    KeyFlag("admission.flow_control.max_concurrency", "N"),
+    KeyFlag("admission.flow_control.queue_depth_threshold", "N"),
+    KeyFlag("admission.flow_control.kv_cache_util_threshold", "SHARE"),
+    KeyFlag("admission.flow_control.usage_limit_threshold", "SHARE"),
+    KeyFlag("admission.flow_control.dispatch_order", "ORDER"),
+    KeyFlag("admission.flow_control.fairness_policy", "NAME"),
+    KeyFlag("admission.flow_control.dispatch", "HOW"),
+    KeyFlag("admission.flow_control.dispatch_tick_interval_us", "µs", name="--dispatch-tick-interval"),
+    KeyFlag("admission.flow_control.max_gateway_queue_depth", "N"),
+    KeyFlag("admission.flow_control.per_band_capacity", "N"),
+    KeyFlag("admission.flow_control.queue_shedding"),
+    KeyFlag("admission.flow_control.request_ttl_us", "µs", name="--request-ttl"),
+    KeyFlag("admission.flow_control.in_flight_eviction"),
+)
+SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, FLOW_CONTROL, CALLERS)
 """Of `maitred serve`. SMG's flags work under their names."""
 
 ENGINE: Final = FlagGroup(
@@ -240,23 +257,6 @@ ADMISSION: Final = FlagGroup(
     KeyFlag("admission.policy", "POLICY", name="--admission-policy"),
     KeyFlag("admission.token_bucket_capacity", "TOKENS"),
     KeyFlag("admission.token_bucket_refill_rate", "TOKENS"),
-)
-FLOW_CONTROL: Final = FlagGroup(
-    "Flow control: requests wait before the router while the instances are saturated",
-    KeyFlag("admission.flow_control.saturation_detector", "NAME"),
-    KeyFlag("admission.flow_control.max_concurrency", "N"),
-    KeyFlag("admission.flow_control.queue_depth_threshold", "N"),
-    KeyFlag("admission.flow_control.kv_cache_util_threshold", "SHARE"),
-    KeyFlag("admission.flow_control.usage_limit_threshold", "SHARE"),
-    KeyFlag("admission.flow_control.dispatch_order", "ORDER"),
-    KeyFlag("admission.flow_control.fairness_policy", "NAME"),
-    KeyFlag("admission.flow_control.dispatch", "HOW"),
-    KeyFlag("admission.flow_control.dispatch_tick_interval_us", "µs", name="--dispatch-tick-interval"),
-    KeyFlag("admission.flow_control.max_gateway_queue_depth", "N"),
-    KeyFlag("admission.flow_control.per_band_capacity", "N"),
-    KeyFlag("admission.flow_control.queue_shedding"),
-    KeyFlag("admission.flow_control.request_ttl_us", "µs", name="--request-ttl"),
-    KeyFlag("admission.flow_control.in_flight_eviction"),
 )
 SIMULATE: Final = (
     *WORKLOAD,

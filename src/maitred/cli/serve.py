@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from maitred import __version__
-from maitred.cli.config_flags import BACKENDS, CALLERS, GATEWAY_ADMISSION, SERVE, SERVER
+from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, SERVE, SERVER
 from maitred.cli.flags import NO_VALUE, command, flag
-from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
+from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
+from maitred.cli.smg_flags import SmgFlags, smg_values
 from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError
 
@@ -26,7 +29,7 @@ log = logging.getLogger("maitred.gateway")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(ProgramFlags):
+class ServeFlags(SmgFlags):
     """The flags that stand for no single key."""
 
     backends: Annotated[
@@ -37,9 +40,8 @@ class ServeFlags(ProgramFlags):
     strict_config: Annotated[
         bool | None, flag(SERVER.panel, "--strict-config", "Refuse to start with a configuration that is wrong.", NO_VALUE)
     ] = None
-    priority_scheduler_enabled: Annotated[
-        bool | None,
-        flag(GATEWAY_ADMISSION.panel, "--priority-scheduler-enabled", "The same as --admission priority.", NO_VALUE),
+    flow_control: Annotated[
+        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", NO_VALUE)
     ] = None
     admission_config: Annotated[
         Path | None,
@@ -127,7 +129,7 @@ def default_state(env: Mapping[str, str], port: int) -> str | None:
 def values_of(flags: ServeFlags) -> dict[str, object]:
     """Return the values of configuration keys that `flags` give. Raises ConfigError for flags that contradict each other, and
     for a --tenant-api-key that is no ID:KEY."""
-    values = program_values(flags)
+    values = smg_values(flags)
     if flags.backends:
         urls = [url.strip() for url in flags.backends.split(",")]
         values["gateway.backends"] = [*_given_backends(values), *filter(None, urls)]
@@ -136,10 +138,10 @@ def values_of(flags: ServeFlags) -> dict[str, object]:
     max_class, mode = values.get("admission.default_max_class"), values.get("admission.mode")
     if isinstance(max_class, str):  # SMG reads it as it reads the header
         values["admission.default_max_class"] = max_class.strip().lower()
-    if flags.priority_scheduler_enabled:
-        if mode not in (None, "priority"):
-            raise ConfigError(f"contradicts --admission {mode}", where="--priority-scheduler-enabled", hint="give one")
-        values["admission.mode"] = "priority"
+    if flags.flow_control:
+        if mode not in (None, "flow-control"):
+            raise ConfigError(f"contradicts --admission {mode}", where="--flow-control", hint="give one of them")
+        values["admission.mode"] = "flow-control"
     return values
 
 
@@ -162,10 +164,27 @@ def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
 
 
 def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
-    """Return the configuration to serve with, or a usable part of it unless `strict`. Raises ConfigError without one."""
+    """Return the configuration to serve with, or a usable part of it unless `strict`. Raises ConfigError without one.
+
+    A wrong flag is a slip at the keyboard, so it is never set aside. Every mistake that keeps the gateway from starting is
+    printed, and then the exit code is 2.
+    """
     from maitred.config import LoadedConfig, load_or_fall_back
 
+    problems = _problems(sources) if strict else sources.flag_problems()
+    for problem in problems:
+        typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
+    if problems:
+        raise typer.Exit(2)
     return LoadedConfig(sources.load()) if strict else load_or_fall_back(sources)
+
+
+def _problems(sources: ConfigSources) -> Sequence[ConfigError]:
+    """Return every mistake; if a file cannot be read as YAML, those of the flags, and that one."""
+    try:
+        return sources.problems()
+    except ConfigError as error:
+        return [*sources.flag_problems(), error]
 
 
 def _log_warnings(loaded: LoadedConfig) -> None:

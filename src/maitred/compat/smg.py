@@ -9,11 +9,25 @@ and if not, SMG serves without classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from maitred.admission.presets import AdmissionPreset, ClassRules
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND
+
+_BY_PREFIX: Final = "prefix-affinity:2,load-balance:1"
+ROUTING_POLICIES: Final[Mapping[str, tuple[str, str | None]]] = {
+    "bucket": ("least-loaded", None),
+    "cache_aware": ("weighted", _BY_PREFIX),
+    "consistent_hashing": ("session-affinity", None),
+    "manual": ("session-affinity", None),
+    "power_of_two": ("power-of-two", None),
+    "prefix_hash": ("weighted", _BY_PREFIX),
+    "random": ("power-of-two", None),
+    "round_robin": ("round-robin", None),
+}
+"""Our routing policy that is nearest to each of SMG's, and its scorers."""
 
 ADMISSION: Final = AdmissionPreset(
     classes={

@@ -67,6 +67,16 @@ class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
         """Return every mistake. Raises ConfigError if a file cannot be read as YAML."""
         return self.merged().problems()
 
+    def flag_problems(self) -> Sequence[ConfigError]:
+        """Return every mistake that the flags have made: those in their values, and those that are not there without flags."""
+        try:
+            problems, without = self.problems(), replace(self, flags=NO_VALUES).problems()
+        except ConfigError:  # A file cannot be read, so only the flags by themselves can be wrong.
+            problems, without = replace(self, file=None, admission_file=None, policy_file=None).problems(), []
+            return [problem for problem in problems if problem.where.startswith("--")]
+        known = {str(problem) for problem in without}
+        return [problem for problem in problems if problem.where.startswith("--") or str(problem) not in known]
+
     def merged(self) -> MergedConfig[Config]:
         """Return the merged values before they are validated. Raises ConfigError if a file cannot be read as YAML."""
         settings = [*environment_settings(Config, self.env), *flag_settings(self.flags, self.flag_names)]

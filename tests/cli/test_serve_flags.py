@@ -1,0 +1,136 @@
+"""`maitred serve`: wrong flags never start, strict mode prints every mistake, and SMG's flags mean what they mean there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maitred.cli import main
+from maitred.cli.serve import ServeFlags, run, values_of
+from maitred.cli.smg_flags import spread_values
+from maitred.core.errors import ConfigError
+
+BACKEND = ("--backend", "http://a:1")
+Refused = Callable[..., list[str]]
+
+
+@pytest.fixture
+def refused(capsys: Any, monkeypatch: Any) -> Refused:
+    """Return a function that gives the lines on stderr of a `maitred serve` that does not start."""
+
+    def lines(*flags: object) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["maitred", "serve", *map(str, flags)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+        said: str = capsys.readouterr().err
+        return said.splitlines()
+
+    return lines
+
+
+def written(folder: Path, text: str, name: str = "maitred.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_wrong_flag_never_starts(refused: Refused) -> None:
+    assert refused(*BACKEND, "--admission", "prio") == [
+        "maitred: error: --admission: admission.mode: 'prio' cannot be chosen (did you mean 'priority'?)",
+    ]
+
+
+def test_every_wrong_flag_is_told(refused: Refused) -> None:
+    said = refused(*BACKEND, "--admission", "prio", "--port", "70000", "--max-attempts", "0")
+
+    assert {line.split(": ")[2] for line in said} == {"--max-attempts", "--port", "--admission"}
+
+
+def test_a_wrong_flag_never_starts_beside_a_file_that_is_wrong_as_well(refused: Refused, tmp_path: Path) -> None:
+    """The file alone would be set aside; the flag is told, and the file with `--strict-config`."""
+    file = written(tmp_path, "gateway: {backends: [http://a:1]}\nadmission:\n  mode: priority\n  colour: red\n")
+    flags = ("--config", file, "--on-preempt", "rety")
+
+    assert ["--on-preempt" in line for line in refused(*flags)] == [True]
+    assert len(refused(*flags, "--strict-config")) == 2
+
+
+def test_a_wrong_flag_is_told_if_a_file_cannot_be_read(refused: Refused, tmp_path: Path) -> None:
+    assert "--admission" in refused(*BACKEND, "--config", tmp_path / "none.yaml", "--admission", "prio")[0]
+
+
+def test_a_flag_that_is_wrong_only_with_the_file_never_starts(refused: Refused, tmp_path: Path) -> None:
+    file = written(tmp_path, "gateway: {backends: [http://a:1]}\nadmission:\n  flow_control: {max_gateway_queue_depth: 0}\n")
+
+    assert "queue_shedding has no effect" in refused("--config", file, "--flow-control", "--queue-shedding")[0]
+
+
+def test_strict_mode_prints_every_mistake(refused: Refused, tmp_path: Path) -> None:
+    text = "gateway: {backends: [http://a:1], port: -1}\nadmission:\n  mode: prio\n  classes: {bulk: {queue_size: many}}\n"
+
+    said = refused("--config", written(tmp_path, text), "--strict-config")
+    assert len(said) == 3
+    assert all(line.startswith("maitred: error: ") and "maitred.yaml:" in line for line in said)
+
+
+def test_strict_mode_prints_a_file_that_is_no_yaml_beside_wrong_flags(refused: Refused, tmp_path: Path) -> None:
+    said = refused("--config", written(tmp_path, "gateway: ["), "--admission", "prio", "--strict-config")
+
+    assert ["--admission" in line for line in said] == [True, False]
+
+
+def given(values: Mapping[str, object] | None = None, **flags: Any) -> dict[str, object]:
+    return values_of(ServeFlags(values=values or {}, **flags))
+
+
+def test_what_smgs_flags_mean() -> None:
+    assert given({"gateway.backends": ["http://a:1"]}, worker_urls=["http://b:1", "http://c:1"]) == {
+        "gateway.backends": ["http://a:1", "http://b:1", "http://c:1"],
+    }
+    assert given(disable_retries=True) == {"gateway.max_attempts": 1}
+    assert given(policy="round_robin") == {"routing.policy": "round-robin"}
+    assert given(policy="least-loaded") == {"routing.policy": "least-loaded"}
+    by_prefix = {"routing.policy": "weighted", "routing.scorers": "prefix-affinity:2,load-balance:1"}
+    assert given(policy="cache_aware") == by_prefix
+    assert given({"routing.scorers": "queue-depth:1"}, policy="cache_aware")["routing.scorers"] == "queue-depth:1"
+    assert given(priority_scheduler_enabled=True) == {"admission.mode": "priority"}
+    assert run.key_flags["gateway.drain_secs"].alias == "--shutdown-grace-period-secs"
+
+
+def test_flow_control_is_a_mode() -> None:
+    assert given(flow_control=True) == {"admission.mode": "flow-control"}
+
+
+@pytest.mark.parametrize(
+    ("values", "flags", "complaint"),
+    [
+        ({"gateway.max_attempts": 3}, {"disable_retries": True}, "--disable-retries: contradicts --max-attempts 3"),
+        ({"routing.policy": "weighted"}, {"policy": "random"}, "--policy: contradicts --routing-policy weighted"),
+        ({"admission.mode": "legacy"}, {"flow_control": True}, "--flow-control: contradicts --admission legacy"),
+        ({}, {"flow_control": True, "priority_scheduler_enabled": True}, "--flow-control: contradicts --admission priority"),
+    ],
+)
+def test_flags_that_contradict_each_other(values: dict[str, object], flags: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        given(values, **flags)
+    assert str(caught.value) == f"{complaint} (give one of them)"
+
+
+def test_several_urls_behind_one_name() -> None:
+    words = ["--port", "1", "--worker-urls", "http://a:1", "http://b:1", "http://c:1", "--policy", "random", "left"]
+
+    assert spread_values(words) == [
+        *("--port", "1", "--worker-urls", "http://a:1", "--worker-urls", "http://b:1", "--worker-urls", "http://c:1"),
+        *("--policy", "random", "left"),
+    ]
+
+
+def test_an_unknown_policy_is_told_with_those_there_are(refused: Refused) -> None:
+    said = refused("--worker-urls", "http://a:1", "http://b:1", "--policy", "cache_awar")
+
+    assert "unknown routing policy 'cache_awar'" in said[0]
