@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from maitred.report import Slo, print_summary, summarise
+from maitred.report.table import print_table, print_to_text
 from maitred.sim import Results
 
 
@@ -94,3 +97,35 @@ def test_nothing_completed_is_a_dash_never_nan(none: Results) -> None:
     assert cells(text, "completed/s") == ["–"]
     assert cells(text, "within", "SLO") == ["–"]
     assert "nan" not in text.lower()
+
+
+def test_a_wide_table_is_printed_in_parts_that_repeat_the_names() -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("name", style="bold")
+    for number in range(12):
+        table.add_column(f"figure {number}", justify="right")
+    table.add_row("first", *(f"{number}0000" for number in range(12)), end_section=True)
+    table.add_row("second", *(f"{number}1111" for number in range(12)))
+    text = print_to_text(lambda console: print_table(table, console))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("first") == text.count("second") == 2
+    assert all(f"{number}0000" in text and f"{number}1111" in text for number in range(12))
+
+
+def test_a_wide_table_is_whole_on_a_wide_terminal() -> None:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("name", style="bold")
+    for number in range(12):
+        table.add_column(f"figure {number}")
+    table.add_row("first", *("1" * 9 for _ in range(12)))
+    out = io.StringIO()
+    print_table(table, Console(file=out, width=200))
+    assert out.getvalue().count("first") == 1
+
+
+def test_a_figure_that_is_wider_than_everything_is_never_cut() -> None:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("name", style="bold")
+    table.add_column("figure")
+    table.add_row("first", "9" * 100)
+    assert "9" * 100 in print_to_text(lambda console: print_table(table, console))

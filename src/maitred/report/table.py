@@ -5,14 +5,14 @@ The tables show latencies by class, outcomes, and a breakdown if one is asked fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from typing import TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
@@ -50,6 +50,7 @@ def _targets(targets: Targets) -> str:
 
 
 _WIDEST = 1_000
+_COLUMN_STYLE = ("header_style", "style", "justify", "overflow", "min_width", "max_width", "no_wrap")
 _COLUMNS = 80
 _MOST_GROUPS = 20
 _LONGEST_NAME = 18
@@ -83,10 +84,43 @@ def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> Non
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table at its full width: on a narrower console its lines are longer than the console, but no figure is cut."""
-    wide = console.options.update(max_width=_WIDEST)
-    table.width = Measurement.get(console, wide, table).maximum
-    console.print(table, no_wrap=True, crop=False, overflow="ignore")
+    """Print a table without cutting a figure. A table wider than 80 columns (or than the console, if that is wider) is printed
+    in parts, each of which begins with the columns that have a style: the names of its rows.
+
+    On a console narrower than that the lines are longer than the console.
+    """
+    for part in _parts(table, console, max(_COLUMNS, console.width)):
+        part.width = _width(part, console)
+        console.print(part, no_wrap=True, crop=False, overflow="ignore")
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+
+
+def _parts(table: Table, console: Console, widest: int) -> Iterator[Table]:
+    """Yield tables with the rows of `table` that are at most `widest`, as far as one figure beside the names allows."""
+    if _width(table, console) <= widest:
+        yield table
+        return
+    names = [column for column in table.columns if column.style]
+    figures = [column for column in table.columns if not column.style]
+    while figures:
+        count = next(
+            (n for n in range(len(figures), 1, -1) if _width(_selected(table, [*names, *figures[:n]]), console) <= widest), 1
+        )
+        yield _selected(table, [*names, *figures[:count]])
+        figures = figures[count:]
+
+
+def _selected(table: Table, columns: Sequence[Column]) -> Table:
+    """Return a table of some of the columns."""
+    part = Table(box=table.box, pad_edge=table.pad_edge, collapse_padding=table.collapse_padding)
+    for column in columns:
+        part.add_column(column.header, column.footer, **{name: getattr(column, name) for name in _COLUMN_STYLE})
+    for row, cells in zip(table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
+        part.add_row(*cells, style=row.style, end_section=row.end_section)
+    return part
 
 
 def print_to_text(print_it: Callable[[Console], None]) -> str:

@@ -7,6 +7,7 @@ or the search, so the same sweep gives the same bytes, however its runs were mad
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
@@ -35,7 +36,7 @@ _MAX_LINEAR_RATIO = 30
 """Largest ratio of the greatest to the least value on a linear y axis."""
 _MEETS, _MISSES, _BEST = "#2a6fc9", "#b9b6ae", "#d9662b"
 _LONGEST_VALUE = 24
-_LONGEST_HEADING = 14
+_LONGEST_HEADING = 10
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,12 +198,13 @@ def _short(key: str, keys: list[str]) -> str:
 
 
 def _folded(name: str) -> str:
-    """Return a long name in two lines."""
-    breaks = [at for at, letter in enumerate(name) if letter in "_."]
-    if len(name) <= _LONGEST_HEADING or not breaks:
-        return name
-    middle = min(breaks, key=lambda at: abs(2 * at - len(name)))
-    return f"{name[: middle + 1]}\n{name[middle + 1 :]}"
+    """Return a long name in several lines, broken after `_` and `.`."""
+    lines = [""]
+    for part in re.findall(r"[^_.]+[_.]?", name):
+        if lines[-1] and len(lines[-1]) + len(part) > _LONGEST_HEADING:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _heading(name: str) -> str:
