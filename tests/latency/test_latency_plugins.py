@@ -74,7 +74,7 @@ def test_a_model_is_written_as_policies_are(text: str, found: object, tmp_path: 
         ("linear([1, 2])", r"beta is '\[1, 2\]': expected a list of length 3"),
         ("linear([1, 2, -3])", "'linear': beta must be three numbers from 0"),
         ("linear(betta=[1, 2, 3])", r"has no parameter 'betta' \(did you mean 'beta'\?\)"),
-        ("table(x, y)", r"takes no 'y' \(its parameters: file\)"),
+        ("table(x, y=1)", r"has no parameter 'y' \(valid: alpha, file\)"),
         ("test_latency_plugins:Staircase(stair=0)", "stair must be at least 1, not 0"),
         ("test_latency_plugins:MINE", r"is no latency model \(a class with compiled\(\)\)"),
         ("no_such_module:Staircase", "cannot load latency model 'no_such_module:Staircase'"),

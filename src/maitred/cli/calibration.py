@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from maitred.instance import InstanceConfig
     from maitred.study.calibration.fitting import Fit
     from maitred.study.calibration.measurements import MeasuredRequest
+    from maitred.study.calibration.outside import OutsideTimes
     from maitred.study.calibration.validation import Validation, ValidationLine
 
 
@@ -29,10 +30,10 @@ _PHYSICS: Final = ("β1", "β2", "β3", "β4", "β5", "β6", "β7", "β8", "β1b
 
 def calibrate(
     measured: Annotated[
-        Path,
+        list[Path],
         typer.Argument(
-            help="Measured steps (CSV or JSON lines), the timeline of requests (CSV), or a folder with layer profiles.",
-            metavar="MEASURED",
+            help="Measured steps (vLLM's log, CSV, JSON lines), the timeline of requests, or a folder with layer profiles.",
+            metavar="MEASURED...",
             show_default=False,
         ),
     ],
@@ -58,38 +59,121 @@ def calibrate(
         Path | None,
         typer.Option("--out", help="Write a YAML file that --config takes.", metavar="FILE", show_default=False),
     ] = None,
+    clients: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--clients",
+            help="What clients saw of requests to this engine: of maitred bench, of vllm bench serve, or TraceV2. Fits what a "
+            "request waits outside the steps. Repeatable.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The engine that served them: its section instance.", metavar="FILE", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="The residuals: .png, .svg or .pdf.", metavar="FILE", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write a fit even if it is poor.", metavar="")] = False,
 ) -> None:
     """Fit a latency model to measurements, and print how well it fits.
 
-    Steps have the columns prefill_tokens, decode_tokens, context_tokens and step_us. A timeline has input_tokens,
-    output_tokens, queued_ts, scheduled_ts, first_token_ts and last_token_ts, and is for linear. A folder has meta.json,
-    profile/ and requests.csv, and is for table.
+    Steps are those of vLLM's log with --enable-logging-iteration-details, or rows with prefill_tokens, decode_tokens,
+    context_tokens and step_us. A timeline is for linear: that of clients, as for --clients, or that of the engine, with
+    input_tokens, output_tokens, queued_ts, scheduled_ts, first_token_ts and last_token_ts. A folder has meta.json, profile/ and
+    requests.csv, and is for table.
     """
-    name = latency_model or ("table" if measured.is_dir() else "linear")
+    name = latency_model or ("table" if measured[0].is_dir() else "linear")
     if name not in _MODELS:
         raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest_name_hint(name, _MODELS))
-    fit = _fit(measured, name, (model, hardware, tensor_parallel_size))
+    if plot is not None:
+        from maitred.report import check_plot_path
+
+        check_plot_path(plot, where="--plot")
+    fit = _with_engine(_fit(measured, name, (model, hardware, tensor_parallel_size)), config)
     for line in _report_lines(fit):
         typer.echo(printable(line))
+    seen = _client_timelines(measured, clients or ())
+    if seen:
+        from msgspec.structs import replace
+
+        from maitred.study.calibration.outside import fit_outside
+
+        latency, outside = fit_outside(fit.latency, seen, fit.engine)
+        fit = replace(fit, latency=latency)
+        for line in _outside_lines(outside):
+            typer.echo(line)
+    _write(fit, out, plot, measured, force=force)
+
+
+def _write(fit: Fit, out: Path | None, plot: Path | None, measured: Sequence[Path], *, force: bool) -> None:
+    """Write what was asked for. Raises ConfigError for a poor fit, unless it is to be written all the same."""
+    written: list[Path] = []
+    name = ", ".join(path.name for path in measured)
+    if plot is not None:
+        from maitred.study.calibration.residual_plot import plot_residuals
+
+        plot_residuals(fit, plot, name)
+        written.append(plot)
     if out is not None:
         from maitred.study.calibration.fitting import write_fit
 
-        written = write_fit(fit, out, measured.name)
+        if fit.residuals.quality == "poor" and not force:
+            problem = f"the fit is poor (mean error {fit.residuals.mape:.1%}) and is not written"
+            raise ConfigError(problem, where=str(out), hint="try --latency-model table, or --force to write it all the same")
+        written += write_fit(fit, out, name)
+    if written:
         typer.echo(printable(f"written: {' and '.join(str(path) for path in written)}"))
 
 
-def _fit(measured: Path, name: str, on: tuple[str, str, int]) -> Fit:
-    from maitred.study.calibration.measurements import is_step_file, read_steps
+def _with_engine(fit: Fit, config: Path | None) -> Fit:
+    """Return the fit for the engine of the file, if there is one."""
+    if config is None:
+        return fit
+    from msgspec.structs import replace
 
-    if measured.is_dir():
-        return _fit_profile(measured, name)
-    if not is_step_file(measured):
+    from maitred.config import load
+
+    return replace(fit, engine=load(config).instance)
+
+
+def _client_timelines(measured: Sequence[Path], clients: Sequence[Path]) -> list[list[MeasuredRequest]]:
+    """Return what clients saw: the files of --clients, and those among the measured ones that clients have written."""
+    from maitred.study.calibration.importers import is_steps, read_any_timeline
+
+    found = [read_any_timeline(path) for path in clients]
+    found += [read_any_timeline(path) for path in measured if not path.is_dir() and not is_steps(path)]
+    return [rows for rows in found if rows[0].seen_by_client]
+
+
+def _outside_lines(outside: OutsideTimes) -> Iterator[str]:
+    alpha, per_token = outside.alpha, outside.alpha_per_token
+    yield f"outside the steps: a request waits {alpha:,.0f} µs + {per_token:.3g} · prompt tokens (α)"
+    if outside.per_step:
+        yield f"between the steps: {outside.per_step:,.0f} µs each, which are part of the model now"
+
+
+def _fit(measured: Sequence[Path], name: str, on: tuple[str, str, int]) -> Fit:
+    from maitred.study.calibration.importers import is_steps, read_any_steps
+
+    first = measured[0]
+    if first.is_dir():
+        if len(measured) > 1:
+            raise ConfigError("one folder makes one table", where=str(measured[1]), hint="give one folder")
+        return _fit_profile(first, name)
+    kinds = [is_steps(path) for path in measured]
+    if not all(kinds):
+        if any(kinds):
+            raise ConfigError("steps and timelines do not go together", hint="what clients saw goes with --clients")
         return _fit_timeline(measured, name)
-    steps = read_steps(measured)
+    steps = [step for path in measured for step in read_any_steps(path)]
     if name == "table":
         from maitred.study.calibration.table_fit import fit_table
 
-        return fit_table(steps, measured.name)
+        return fit_table(steps, first.name)
     from maitred.study.calibration.fitting import fit_linear, fit_trained_physics
 
     if name == "linear":
@@ -110,14 +194,14 @@ def _fit_profile(folder: Path, name: str) -> Fit:
     return fit_profile(folder)
 
 
-def _fit_timeline(measured: Path, name: str) -> Fit:
+def _fit_timeline(measured: Sequence[Path], name: str) -> Fit:
     from maitred.study.calibration.fitting import fit_timeline
-    from maitred.study.calibration.measurements import read_timeline
+    from maitred.study.calibration.importers import read_any_timeline
 
     if name != "linear":
         hint = "fit linear, or give measured steps: prefill_tokens, decode_tokens, context_tokens, step_us"
-        raise ConfigError(f"a timeline of requests does not show enough for {name}", where=str(measured), hint=hint)
-    return fit_timeline(read_timeline(measured))
+        raise ConfigError(f"a timeline of requests does not show enough for {name}", where=str(measured[0]), hint=hint)
+    return fit_timeline(*(read_any_timeline(path) for path in measured))
 
 
 def _instance_config(model: str, hardware: str, tensor_parallel_size: int) -> InstanceConfig:
@@ -141,7 +225,8 @@ def _report_lines(fit: Fit) -> Iterator[str]:
         yield "table"
     yield f"{found.count} measurements, relative error {found.mean:+.2%} on average, standard deviation {found.sd:.2%}"
     yield f"its size: mean {found.mape:.2%}, p50 {found.p50:.2%}, p90 {found.p90:.2%}, p99 {found.p99:.2%}"
-    yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}: {found.quality}"
+    few = f" ({found.outliers:,} outliers count little)" if found.outliers else ""
+    yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}: {found.quality}{few}"
     if isinstance(latency, LinearLatency):
         for what in (cost for cost, b in zip(_COSTS, latency.beta, strict=True) if not b):
             yield f"warning: from these measurements {what} costs nothing; do they have steps with and without?"
@@ -158,7 +243,8 @@ def validate(
         Path | None,
         typer.Option(
             "--measured",
-            help="Your own requests (CSV): a timeline, or a recording of maitred serve.",
+            help="Your own requests: of the engine (CSV), of clients (as for maitred calibrate --clients), or a recording of "
+            "maitred serve.",
             metavar="FILE",
             show_default=False,
         ),
@@ -196,6 +282,7 @@ def print_validation(validation: Validation, console: Console) -> None:
 
 
 def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
+    from maitred.study.calibration.importers import read_any_timeline
     from maitred.study.calibration.measured_run import read_measured_run
     from maitred.study.calibration.measurements import is_recording, read_timeline
     from maitred.study.calibration.validation import validate as validated
@@ -211,7 +298,7 @@ def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path |
     if measured is not None and config is not None:
         from maitred.config import load
 
-        requests = _read_measured(measured) if is_recording(measured) else read_timeline(measured)
+        requests = _read_measured(measured) if is_recording(measured) else read_any_timeline(measured)
         found.append(validated(measured.name, requests, load(config).instance))
     return found
 

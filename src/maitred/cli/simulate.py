@@ -102,7 +102,7 @@ def run(flags: SimulateFlags) -> None:
     load = flags.load
     workload = read_workload_spec(load, as_flag)
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
-    print_warnings([*_warnings(flags, stated), *short_horizon(flags)])
+    print_warnings([*_warnings(flags, stated), *config.instance.table_warnings(), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)

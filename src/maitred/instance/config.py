@@ -13,7 +13,7 @@ from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
-from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, parse_latency
+from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, StepTable, parse_latency
 from maitred.instance.sglang_config import SGLangConfig
 from maitred.instance.vllm_keys import VllmKeys
 from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
@@ -266,6 +266,25 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         ):
             if getattr(self, name) != default:
                 yield f"{name} {getattr(self, name)} has no effect without model"
+
+    def table_warnings(self) -> Iterator[str]:
+        """Warn of steps that may come and that the measurements of a table do not reach. After `catalogue.resolve_instance`."""
+        table = getattr(self.latency, "table", None)
+        if not isinstance(table, StepTable) or not (table.decode.bounded or table.mixed.bounded):
+            return
+        limits = self.max_num_seqs, self.max_num_batched_tokens
+        for what, key, most, limit in zip(
+            ("sequences that decode", "prompt tokens"),
+            ("max_num_seqs", "max_num_batched_tokens"),
+            table.measured_up_to,
+            limits,
+            strict=True,
+        ):
+            if limit > most:
+                yield (
+                    f"the table was measured up to {most:,.0f} {what} in a step, and {key} allows {limit:,}: "
+                    "beyond, a step takes at least as long as there, and at most in proportion"
+                )
 
     @property
     def _flavour(self) -> Flavour:

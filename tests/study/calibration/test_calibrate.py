@@ -22,8 +22,8 @@ from maitred.study.calibration.fitting import (
     fit_linear,
     fit_timeline,
     fit_trained_physics,
-    non_negative_least_squares,
 )
+from maitred.study.calibration.least_squares import non_negative_least_squares
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
 from maitred.study.calibration.table_fit import fit_table
 from maitred.workload import Job

@@ -133,7 +133,7 @@ def test_a_timeline_becomes_linear(maitred: Maitred) -> None:
     code, said, _ = maitred("calibrate", RUN / "requests.csv")
 
     assert code == 0
-    assert said.startswith("linear: 149")
+    assert said.startswith("linear: 153")
     assert "excellent" in said
 
 
@@ -296,3 +296,44 @@ def test_requests_that_do_not_fit_are_said(maitred: Maitred) -> None:
 
     assert code == 2
     assert "of 300 requests cannot be served by this configuration" in error
+
+
+def test_a_poor_fit_is_not_written_without_force(maitred: Maitred) -> None:
+    rows = "".join(f"0,{n},{us}\n" for n, us in ((1, 90_000), (2, 500), (4, 70_000), (8, 800), (16, 60_000), (32, 300)))
+    Path("steps.csv").write_text("prefill_tokens,decode_tokens,step_us\n" + rows)
+    code, said, err = maitred("calibrate", "steps.csv", "--out", "latency.yaml")
+    assert (code, Path("latency.yaml").exists()) == (2, False)
+    assert ": poor" in said
+    assert "the fit is poor" in err
+    assert "--force" in err
+    assert maitred("calibrate", "steps.csv", "--out", "latency.yaml", "--force")[0] == 0
+    assert Path("latency.yaml").exists()
+
+
+def test_several_files_their_residuals_and_what_clients_saw(maitred: Maitred) -> None:
+    log = "".join(
+        f"Iteration({n}): {1 if p else 0} context requests, {p} context tokens, {d} generation requests, "
+        f"{d} generation tokens, "
+        f"iteration elapsed time: {(5000 + 20 * p + 50 * d) / 1000:.2f} ms, GPU KV cache usage: 0.0%\n"
+        for n, (p, d) in enumerate((p, d) for p in (0, 100, 500) for d in (1, 4, 16))
+    )
+    Path("a.log").write_text(log)
+    Path("b.log").write_text(log)
+    starts = [float(n) for n in range(12)]
+    seen = {"input_lens": [100] * 12, "output_lens": [3] * 12, "ttfts": [0.0101] * 12, "itls": [[0.00505] * 2] * 12}
+    Path("clients.json").write_text(json.dumps({**seen, "start_times": starts}))
+    Path("engine.yaml").write_text("instance: {max_num_seqs: 32}")
+    code, said, err = maitred(
+        *("calibrate", "a.log", "b.log", "--clients", "clients.json", "--config", "engine.yaml"),
+        *("--plot", "residuals.png", "--out", "latency.yaml"),
+    )
+    assert code == 0, err
+    assert "18 measurements" in said
+    assert "outside the steps: a request waits 3,100 µs" in said  # 10.1 ms, of which the step takes 7
+    instance = load(Path("latency.yaml")).instance
+    assert isinstance(instance.latency, LinearLatency)
+    assert instance.latency.alpha == pytest.approx((3_100, 0, 0), abs=60)
+    assert instance.max_num_seqs == 32
+    assert Path("residuals.png").read_bytes().startswith(b"\x89PNG")
+    (found,) = json.loads(maitred("validate", "--measured", "clients.json", "--config", "latency.yaml", "--json")[1])
+    assert found["worst_error"] < 0.02

@@ -95,6 +95,22 @@ def _later(batch: BatchShape, steps: int) -> BatchShape:
 _HOUR = 3600 * SECOND
 
 
+def _check_times(name: str, numbers: tuple[float, float, float]) -> None:
+    if not all(isfinite(x) and 0 <= x <= _HOUR for x in numbers):
+        raise ValueError(f"{name} must be three numbers from 0 to {_HOUR:g} (µs: an hour), not {numbers}")
+
+
+def check_alpha(alpha: tuple[float, float, float]) -> None:
+    """Raise ValueError unless the α of a request are times of at most an hour."""
+    _check_times("alpha", alpha)
+
+
+def alpha_overheads(alpha: tuple[float, float, float]) -> Overheads:
+    """Return α0, α1 and α2 as what a request pays beside its steps."""
+    a0, a1, a2 = alpha
+    return Overheads(queueing=a0, queueing_per_token=a1, per_output_token=int(a2))
+
+
 @LATENCY_MODELS.register("linear")
 class LinearLatency(LatencyConfig, frozen=True, tag="linear"):
     """β0 + β1 · prefill tokens + β2 · decode tokens, in µs. A step is truncated to whole µs, at least 1 (BLIS `blackbox`)."""
@@ -106,15 +122,12 @@ class LinearLatency(LatencyConfig, frozen=True, tag="linear"):
     reach the client. The engine is not held up by either."""
 
     def __post_init__(self) -> None:
-        for name in ("beta", "alpha"):
-            numbers = getattr(self, name)
-            if not all(isfinite(x) and 0 <= x <= _HOUR for x in numbers):
-                raise ValueError(f"{name} must be three numbers from 0 to {_HOUR:g} (µs: an hour), not {numbers}")
+        _check_times("beta", self.beta)
+        check_alpha(self.alpha)
 
     @property
     def overheads(self) -> Overheads:
-        a0, a1, a2 = self.alpha
-        return Overheads(queueing=a0, queueing_per_token=a1, per_output_token=int(a2))
+        return alpha_overheads(self.alpha)
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Return the model, in which each step takes `scale` times as long. Raises ConfigError for steps above an hour."""

@@ -1,7 +1,7 @@
 """StepTable: measured step times, which the latency model `table` looks up.
 
-Curve, Grid    measurements along one axis or several: linear between their points, constant before the first and straight
-               on after the last
+Curve, Grid    measurements along one axis or several: linear between their points, constant before the first, and straight
+               on after the last (a grid: within bounds)
 Skew           the cost of unequal lengths: attention over sequences of unequal contexts takes longer than over as many of
                their mean,
 
@@ -48,6 +48,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     axes: tuple[Axis, ...]
     us: tuple[float, ...]
+    bounded: bool = False
+    """Whether values beyond the last points are bounded (`value_at`): those of a grid that was fitted to whole steps are."""
 
     def __post_init__(self) -> None:
         for axis in self.axes:
@@ -57,13 +59,30 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_times(self.us)
 
     def value_at(self, *point: float) -> float:
-        """Return the µs at a point, which has one number for each axis."""
+        """Return the µs at a point, which has one number for each axis.
+
+        Beyond the last points of some axes the value of a bounded grid is at least that at the edge, and at most in proportion
+        to that: the slope there may be that of a few noisy measurements.
+        """
+        if not self.bounded:
+            return self._interpolated(point)
+        beyond = 1.0
+        for axis, x in zip(self.axes, point, strict=True):
+            if x > axis[-1] > 0 and len(axis) > 1:
+                beyond *= x / axis[-1]
+        value = self._interpolated(point)
+        if beyond == 1.0:
+            return value
+        edge = self._interpolated([min(x, axis[-1]) for axis, x in zip(self.axes, point, strict=True)])
+        return min(max(value, edge), edge * beyond)
+
+    def _interpolated(self, point: Sequence[float]) -> float:
         terms, stride = [(0, 1.0)], len(self.us)
         for axis, x in zip(self.axes, point, strict=True):
             stride //= len(axis)
             index, share = interpolation_point(axis, x)
-            beyond = [(offset + (index + 1) * stride, weight * share) for offset, weight in terms] if share else []
-            terms = [(offset + index * stride, weight * (1 - share)) for offset, weight in terms] + beyond
+            upper = [(offset + (index + 1) * stride, weight * share) for offset, weight in terms] if share else []
+            terms = [(offset + index * stride, weight * (1 - share)) for offset, weight in terms] + upper
         return sum([self.us[offset] * weight for offset, weight in terms])
 
 
@@ -137,6 +156,14 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Cost of unequal contexts in `decode`, or None if they cost nothing."""
     source: str = ""
     """Source of the measurements."""
+
+    @property
+    def measured_up_to(self) -> tuple[float, float]:
+        """The most sequences that decode and the most prompt tokens of a step in its grids."""
+        sequences = [
+            axis[-1] for grid, axis in ((self.decode, self.decode.axes[0]), (self.mixed, self.mixed.axes[2])) if grid.bounded
+        ]
+        return max(sequences, default=0.0), self.mixed.axes[0][-1] if self.mixed.bounded else 0.0
 
     def __post_init__(self) -> None:
         for curve in (self.tokens, self.sequences, self.all_tokens):

@@ -7,8 +7,9 @@ A step is made of what depends on its tokens, on its sequences, and on what they
                                                                            average, and α as `skew` has it for their lengths
               = mixed(P, s, N, c)                                          with P tokens of prefill that follow s tokens of KV
 
-Curves and grids are linear between their points, constant before the first and straight on after the last. Several chunks
-count as one that attends to as many pairs of tokens: s = max(0, Σ t·(start + t/2) / P - P/2).
+Curves and grids are linear between their points and constant before the first. After the last they go straight on, a grid
+that was fitted to whole steps within bounds: a step takes no less than at its edge, nor more than in proportion to that
+(`Grid.value_at`). Several chunks count as one that attends to as many pairs of tokens: s = max(0, Σ t·(start + t/2) / P - P/2).
 
 With data parallelism, `all_tokens` is what all ranks do together. For the rest the slowest rank counts: sequences are spread
 evenly, and each chunk goes to the rank that has the fewest tokens so far. Ranks with as many sequences do not have as much
@@ -35,7 +36,7 @@ from statistics import NormalDist
 from maitred.core.contracts import BatchShape, ChunkShape, ContextSpread, LatencyModel, Overheads
 from maitred.core.errors import ConfigError
 from maitred.instance.latency.affine import SHIFT, Envelope, EnvelopeSegment, PiecewiseAffineModel, SpreadAwareModel
-from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, alpha_overheads, check_alpha
 from maitred.instance.latency.step_table import Alphas, Curve, StepTable, curve_value
 
 _ONE = 1 << SHIFT
@@ -51,30 +52,35 @@ class TableLatency(LatencyConfig, frozen=True, tag="table"):
     """The tables, as `maitred calibrate --latency-model table` writes them. A relative path starts at the current folder."""
     table: StepTable | None = None
     """The tables themselves, instead of a file."""
+    alpha: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """α0, α1 and α2 in µs, as those of `linear`."""
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
 
     @property
     def overheads(self) -> Overheads:
-        return Overheads()
+        return alpha_overheads(self.alpha)
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Return the model, in which each step takes `scale` times as long. Raises ConfigError without a table."""
         if self.table is None:
             hint = "latency: {model: table, file: FILE}; maitred calibrate --latency-model table makes one"
             raise ConfigError("the latency model table needs a table", hint=hint)
-        return _compiled(self.table, scale)
+        return _compiled(self.table, scale, self.overheads)
 
 
 @lru_cache(maxsize=16)
-def _compiled(table: StepTable, scale: float) -> LatencyModel:
+def _compiled(table: StepTable, scale: float, overheads: Overheads) -> LatencyModel:
     plain = table.skew is None and table.data_parallel_size == 1
-    return _UniformTableModel(table, scale) if plain else _SkewedTableModel(table, scale)
+    return _UniformTableModel(table, scale, overheads) if plain else _SkewedTableModel(table, scale, overheads)
 
 
 class _UniformTableModel(PiecewiseAffineModel):
     """The model of one rank, where it does not matter how the context is distributed over the sequences."""
 
-    def __init__(self, table: StepTable, scale: float) -> None:
-        super().__init__(Overheads())
+    def __init__(self, table: StepTable, scale: float, overheads: Overheads) -> None:
+        super().__init__(overheads)
         self._table, self._scale = table, scale
 
     def envelope_of(self, decodes: int) -> Envelope:
@@ -90,8 +96,8 @@ class _UniformTableModel(PiecewiseAffineModel):
 class _SkewedTableModel(SpreadAwareModel):
     """The model of several ranks, or where unequal lengths have a cost."""
 
-    def __init__(self, table: StepTable, scale: float) -> None:
-        super().__init__(Overheads())
+    def __init__(self, table: StepTable, scale: float, overheads: Overheads) -> None:
+        super().__init__(overheads)
         self._table, self._scale, self._ranks = table, scale, table.data_parallel_size
         self._max_deviation = _expected_maximum(self._ranks)
         self._curves: dict[int, Curve] = {}

@@ -1,14 +1,8 @@
 """Fitting: coefficients of latency models from measurements, their residuals, and the file of a fitted model.
 
-Coefficients are the least squares of relative errors and never negative. So a step of 10 ms and a step of 300 ms count alike,
-because a model should be right within some percent.
-
-Non-negative least squares follow Lawson and Hanson (Solving Least Squares Problems, chapter 23). Coefficients become active one
-by one, first the one along which the error falls fastest. If the unconstrained solution for the active ones makes one of them
-negative, the step towards it ends where the first of them reaches 0, and that one becomes inactive again.
-
-    features (1, 1) and (1, 2), target (2, 1): the unconstrained solution is 3 and -1. The error falls fastest along the first
-    one, which becomes 1.5. Along the second one the error does not fall then, so the result is 1.5 and 0
+Coefficients minimise the relative errors, robustly (`robust`), and are never negative. So a step of 10 ms and a step of 300 ms
+count alike, because a model should be right within some percent, and a few steps that were logged with a tenth of their time
+count as a few steps.
 
 `write_fit` writes a model as a YAML file for `--config`, with its tables beside it. The file also contains the other keys of
 the engine that differ from their defaults, because coefficients hold only for one model on one kind of GPU, and the errors that
@@ -30,11 +24,15 @@ from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import encode_step_table
 from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
+from maitred.study.calibration.least_squares import Floats
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
+from maitred.study.calibration.robust import NORMAL_SCALE, robust_fit
 
-Floats = NDArray[np.float64]
 _QUALITIES = ((0.10, 0.95, "excellent"), (0.20, 0.85, "good"), (0.35, 0.70, "fair"))
 """BLIS's words: largest mean absolute percentage error, and smallest Pearson's r."""
+_OUTLIER_SCALES, _LEAST_OUTLIER = 6.0, 0.05
+_LEAST_INLIERS = 0.85
+"""Share of the measurements that are no outliers, below which all of them count."""
 _MIN_ROWS = 3
 _PRECISE = 1e6
 """Models answer in whole µs. Scaled by this factor, the contribution of a coefficient is known to 1e-6 µs."""
@@ -59,7 +57,9 @@ class Residuals(msgspec.Struct, frozen=True):
     """Share of the measured variance that the predictions explain."""
     pearson: float
     quality: str
-    """excellent, good, fair or poor, by `mape` and `pearson`."""
+    """excellent, good, fair or poor, by `mape` and `pearson` without the outliers."""
+    outliers: int = 0
+    """Measurements that are far from the others: beyond six times the scale of the errors."""
 
 
 def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> Residuals:
@@ -69,8 +69,7 @@ def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> 
     size = np.abs(relative)
     spread = float(((truth - truth.mean()) ** 2).sum())
     r_squared = 1 - float(((truth - guess) ** 2).sum()) / spread if spread else float(np.allclose(truth, guess))
-    varied = truth.std() > 0 and guess.std() > 0
-    pearson = float(np.corrcoef(truth, guess)[0, 1]) if varied else r_squared
+    pearson = _pearson(truth, guess)
     mape = float(size.mean())
     return Residuals(
         count=len(truth),
@@ -82,8 +81,31 @@ def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> 
         mape=mape,
         r_squared=r_squared,
         pearson=pearson,
-        quality=next((word for error, r, word in _QUALITIES if mape < error and pearson > r), "poor"),
+        quality=_quality(truth, guess),
+        outliers=int(np.count_nonzero(~_inliers(truth, guess))),
     )
+
+
+def _inliers(truth: Floats, guess: Floats) -> NDArray[np.bool_]:
+    """Return which errors are no outliers: at most six times their scale, or 5 %."""
+    errors = np.abs((truth - guess) / np.maximum(guess, 1e-9))
+    within: NDArray[np.bool_] = errors <= max(_LEAST_OUTLIER, _OUTLIER_SCALES * NORMAL_SCALE * float(np.median(errors)))
+    return within
+
+
+def _quality(truth: Floats, guess: Floats) -> str:
+    """Return BLIS's word for a fit, of the measurements that are no outliers unless these are many."""
+    inliers = _inliers(truth, guess)
+    if inliers.mean() >= _LEAST_INLIERS:
+        truth, guess = truth[inliers], guess[inliers]
+    mape = float(np.abs(guess / truth - 1).mean())
+    pearson = _pearson(truth, guess)
+    return next((word for error, r, word in _QUALITIES if mape < error and pearson > r), "poor")
+
+
+def _pearson(truth: Floats, guess: Floats) -> float:
+    varied = truth.std() > 0 and guess.std() > 0
+    return float(np.corrcoef(truth, guess)[0, 1]) if varied else float(np.allclose(truth, guess, rtol=_QUALITIES[0][0]))
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -93,12 +115,20 @@ class Fit(msgspec.Struct, frozen=True):
     residuals: Residuals
     engine: InstanceConfig = InstanceConfig()
     """The keys of an instance for which the model holds: model and GPUs, or the measured engine."""
+    measured: Sequence[float] = ()
+    """The measured times, in µs."""
+    predicted: Sequence[float] = ()
+    """What the model says of each."""
+
+
+def _fitted(latency: LatencyConfig, measured: Sequence[float], predicted: Sequence[float]) -> Fit:
+    return Fit(latency, compute_residuals(measured, predicted), measured=measured, predicted=predicted)
 
 
 def evaluate_fit(latency: LatencyConfig, steps: Sequence[MeasuredStep]) -> Fit:
     """Return `latency` with its residuals on `steps`."""
     model = latency.compiled()
-    return Fit(latency, compute_residuals([step.us for step in steps], [model.step_time(step.shape) for step in steps]))
+    return _fitted(latency, [step.us for step in steps], [model.step_time(step.shape) for step in steps])
 
 
 def fit_linear(steps: Sequence[MeasuredStep]) -> Fit:
@@ -118,8 +148,8 @@ def fit_trained_physics(steps: Sequence[MeasuredStep], deployment: Deployment) -
     return evaluate_fit(TrainedPhysicsLatency((0.0, 0.0, 0.0), tuple(beta), deployment=deployment), steps)
 
 
-def fit_timeline(rows: Sequence[MeasuredRequest]) -> Fit:
-    """Fit `linear` to the timeline of requests, without knowing the steps, by accounting.
+def fit_timeline(*timelines: Sequence[MeasuredRequest]) -> Fit:
+    """Fit `linear` to timelines of requests, each of a run of its own, without knowing the steps, by accounting.
 
     While a request decodes, each step gives it one token. So there are out - 1 steps from its first to its last token, and
 
@@ -128,22 +158,29 @@ def fit_timeline(rows: Sequence[MeasuredRequest]) -> Fit:
     A prompt is assumed to be prefilled evenly between its scheduling and its first token, and its answer to come evenly after
     that. Residuals are of these times. Raises ConfigError for fewer than three requests with more than one token.
     """
+    runs = [_accounting(rows) for rows in timelines]
+    features, times = (np.concatenate(columns) for columns in zip(*runs, strict=True))
+    if len(times) < _MIN_ROWS:
+        raise ConfigError(f"{len(times)} requests with two tokens or more are too few", hint=f"give at least {_MIN_ROWS}")
+    beta = _fit_relative(features, times)
+    return _fitted(_linear_latency(beta), times.tolist(), (features @ beta).tolist())
+
+
+def _accounting(rows: Sequence[MeasuredRequest]) -> tuple[Floats, Floats]:
+    """Return steps, tokens of prefill and tokens of decode while each request decoded, and how long that took, in µs."""
     decoding = [row for row in rows if row.output_tokens > 1 and row.last_token > row.first_token]
-    if len(decoding) < _MIN_ROWS:
-        raise ConfigError(f"{len(decoding)} requests with two tokens or more are too few", hint=f"give at least {_MIN_ROWS}")
     start = np.array([row.first_token for row in decoding])
     end = np.array([row.last_token for row in decoding])
+    none = np.zeros(len(decoding))
     features = np.stack(
         [
             np.array([row.output_tokens - 1.0 for row in decoding]),
-            sum(row.prompt_tokens * _overlap(start, end, row.scheduled, row.first_token) for row in rows),
-            sum((row.output_tokens - 1) * _overlap(start, end, row.first_token, row.last_token) for row in rows),
+            sum((row.prompt_tokens * _overlap(start, end, row.scheduled, row.first_token) for row in rows), none),
+            sum(((row.output_tokens - 1) * _overlap(start, end, row.first_token, row.last_token) for row in rows), none),
         ],
         axis=1,
     )
-    times = (end - start) * SECOND
-    beta = _fit_relative(features, times)
-    return Fit(_linear_latency(beta), compute_residuals(list(times), list(features @ beta)))
+    return features, (end - start) * SECOND
 
 
 def _overlap(start: Floats, end: Floats, first: float, last: float) -> Floats:
@@ -155,8 +192,7 @@ def _overlap(start: Floats, end: Floats, first: float, last: float) -> Floats:
 
 
 def _fit_relative(features: Floats, times: Sequence[float] | Floats) -> Floats:
-    weights = 1 / np.array(times)
-    return non_negative_least_squares(features * weights[:, None], np.ones(len(weights)))
+    return robust_fit(features, np.array(times))
 
 
 def _linear_latency(beta: Floats) -> LinearLatency:
@@ -219,40 +255,3 @@ def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise ConfigError(f"cannot be written: {(error.strerror or str(error)).lower()}", where=str(path)) from error
-
-
-def non_negative_least_squares(features: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 for which `features` @ x is nearest to `target`. Features that are always 0 get 0."""
-    # Features differ by orders of magnitude (a constant, tokens, tokens of context); the tolerance needs them on one scale.
-    scale = np.linalg.norm(features, axis=0)
-    scale[scale == 0] = 1.0
-    a = features / scale
-    x = np.zeros(a.shape[1])
-    inside = np.zeros(a.shape[1], dtype=bool)
-    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ target).max(initial=0.0)))
-    for _ in range(10 * a.shape[1]):
-        gradient = a.T @ (target - a @ x)
-        # Along an active coefficient the gradient is 0 but for rounding, which must not make it active a second time.
-        gradient[inside] = -np.inf
-        if gradient.max() <= tolerance:
-            break
-        inside[gradient.argmax()] = True
-        x = _step(a, target, x, inside)
-    found: Floats = x / scale
-    return found
-
-
-def _step(a: Floats, target: Floats, x: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Step towards the solution for the active coefficients (`inside`), of which some may become inactive."""
-    while True:
-        solution = np.zeros_like(x)
-        solution[inside] = np.linalg.lstsq(a[:, inside], target, rcond=None)[0]
-        below = inside & (solution <= 0)
-        if not below.any():
-            return solution
-        fraction = float((x[below] / (x[below] - solution[below])).min(initial=1.0))
-        x = x + fraction * (solution - x)
-        inside &= x > 1e-14  # rounding may leave a coefficient just above 0 that has reached it
-        x[~inside] = 0.0
-        if not inside.any():
-            return x

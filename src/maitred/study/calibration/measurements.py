@@ -136,6 +136,8 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
     first_token: float
     last_token: float
     shared_blocks: int
+    seen_by_client: bool = False
+    """Whether a client measured it: all times are on its clock, and `queued` is when it sent the request."""
 
     @property
     def ttft(self) -> float:
@@ -194,6 +196,7 @@ def _recorded_request(row: Mapping[str, str], place: str) -> MeasuredRequest:
         first_token=arrival + numbers["ttft_secs"],
         last_token=arrival + numbers["e2e_secs"],
         shared_blocks=int(numbers.get("cached_tokens", 0)) // SHARED_BLOCK_TOKENS,
+        seen_by_client=True,
     )
     _check_request(measured, place)
     return measured

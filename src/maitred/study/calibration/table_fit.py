@@ -4,7 +4,9 @@ The table has points at powers of two of the measured numbers. Its values are th
 measurements, by relative error. Where measurements are few, the values stay near a plain fit that is linear in prefill tokens,
 decodes and context:
 
-    minimise  Σ ((interpolated - measured) / measured)² + λ · Σ ((value - plain) / plain)²     over all values
+    minimise  Σ ρ((interpolated - measured) / interpolated) + λ · Σ ((value - plain) / plain)²     over all values
+
+ρ is Huber's loss (`robust`), so that a few steps with wrong times do not bend the table.
 
 Example of an axis: measured numbers from 3 to 100 give the points 3, 4, 8, 16, 32, 64 and 100. If at most 6 points are wanted,
 every second power remains: 3, 4, 16, 64, 100.
@@ -21,12 +23,18 @@ import numpy as np
 from maitred.core.errors import ConfigError
 from maitred.instance.latency import Grid, StepTable, TableLatency
 from maitred.instance.latency.step_table import Axis, interpolation_point
-from maitred.study.calibration.fitting import Fit, Floats, evaluate_fit, non_negative_least_squares
+from maitred.study.calibration.fitting import Fit, evaluate_fit
+from maitred.study.calibration.least_squares import Floats
 from maitred.study.calibration.measurements import MeasuredStep
+from maitred.study.calibration.robust import huber_weights, robust_fit
 
 _MIN_STEPS = 10
 _RIDGE = 1e-3
 """λ."""
+_ROUNDS = 12
+"""Times that the fit is repeated with the weights of the errors before (`robust`)."""
+_LEAST_SHARE = 0.05
+"""Least share of a measured time that counts as its prediction."""
 _MAX_TICKS = {2: 16, 4: 6}
 """Most points on one axis, by the number of axes."""
 TablePoint = tuple[float, ...]
@@ -56,9 +64,8 @@ def _table_point(step: MeasuredStep) -> TablePoint:
 
 def _linear_prior(steps: Sequence[MeasuredStep]) -> Floats:
     """Return the µs of a step, of a token of prefill, of a decode, and of a token of context."""
-    weights = np.array([1 / step.us for step in steps])
     features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes, step.shape.context_tokens] for step in steps])
-    return non_negative_least_squares(features * weights[:, None], np.ones(len(weights)))
+    return robust_fit(features, np.array([step.us for step in steps]))
 
 
 def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[float]) -> Grid:
@@ -69,12 +76,15 @@ def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[f
     if not points:
         return Grid(ticks, tuple(prior))
     # Unknown is the relative change of each cell from its prior, so that the ridge pulls all cells alike.
-    weights = _weights(ticks, points) / np.array(us)[:, None]
-    pull = np.sqrt(_RIDGE)
-    system = np.vstack([weights * prior, pull * np.eye(len(cells))])
-    target = np.concatenate([1 - weights @ prior, np.zeros(len(cells))])
-    change = np.linalg.lstsq(system, target, rcond=None)[0]
-    return Grid(ticks, tuple(float(value) for value in np.maximum(0.0, prior * (1 + change))))
+    weights, times, pull = _weights(ticks, points), np.array(us), np.sqrt(_RIDGE) * np.eye(len(cells))
+    values = prior
+    for _ in range(_ROUNDS):
+        base = np.maximum(weights @ values, _LEAST_SHARE * times)
+        root = np.sqrt(huber_weights((times - weights @ values) / base)) / base
+        system = np.vstack([weights * root[:, None] * prior, pull])
+        target = np.concatenate([(times - weights @ prior) * root, np.zeros(len(cells))])
+        values = np.maximum(0.0, prior * (1 + np.linalg.lstsq(system, target, rcond=None)[0]))
+    return Grid(ticks, tuple(float(value) for value in values), bounded=True)
 
 
 def _weights(ticks: tuple[Axis, ...], points: Sequence[TablePoint]) -> Floats:

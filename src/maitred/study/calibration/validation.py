@@ -1,4 +1,8 @@
-"""Validation: the errors of simulated TTFT, TPOT and E2E against a measured timeline, at their mean and quantiles."""
+"""Validation: the errors of simulated TTFT, TPOT and E2E against a measured timeline, at their mean and quantiles.
+
+Latencies of a timeline of the engine count from its wait queue. Those that clients have seen count from the instant of sending,
+and the simulated ones from their arrival: with what a request waits outside the engine (α of the latency model).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import MILLISECOND, SECOND
 from maitred.instance import InstanceConfig
 from maitred.sim import Outcome, Results, simulate
-from maitred.study.calibration.fitting import Floats
+from maitred.sim.results import Ints
+from maitred.study.calibration.least_squares import Floats
 from maitred.study.calibration.measurements import MeasuredRequest, timeline_jobs
 
 METRICS = ("ttft", "tpot", "e2e")
@@ -68,7 +73,8 @@ def validate(name: str, rows: Sequence[MeasuredRequest], instance: InstanceConfi
     if refused:
         hint = "is it the configuration that was measured? max_model_len and total_kv_blocks limit a request"
         raise ConfigError(f"{refused} of {len(rows)} requests cannot be served by this configuration", where=name, hint=hint)
-    measured, predicted = _measured_latencies(rows), _predicted_latencies(results)
+    since = results.arrival if rows[0].seen_by_client else results.queued
+    measured, predicted = _measured_latencies(rows), _predicted_latencies(results, since)
     return compare_latencies(name, len(rows), measured, predicted, {} if peer is None else peer_errors(peer))
 
 
@@ -99,14 +105,14 @@ def _measured_latencies(rows: Sequence[MeasuredRequest]) -> dict[str, Floats]:
     }
 
 
-def _predicted_latencies(results: Results) -> dict[str, Floats]:
-    """Return the simulated latencies in µs, from the wait queue on."""
+def _predicted_latencies(results: Results, since: Ints) -> dict[str, Floats]:
+    """Return the simulated latencies in µs, since these instants."""
     many = results.output_tokens > 1
     decoding = (results.finished - results.first_token)[many]
     return {
-        "ttft": (results.first_token - results.queued).astype(np.float64),
+        "ttft": (results.first_token - since).astype(np.float64),
         "tpot": decoding / (results.output_tokens[many] - 1),
-        "e2e": (results.finished - results.queued).astype(np.float64),
+        "e2e": (results.finished - since).astype(np.float64),
     }
 
 

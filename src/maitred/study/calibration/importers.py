@@ -1,0 +1,184 @@
+"""Measurements that engines and benchmarks write by themselves, as steps and timelines.
+
+    vLLM's log, with --enable-logging-iteration-details    steps: tokens and ms of each; no step is better known than there
+    vllm bench serve --save-result --save-detailed         a timeline as clients saw it (JSON)
+    maitred bench --results-path FILE.csv                  the same
+    TraceV2 with measured columns                          the same: `maitred bench --trace-output`, BLIS's `observe`
+    maitred serve --record                                 the same, as the gateway saw them
+    measured steps and timelines of `measurements`         as they are
+
+The log does not say how much KV the decodes read. Where it names the size of the cache (`GPU KV cache size: N tokens`), its
+usage after each step gives that, less the prompt tokens of the step itself; else the context counts as 0.
+
+A timeline that clients have seen (`MeasuredRequest.seen_by_client`) contains what a request waits outside the engine: HTTP,
+tokenising, queues in front. Its TTFT and E2E count from the instant of sending.
+
+Example of a line of the log: `... Engine 000: Iteration(41): 1 context requests, 300 context tokens, 7 generation requests, 7
+generation tokens, iteration elapsed time: 9.81 ms, GPU KV cache usage: 3.2%`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from maitred.core.contracts import BatchShape, ChunkShape
+from maitred.core.errors import JSON_ERRORS, ConfigError
+from maitred.core.units import SECOND
+from maitred.study.calibration.measurements import (
+    MeasuredRequest,
+    MeasuredStep,
+    is_recording,
+    is_step_file,
+    read_header,
+    read_recording,
+    read_rows,
+    read_steps,
+    read_timeline,
+)
+
+_ITERATION: Final = re.compile(
+    r"Iteration\(\d+\): (?P<prompts>\d+) context requests, (?P<prefill>\d+) context tokens, "
+    r"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
+    r"iteration elapsed time: (?P<ms>[\d.]+) ms(?P<dummy> \(dummy\))?"
+    r"(?:,.*?KV cache usage: (?P<usage>[\d.]+)%)?"
+)
+_CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
+_LOOKED_AT: Final = 2_000
+"""Lines at the beginning of a log in which a step must be, for it to be taken for one."""
+_OURS: Final = ("arrived_at_us", "first_token_at_us", "finished_at_us", "input_tokens", "output_tokens")
+_TRACE: Final = ("arrival_time_us", "first_chunk_time_us", "last_chunk_time_us", "input_tokens", "output_tokens")
+
+
+def is_steps(path: Path) -> bool:
+    """Return whether the file holds steps, by its content. Raises ConfigError if it cannot be read."""
+    return _is_log(path) or (path.suffix != ".json" and is_step_file(path))
+
+
+def read_any_steps(path: Path) -> list[MeasuredStep]:
+    """Read steps: measured ones, or those of vLLM's log. Raises ConfigError with the line of a mistake."""
+    return _steps_of_log(path) if _is_log(path) else read_steps(path)
+
+
+def read_any_timeline(path: Path) -> list[MeasuredRequest]:
+    """Read the timeline of requests in any of the formats above, in the order in which they were sent. Raises ConfigError."""
+    if path.suffix == ".json":
+        return _sorted(_of_vllm_bench(path), path)
+    if is_recording(path):
+        return read_recording(path)[0]
+    header = set(read_header(path))
+    if set(_OURS) <= header:
+        return _sorted(_of_results(path), path)
+    if set(_TRACE) <= header:
+        return _sorted(_of_trace(path, "prefix_length" in header), path)
+    return read_timeline(path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield from lines
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+
+
+def _is_log(path: Path) -> bool:
+    if path.suffix in (".gz", ".json"):
+        return False
+    return any(_ITERATION.search(line) for _, line in zip(range(_LOOKED_AT), _lines(path), strict=False))
+
+
+def _steps_of_log(path: Path) -> list[MeasuredStep]:
+    """Return the steps of a log. Dummy steps, and those in which nothing was computed, are left out."""
+    cache_tokens, steps = 0, []
+    for line in _lines(path):
+        size = _CACHE_SIZE.search(line)
+        if size is not None:
+            cache_tokens = int(size[1].replace(",", ""))
+        found = _ITERATION.search(line)
+        if found is None or found["dummy"]:
+            continue
+        prefill, prompts, decodes, us = (float(found[name]) for name in ("prefill", "prompts", "decodes", "ms"))
+        us *= 1e3
+        if us > 0 and prefill + decodes > 0:
+            context = max(0, round(float(found["usage"] or 0) / 100 * cache_tokens - prefill)) if decodes else 0
+            steps.append(MeasuredStep(BatchShape(int(decodes), context, int(prefill), _chunks(int(prefill), int(prompts))), us))
+    if not steps:
+        raise ConfigError("there are no steps in it", where=str(path))
+    return steps
+
+
+def _chunks(prefill: int, prompts: int) -> tuple[ChunkShape, ...]:
+    """Return the chunks of a step: as many as it had prompts, of about one size, each taken for the beginning of its prompt."""
+    each, more = divmod(prefill, prompts) if prompts else (prefill, 0)
+    sizes = [each + (index < more) for index in range(max(1, prompts))]
+    return tuple(ChunkShape(size, 0, size) for size in sizes if size)
+
+
+class _VllmBench(msgspec.Struct):
+    """The part of the file of `vllm bench serve --save-detailed` that is needed. Times are in seconds."""
+
+    input_lens: list[int]
+    output_lens: list[int]
+    ttfts: list[float]
+    itls: list[list[float]]
+    start_times: list[float]
+    errors: list[str] = []
+
+
+def _of_vllm_bench(path: Path) -> Iterator[MeasuredRequest]:
+    text = "".join(_lines(path)).strip()
+    try:
+        # With --append-result the file has a line for each run: the last one counts.
+        found = msgspec.json.decode(text if text.count("\n{") == 0 else text[text.rindex("\n{") :], type=_VllmBench)
+    except JSON_ERRORS as error:
+        hint = "vllm bench serve --save-result --save-detailed writes input_lens, output_lens, ttfts, itls and start_times"
+        raise ConfigError(f"it is no result with every request: {error}", where=str(path), hint=hint) from error
+    columns = (found.input_lens, found.output_lens, found.ttfts, found.itls, found.start_times)
+    if len({len(column) for column in columns}) != 1:
+        raise ConfigError("its lists have different lengths", where=str(path))
+    failures = found.errors or [""] * len(found.ttfts)
+    for prompt, output, ttft, gaps, start, failure in zip(*columns, failures, strict=True):
+        if not failure and ttft > 0:
+            yield _seen(prompt, output, start, start + ttft, start + ttft + sum(gaps))
+
+
+def _of_results(path: Path) -> Iterator[MeasuredRequest]:
+    """Yield the completed requests of `maitred bench --results-path` (or of a simulation)."""
+    # Instants that never came are empty: a row that did not complete has one.
+    for row in _csv_dicts(path, _OURS):
+        if all(row[name] for name in _OURS):
+            arrived, first, last, prompt, output = (float(row[name]) for name in _OURS)
+            yield _seen(int(prompt), int(output), arrived / SECOND, first / SECOND, last / SECOND)
+
+
+def _of_trace(path: Path, has_prefixes: bool) -> Iterator[MeasuredRequest]:
+    names = (*_TRACE, "prefix_length") if has_prefixes else _TRACE
+    for values, _ in read_rows(path, names):
+        arrived, first, last, own, output = values[: len(_TRACE)]
+        if first > 0 and last > 0:
+            yield _seen(int(own + sum(values[len(_TRACE) :])), int(output), arrived / SECOND, first / SECOND, last / SECOND)
+
+
+def _csv_dicts(path: Path, names: Iterable[str]) -> Iterator[dict[str, str]]:
+    for line, (_, texts) in enumerate(read_rows(path, (), tuple(names)), 2):
+        row = dict(zip(names, texts, strict=True))
+        for name, text in row.items():
+            if text and not text.replace(".", "", 1).isdecimal():
+                raise ConfigError(f"{name} should be a number, not {text!r}", where=f"{path}:{line}")
+        yield row
+
+
+def _seen(prompt: int, output: int, sent: float, first: float, last: float) -> MeasuredRequest:
+    return MeasuredRequest(prompt, output, sent, sent, sent, first, max(first, last), 0, seen_by_client=True)
+
+
+def _sorted(rows: Iterable[MeasuredRequest], path: Path) -> list[MeasuredRequest]:
+    found = [row for row in rows if row.prompt_tokens >= 1 and row.output_tokens >= 1 and row.sent < row.first_token]
+    if not found:
+        raise ConfigError("no request in it completed", where=str(path))
+    return sorted(found, key=lambda row: row.sent)

@@ -1,0 +1,127 @@
+"""What a request waits outside the engine's steps, fitted to what clients have seen.
+
+Steps are measured inside the engine. Clients see more of each request: HTTP, tokenising and queues in front (α), and between
+the steps what the engine does without measuring it (scheduling, sending tokens out). The requests of a timeline that clients
+saw are simulated with the step times that are known. Then
+
+    per step     the median over requests of (measured - simulated) decode time, per step; at least 0
+    α0, α1       TTFT measured - simulated  =  α0 + α1 · prompt tokens, robustly, of the half of the requests that waited least
+                 in the simulated queue: where requests wait long, a small error of the steps is a large one of the wait
+
+A longer step changes the queue, and so the rest, hence this is repeated. The time per step goes into the latency model (β0, a
+constant of the table), because it holds the engine up. α does not.
+
+Example: steps of 10 ms, requests of 100 tokens; clients see a first token after 14 ms and the others every 11 ms. One ms per
+step is missing, and 3 ms are α0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from maitred.core.errors import ConfigError
+from maitred.core.units import SECOND
+from maitred.instance import InstanceConfig
+from maitred.instance.latency import LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
+from maitred.sim import Outcome, simulate
+from maitred.study.calibration.least_squares import Floats
+from maitred.study.calibration.measurements import MeasuredRequest, timeline_jobs
+from maitred.study.calibration.robust import robust_line
+
+_ROUNDS: Final = 4
+_MIN_REQUESTS: Final = 10
+_BETA7: Final = 6
+"""Index of the constant of a step among the coefficients of trained-physics."""
+
+
+class OutsideTimes(msgspec.Struct, frozen=True):
+    """Times in µs."""
+
+    per_step: float
+    """Time between steps that was not measured as part of one."""
+    alpha: float
+    """What every request waits outside the engine."""
+    alpha_per_token: float
+    """What it waits for each token of its prompt."""
+
+
+def fit_outside(
+    latency: LatencyConfig, timelines: Sequence[Sequence[MeasuredRequest]], engine: InstanceConfig
+) -> tuple[LatencyConfig, OutsideTimes]:
+    """Return `latency` with what clients saw beyond it, and that by itself. `engine` served the timelines.
+
+    Raises ConfigError for too few requests, and for requests that `engine` cannot serve.
+    """
+    if sum(map(len, timelines)) < _MIN_REQUESTS:
+        raise ConfigError(f"{sum(map(len, timelines))} requests are too few", hint=f"give at least {_MIN_REQUESTS}")
+    per_step = 0.0
+    for _ in range(_ROUNDS):
+        simulated = [_Simulated.of(rows, replace(engine, latency=_with_step(latency, per_step))) for rows in timelines]
+        gaps = np.concatenate([each.missing_per_step() for each in simulated])
+        per_step = max(0.0, per_step + (float(np.median(gaps)) if len(gaps) else 0.0))
+    waits, prompts, missing = (
+        np.concatenate(columns) for columns in zip(*(each.first_tokens() for each in simulated), strict=True)
+    )
+    few = waits <= np.median(waits)
+    alpha, per_token = robust_line(prompts[few], missing[few])
+    found = OutsideTimes(per_step, alpha, per_token)
+    return _with_alpha(_with_step(latency, per_step), found, float(np.median(prompts))), found
+
+
+class _Simulated(msgspec.Struct, frozen=True, eq=False):
+    """The requests of one timeline, measured and simulated. Times are in µs."""
+
+    rows: Sequence[MeasuredRequest]
+    ttft: Floats
+    decode: Floats
+    waited: Floats
+
+    @classmethod
+    def of(cls, rows: Sequence[MeasuredRequest], engine: InstanceConfig) -> _Simulated:
+        results = simulate(timeline_jobs(rows), instance=engine)
+        if (results.outcome != Outcome.COMPLETED).any():
+            hint = "is --config the engine that served them? max_model_len and total_kv_blocks limit a request"
+            raise ConfigError("some requests cannot be served by this engine", where="--clients", hint=hint)
+        order = np.argsort(results.request_id)
+        first, arrival = results.first_token[order], results.arrival[order]
+        decode, waited = results.finished[order] - first, results.scheduled[order] - arrival
+        return cls(rows, (first - arrival).astype(float), decode.astype(float), waited.astype(float))
+
+    def missing_per_step(self) -> Floats:
+        """Return how much longer than simulated a step took, by request."""
+        steps = np.array([row.output_tokens - 1 for row in self.rows])
+        decode = SECOND * np.array([row.last_token - row.first_token for row in self.rows])
+        several = steps > 0
+        missing: Floats = (decode - self.decode)[several] / steps[several]
+        return missing
+
+    def first_tokens(self) -> tuple[Floats, Floats, Floats]:
+        """Return the simulated waits, the prompt tokens, and how much later than simulated the first tokens came."""
+        prompts = np.array([float(row.prompt_tokens) for row in self.rows])
+        ttft = SECOND * np.array([row.first_token - row.sent for row in self.rows])
+        return self.waited, prompts, ttft - self.ttft
+
+
+def _with_step(latency: LatencyConfig, us: float) -> LatencyConfig:
+    """Return `latency` without α, in which each step takes `us` longer."""
+    if isinstance(latency, LinearLatency):
+        b0, b1, b2 = latency.beta
+        return LinearLatency((b0 + us, b1, b2))
+    if isinstance(latency, TableLatency) and latency.table is not None:
+        longer = tuple((x, time + us) for x, time in latency.table.sequences)
+        return TableLatency(table=replace(latency.table, sequences=longer))
+    assert isinstance(latency, TrainedPhysicsLatency)
+    beta = (*latency.beta[:_BETA7], latency.beta[_BETA7] + us, *latency.beta[_BETA7 + 1 :])
+    return replace(latency, alpha=(0.0, 0.0, 0.0), beta=beta)
+
+
+def _with_alpha(latency: LatencyConfig, found: OutsideTimes, typical_prompt: float) -> LatencyConfig:
+    if isinstance(latency, TrainedPhysicsLatency):  # which knows no time per token on the way in
+        return replace(latency, alpha=(float(f"{found.alpha + found.alpha_per_token * typical_prompt:.6g}"), 0.0, 0.0))
+    alpha = (float(f"{found.alpha:.6g}"), float(f"{found.alpha_per_token:.6g}"), 0.0)
+    return replace(latency, alpha=alpha)

@@ -1,0 +1,87 @@
+"""Steps and timelines in the formats that engines and benchmarks write."""
+
+import json
+
+import pytest
+
+from maitred.core.errors import ConfigError
+from maitred.study.calibration.importers import is_steps, read_any_steps, read_any_timeline
+
+LOG = """\
+(EngineCore pid=7) INFO 11-22 20:00:00 [kv_cache_utils.py:1] GPU KV cache size: 10,000 tokens
+(APIServer pid=6) INFO 11-22 20:00:01 [loggers.py:199] Engine 000: Iteration(0): 2 context requests, 301 context tokens, \
+0 generation requests, 0 generation tokens, iteration elapsed time: 9.81 ms, GPU KV cache usage: 3.0%
+(APIServer pid=6) INFO 11-22 20:00:01 [loggers.py:199] Engine 000: Iteration(1): 1 context requests, 100 context tokens, \
+2 generation requests, 2 generation tokens, iteration elapsed time: 12.00 ms, GPU KV cache usage: 4.1%
+(APIServer pid=6) INFO 11-22 20:00:02 [loggers.py:199] Engine 000: Iteration(2): 0 context requests, 0 context tokens, \
+0 generation requests, 0 generation tokens, iteration elapsed time: 0.10 ms (dummy), GPU KV cache usage: 0.0%
+(APIServer pid=6) INFO 11-22 20:00:02 [loggers.py:1] something else
+"""
+
+
+def test_the_log_of_vllm_has_the_steps(tmp_path):
+    path = tmp_path / "vllm.log"
+    path.write_text(LOG)
+    assert is_steps(path)
+    first, second = read_any_steps(path)
+    assert (first.us, first.shape.num_decodes, first.shape.prefill_tokens) == (9810, 0, 301)
+    assert [(chunk.num_tokens, chunk.num_computed_tokens) for chunk in first.shape.chunks] == [(151, 0), (150, 0)]
+    assert (second.us, second.shape.num_decodes, second.shape.prefill_tokens) == (12_000, 2, 100)
+    assert second.shape.context_tokens == 310  # 4.1 % of 10,000 tokens, less the 100 that this step computes
+
+
+BENCH = {
+    "input_lens": [10, 20, 30],
+    "output_lens": [3, 2, 0],
+    "ttfts": [0.5, 0.25, 0.0],
+    "itls": [[0.1, 0.2], [0.05], []],
+    "start_times": [100.0, 99.0, 101.0],
+    "errors": ["", "", "timed out"],
+}
+
+
+def test_the_result_of_vllm_bench_is_a_timeline_of_clients(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"old": 1}) + "\n" + json.dumps(BENCH))  # as with --append-result
+    assert not is_steps(path)
+    first, second = read_any_timeline(path)
+    assert (first.prompt_tokens, first.sent, first.first_token, first.last_token) == (20, 99.0, 99.25, 99.3)
+    assert second.ttft == pytest.approx(0.5)
+    assert second.latency == pytest.approx(0.8)
+    assert second.seen_by_client
+
+
+def test_the_requests_of_a_bench_and_a_measured_trace_are_timelines_of_clients(tmp_path):
+    ours = tmp_path / "r.csv"
+    header = "request_id,input_tokens,output_tokens,arrived_at_us,first_token_at_us,finished_at_us\n"
+    ours.write_text(header + "1,10,3,2000000,2500000,3000000\n2,10,0,2500000,,2600000\n0,7,2,1000000,1100000,1200000\n")
+    rows = read_any_timeline(ours)
+    assert [row.prompt_tokens for row in rows] == [7, 10]
+    assert rows[1].latency == pytest.approx(1.0)
+
+    trace = tmp_path / "t.csv"
+    header = "request_id,prefix_length,input_tokens,output_tokens,arrival_time_us,first_chunk_time_us,last_chunk_time_us\n"
+    trace.write_text(header + "0,32,10,3,0,500000,1000000\n1,0,10,3,10,0,0\n")
+    (row,) = read_any_timeline(trace)
+    assert (row.prompt_tokens, row.ttft, row.latency) == (42, 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("r.json", "{", "it is no result with every request"),
+        ("r.json", json.dumps({**BENCH, "ttfts": [1.0]}), "its lists have different lengths"),
+        ("r.json", json.dumps({**BENCH, "errors": ["x"] * 3}), "no request in it completed"),
+        (
+            "r.csv",
+            "input_tokens,output_tokens,arrived_at_us,first_token_at_us,finished_at_us\n1,1,x,2,3\n",
+            "r.csv:2: arrived_at_us should be a number, not 'x'",
+        ),
+        ("r.csv", "a,b\n1,2\n", "there is no column"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(tmp_path, name, content, said):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read_any_timeline(path)
