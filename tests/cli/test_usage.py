@@ -134,3 +134,29 @@ def test_older_versions_of_the_library_are_translated_too() -> None:
     assert in_our_words("Invalid value for '--rate': 'x' is not a valid float.") == "--rate takes a number"
     assert in_our_words("Invalid value for '--tp': 0 is not in the range x>=1.") == "--tp must be at least 1"
     assert in_our_words("No such option: --prot Did you mean --port?") == "unknown flag --prot (did you mean --port?)"
+
+
+def offered(maitred: Any, *words: str) -> list[str]:
+    """Return what bash is offered for the last of these words."""
+    shell = {"_MAITRED_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    result = maitred(env=shell)
+    assert result.code == 0
+    return result.out.split()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("maitred", "cap"), {"capacity"}),
+        (("maitred", "simulate", "--num-inst"), {"--num-instances"}),
+        (("maitred", "simulate", "--pd-dec"), {"--pd-decider"}),
+        (("maitred", "simulate", "--hardware", "H"), {"H100", "H200", "H20"}),
+        (("maitred", "simulate", "--model", "mixtral"), {"mixtral-8x7b"}),
+        (("maitred", "simulate", "--scheduler", "aged"), {"aged-sjf"}),
+        (("maitred", "simulate", "--admission", "p"), {"priority"}),
+        (("maitred", "capacity", "--hardware", "MI"), {"MI300X", "MI325X"}),
+        (("maitred", "simulate", "--config", "x"), set()),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_names(maitred: Any, words: tuple[str, ...], expected: set[str]) -> None:
+    assert set(offered(maitred, *words)) == expected

@@ -66,7 +66,8 @@ class _LazyCommands(TyperGroup):
             rest = spread_values(rest)
         if ALL_HELP in rest:
             return name, command_named(str(name)), ["--help"]
-        return name, command_named(str(name), in_short=True), rest
+        # A shell that completes a word is to see hidden flags, too.
+        return name, command_named(str(name), in_short=not ctx.resilient_parsing), rest
 
 
 @lru_cache
@@ -74,7 +75,7 @@ def command_named(name: str, *, in_short: bool = False) -> Any:
     """Return the command `name` as typer makes it. `in_short` hides all but the usual flags from its help."""
     run = _COMMANDS[name]
     shown = USUAL_FLAGS.get(name, ()) if in_short else ()
-    single = _typer()
+    single = _typer(add_completion=False)
     documented_run = documented(run.callback() if isinstance(run, Command) else run, shown)
     epilog = f"These are the usual flags. All: maitred {name} {ALL_HELP}" if shown else None
     single.command(name, help=_help(run), epilog=epilog)(documented_run)
@@ -87,14 +88,14 @@ def _help(run: object) -> str:
 
 
 def _typer(**settings: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
+    return typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
 
 
 def _listed() -> None:
     """Stand for a command in the list of all."""
 
 
-app = _typer(name="maitred", cls=_LazyCommands)
+app = _typer(name="maitred", cls=_LazyCommands, add_completion=True)
 for _name, _run in _COMMANDS.items():
     app.command(_name, help=_help(_run))(_listed)
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_args
 import typer
 from typer.models import OptionInfo, ParameterInfo
 
+from maitred.cli.completion import offer, offered_names
 from maitred.core.errors import ConfigError
 from maitred.core.units import to_ms
 
@@ -196,6 +197,7 @@ def _documented(parameter: inspect.Parameter, shown: Collection[str]) -> inspect
         default = "on" if text.startswith(_TURN_OFF) else "off" if is_switch else parameter.default or "none"
         info.help = f"{text} Default: {default}."
     info.show_default = False
+    info.autocompletion = info.autocompletion or offered_names(info.default)
     info.hidden = info.hidden or bool(shown and info.default not in shown)
     return parameter.replace(annotation=Annotated[kind, info])
 
@@ -233,6 +235,7 @@ def _sections() -> Mapping[str, Any]:
 def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known: Mapping[str, str]) -> inspect.Parameter:
     """Return the parameter of a flag that stands for a key. `known` are the flags for other keys, by the key's last part."""
     from maitred.config.root import config_key
+    from maitred.core.yaml_schema import literal_choices
 
     section, _, below = row.key.partition(".")
     key = config_key(sections[section], below)
@@ -244,7 +247,10 @@ def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known:
         text = f"{_TURN_OFF}{text}"
     if kind == list[str]:
         text += " Repeatable."
-    return _parameter(row.parameter, Annotated[kind | None, flag(panel, row.option, text, row.metavar, alias=row.alias)], None)
+    info = flag(panel, row.option, text, row.metavar, alias=row.alias)
+    choices = [value for value in literal_choices(key.type) if isinstance(value, str)]
+    info.autocompletion = offer(choices) if choices else None
+    return _parameter(row.parameter, Annotated[kind | None, info], None)
 
 
 def _flag_type(kind: Any) -> Any:
