@@ -42,11 +42,11 @@ def sglang_rules(config: InstanceConfig) -> SGLangRules:
     passes = PassRules(
         limits,
         config.max_num_seqs,
-        min(options.min_free_slots_delay or 0, config.max_num_seqs),
         preempts=sign is not None and not options.disable_priority_preemption,
         preemption_threshold=options.priority_scheduling_preemption_threshold,
         mixes=options.enable_mixed_chunk,
         caps_chunks=isinstance(policy, SGLang) and policy.policy is SGLangPolicy.SHORTEST_PREFILL_FIRST,
+        min_free_slots=min(options.min_free_slots_delay or 0, config.max_num_seqs),
     )
     return SGLangRules(
         passes=passes,

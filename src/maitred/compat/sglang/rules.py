@@ -28,8 +28,6 @@ class PassRules(msgspec.Struct, frozen=True):
 
     limits: PrefillLimits
     max_num_running: int
-    min_free_slots: int = 0
-    """Beside running requests, none is admitted while fewer could have a place than this (min-free-slots delayer)."""
     preempts: bool = False
     """Whether a request that is much more urgent than running ones takes their place (priority preemption)."""
     preemption_threshold: float = 10
@@ -38,6 +36,8 @@ class PassRules(msgspec.Struct, frozen=True):
     """Whether running requests decode in the prefill batch (mixed chunk)."""
     caps_chunks: bool = False
     """Whether shorter requests come before the chunked one goes on (`shortest-prefill-first`)."""
+    min_free_slots: int = 0
+    """Beside running requests, none is admitted while fewer could have a place than this (min-free-slots delayer)."""
 
 
 class SGLangRules(msgspec.Struct, frozen=True, kw_only=True):
