@@ -197,7 +197,7 @@ def _documented(parameter: inspect.Parameter, shown: Collection[str]) -> inspect
         default = "on" if text.startswith(_TURN_OFF) else "off" if is_switch else parameter.default or "none"
         info.help = f"{text} Default: {default}."
     info.show_default = False
-    info.autocompletion = info.autocompletion or offered_names(info.default)
+    info.autocompletion = info.autocompletion or offered_names(str(info.default))
     info.hidden = info.hidden or bool(shown and info.default not in shown)
     return parameter.replace(annotation=Annotated[kind, info])
 
