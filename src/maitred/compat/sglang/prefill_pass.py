@@ -99,7 +99,7 @@ class PrefillPass:
         if chunked is None and (self.is_full or not host.num_waiting()):
             return []
         allocatable = min(rules.max_num_running - len(running), host.num_free_slots() + (chunked is not None))
-        if chunked is None and running and allocatable < rules.min_free_slots:
+        if chunked is None and running and rules.min_free_slots > max(0, allocatable):
             self.waits_for_slot = True
             return []
         if allocatable <= 0 and chunked is None and not rules.preempts:
