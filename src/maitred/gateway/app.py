@@ -93,7 +93,7 @@ class Gateway(App):
         self._recorder = None if config.record is None else TrafficRecorder(config.record)
         self._log_output = log_output or LogOutput(config.log_format)
         self._access_log = AccessLog(self._log_output) if config.access_log else None
-        self.request_metrics = RequestMetrics()
+        self.request_metrics = RequestMetrics(config.model_metric_top_n)
         self._observer = RequestObserver(self.request_metrics, self._access_log, self._recorder)
         self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
         self._driver = RealTimeAdmission(self.core, self._fleet.model_load)

@@ -87,6 +87,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Name of that header (`trust_tenant_header`)."""
     tenant_metric_top_n: int = 32
     """Tenants with metrics of their own; all others are summed up as `other`."""
+    model_metric_top_n: int = 32
+    """Models with metrics of their own for requests and tokens, the first that are asked for; all others are summed up as
+    `other`. Each makes a page of metrics longer."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body, in bytes."""
     max_parked_body_bytes: int = 1024 * 1024 * 1024
@@ -143,8 +146,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("slots_per_backend and slots: learned contradict each other (leave one of them out)")
         if self.max_parked_body_bytes < self.max_body_bytes:
             raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
-        if self.tenant_metric_top_n < 0:
-            raise ValueError("tenant_metric_top_n must be at least 0")
+        for name in ("tenant_metric_top_n", "model_metric_top_n"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0")
         if not _HEADER_NAME.fullmatch(self.tenant_header_name):
             raise ValueError("tenant_header_name must be the name of a header")
         for name in self.admin_hosts:
