@@ -137,18 +137,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError("port must be from 0 to 65535")
-        for name in ("max_body_bytes", "health_failures", "max_models", "max_attempts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
         if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MAX_SLOTS:
             raise ValueError(f"slots_per_backend must be from 1 to {MAX_SLOTS:,}")
         if self.slots_per_backend is not None and self.slots == "learned":
             raise ValueError("slots_per_backend and slots: learned contradict each other (leave one of them out)")
         if self.max_parked_body_bytes < self.max_body_bytes:
             raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
-        for name in ("tenant_metric_top_n", "model_metric_top_n"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0")
         if not _HEADER_NAME.fullmatch(self.tenant_header_name):
             raise ValueError("tenant_header_name must be the name of a header")
         for name in self.admin_hosts:
@@ -156,10 +150,17 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"admin_hosts: {quote(name)} is no host name: write it without scheme and port")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("tls_key needs tls_cert (give both, or neither)")
+        self._check_counts()
         self._check_times()
         self._hash_keys()
         if self.backends:
             self._check_backends()
+
+    def _check_counts(self) -> None:
+        counts = {"max_body_bytes": 1, "health_failures": 1, "max_models": 1, "max_attempts": 1}
+        for name, least in (counts | {"tenant_metric_top_n": 0, "model_metric_top_n": 0}).items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}")
 
     def _check_times(self) -> None:
         for name in ("health_interval_secs", "health_timeout_secs", "send_timeout_secs"):
