@@ -91,7 +91,7 @@ class LogHandler(logging.Handler):
         trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
         if self._output.is_json:
             fields = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": message}
-            return json.dumps(fields | ({"exception": trace} if trace else {})) + "\n"
+            return json.dumps(fields | ({"exception": trace} if trace else {}), separators=(",", ":")) + "\n"
         line = f"{when} {record.levelname} {message.translate(_CONTROL)}\n"
         return f"{line}{trace}\n" if trace else line
 
