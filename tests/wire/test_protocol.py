@@ -186,7 +186,7 @@ def test_a_second_head_may_be_incomplete_as_long_as_the_first_answer_takes(monke
 
 
 def test_a_body_that_falls_silent_is_refused_and_the_app_is_told_that_its_client_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
+    monkeypatch.setattr(protocol, "BODY_SECS", 0.05)
     GONE.clear()
     head = b"POST /silent HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
     assert refusal(exchange(head)) == (408, "request_timeout")
@@ -194,14 +194,28 @@ def test_a_body_that_falls_silent_is_refused_and_the_app_is_told_that_its_client
     assert GONE == ["/silent"] * 2
 
 
-def test_a_body_may_take_longer_than_its_silences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.3)
+def test_a_body_that_comes_by_single_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "BODY_SECS", 0.1)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n")
+        writer.write(b"POST /silent HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1")
+        answer = asyncio.ensure_future(reader.read())
+        while not answer.done():
+            writer.write(b";a\r\nx\r\n1")  # An extension is no data.
+            await asyncio.sleep(0.01)
+        return answer.result()
+
+    assert refusal(with_server(script)) == (408, "request_timeout")
+
+
+def test_a_body_may_take_longer_than_its_rate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "BODY_SECS", 0.3)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 900\r\n\r\n")
         for _ in range(9):
             await asyncio.sleep(0.05)
-            writer.write(b"x")
+            writer.write(b"x" * 100)
         return await reader.read()
 
     answer = with_server(script)
@@ -211,7 +225,7 @@ def test_a_body_may_take_longer_than_its_silences(monkeypatch: pytest.MonkeyPatc
 
 def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has its response gets no second one."""
-    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
+    monkeypatch.setattr(protocol, "BODY_SECS", 0.05)
     answer = exchange(b"POST /unread HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert answer.count(b"HTTP/1.1") == 1
@@ -247,7 +261,7 @@ def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(what: str,
 
 
 def test_an_incomplete_body_behind_an_answer_that_takes_long_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "BODY_SILENCE_SECS", 0.05)
+    monkeypatch.setattr(protocol, "BODY_SECS", 0.05)
     first = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
     answer = exchange(first + b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
     assert answer.startswith(b"HTTP/1.1 200 OK")

@@ -169,7 +169,7 @@ class ClientFraming(MessageFraming):
 
     def on_body(self, body: bytes) -> None:
         if not self._is_over:
-            self._body_bytes += len(body)
+            self.body_bytes += len(body)
             self._inbox.append(body)
 
     def on_message_complete(self) -> None:

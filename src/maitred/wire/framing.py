@@ -93,7 +93,8 @@ class MessageFraming:
         self._headers: Headers = []
         self._head_bytes = 0
         """Bytes of the head, or of its trailers once the head is complete."""
-        self._body_bytes = 0
+        self.body_bytes = 0
+        """Bytes of the body under way that the peer has sent."""
         self._quiet_bytes = 0
         """Bytes since the last header or piece of a body."""
         self._framing_bytes = 0
@@ -151,7 +152,7 @@ class MessageFraming:
 
     def _feed_parser(self, data: bytes) -> None:
         """Parse `data` into the inbox; a fault ends up there as the last event."""
-        size, head_bytes, body_bytes = len(data), self._head_bytes, self._body_bytes
+        size, head_bytes, body_bytes = len(data), self._head_bytes, self.body_bytes
         switched_at = -1
         try:
             self._parser.feed_data(data)
@@ -167,14 +168,14 @@ class MessageFraming:
         if switched_at >= 0:  # Not within the handler, which would be the context of each further error.
             self._on_upgrade(data[switched_at:])
             return
-        if self._body_bytes == body_bytes and self._head_bytes == head_bytes:
+        if self.body_bytes == body_bytes and self._head_bytes == head_bytes:
             self._quiet_bytes += size
             if self._quiet_bytes > self._max_head:
                 self._on_fault(self._too_large())
         else:
             self._quiet_bytes = 0
         if self._is_chunked and self._in_body:
-            self._framing_bytes += size - (1 + _FRAMING_BYTES_PER_BYTE) * (self._body_bytes - body_bytes)
+            self._framing_bytes += size - (1 + _FRAMING_BYTES_PER_BYTE) * (self.body_bytes - body_bytes)
             if self._framing_bytes > self._max_head:
                 self._on_fault(FramingError("the chunks of the body are hardly anything but framing"))
 
@@ -201,5 +202,5 @@ class MessageFraming:
     # The parser calls the next one, and those of the subclasses.
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
+        self.body_bytes += len(body)
         self._inbox.append(body)

@@ -3,7 +3,7 @@
 `ServerFraming` says what the bytes mean; here is what takes time or memory.
 
     head        within `HEAD_SECS` of its first byte; else 408
-    body        may take any time, but may be silent for `BODY_SILENCE_SECS` at most; else 408. It holds memory meanwhile.
+    body        may take any time, at `MIN_BYTES_PER_SEC` or more, measured over `BODY_SECS`; else 408; it holds memory
     pipelines   requests behind the one being answered are kept as bytes; from `MAX_PARKED_BYTES` on the socket is not read,
                 and after `PARKED_SECS` they are dropped: the connection ends with the answer, as RFC 9112 (9.3.2) allows
     answers     a client must take `MIN_BYTES_PER_SEC` while an answer waits for it, measured over the send timeout
@@ -30,7 +30,7 @@ from typing import Final, cast
 from maitred.wire.certificate import close_transport, end_sending, limit_buffers
 from maitred.wire.exchange import ApiError, ClientAddress, Exchange
 from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
-from maitred.wire.refusals import framing_refused, internal_error, request_timeout
+from maitred.wire.refusals import encode_refusal, framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
 from maitred.wire.server_framing import CONTINUE, ServerFraming
 from maitred.wire.sockets import num_queued_bytes, write_message
@@ -39,34 +39,22 @@ log = logging.getLogger("maitred.wire")
 
 MAX_HEAD_BYTES = 65_536
 """Largest head of a request (target and all headers), in bytes."""
-
 HEAD_SECS = 20.0
 """Seconds from the first byte of a head to its end."""
-
-BODY_SILENCE_SECS = 60.0
-"""Seconds between two pieces of a request body."""
-
+BODY_SECS = 60.0
+"""Seconds over which the rate of a request body is measured."""
 KEEP_ALIVE_SECS = 75.0
 """Seconds for which a client's idle connection is kept: longer than clients keep theirs, so that the client closes it."""
-
 MAX_PARKED_BYTES = 262_144
 """Bytes of further requests, or of a body that is not read, from which on a socket is not read."""
-
 PARKED_SECS = 5.0
 """Seconds for which a socket is not read because too much is parked."""
-
 MIN_BYTES_PER_SEC = 240
-"""Least rate at which a client must take an answer that waits for it. (Kestrel's `MinResponseDataRate` is the same.)"""
+"""Least rate at which a client must send a body, and take an answer that waits for it. (Kestrel's `MinResponseDataRate`.)"""
 LINGER_SECS = 1.0
 """Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
-
 _NEVER: Final = float("inf")
-
-_DONE: Final = State.DONE
-_SEND_BODY: Final = State.SEND_BODY
-_SEND_RESPONSE: Final = State.SEND_RESPONSE
-_MUST_CLOSE: Final = State.MUST_CLOSE
-_IDLE: Final = State.IDLE
+_DONE, _SEND_BODY, _SEND_RESPONSE = State.DONE, State.SEND_BODY, State.SEND_RESPONSE  # members of enums are slow to look up
 
 
 class ServerConnection(asyncio.Protocol):
@@ -91,9 +79,9 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._head_since = 0.0
         """When the first byte of an incomplete head came; 0 if there is none."""
-        self._last_received = 0.0
-        self._idle_since = 0.0
-        self._parked_since = 0.0
+        self._upload: tuple[float, int] | None = None
+        """When the body was measured last, and how many bytes of it there were; None while it is not watched."""
+        self._idle_since = self._parked_since = 0.0
         self._unsent: tuple[float, int] | None = None
         """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
 
@@ -209,7 +197,7 @@ class ServerConnection(asyncio.Protocol):
                 self._refuse(framing_refused(cast(FramingError, event)))
 
     def _start_exchange(self, head: RequestHead) -> None:
-        self._head_since = 0.0
+        self._head_since, self._upload = 0.0, None
         if self._context.is_draining:
             self._framing.keep_alive = False
         self._exchange = exchange = Exchange(head, self, self._client)
@@ -241,7 +229,7 @@ class ServerConnection(asyncio.Protocol):
     def _end_exchange(self) -> None:
         """Go on to the next request, when the client has sent all of this one and has taken enough of its answer."""
         framing = self._framing
-        if framing.own is _MUST_CLOSE:
+        if framing.own is State.MUST_CLOSE:
             self._close_after_answer()
         elif self._writable is None and framing.peer is _DONE:
             self._exchange = None
@@ -281,10 +269,7 @@ class ServerConnection(asyncio.Protocol):
             self._close()
             return
         self._framing.keep_alive = False
-        body = error.body()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        headers.append((b"x-smg-error-code", (error.code or "").encode()))
-        self._write(self._framing.start_response(error.status, headers) + self._framing.send_data(body, False))
+        self._write(encode_refusal(self._framing, error))
         self._linger()
 
     def _linger(self) -> None:
@@ -302,9 +287,9 @@ class ServerConnection(asyncio.Protocol):
         """Note what a read has left incomplete, or waiting."""
         framing = self._framing
         if framing.peer is _SEND_BODY:
-            self._last_received = self._loop.time()
-            self._set_timer(self._last_received + BODY_SILENCE_SECS)
-        elif framing.is_in_head and framing.peer is _IDLE and not self._head_since:
+            if self._upload is None:
+                self._watch_upload()
+        elif framing.is_in_head and framing.peer is State.IDLE and not self._head_since:
             self._head_since = self._loop.time()
             self._set_timer(self._head_since + HEAD_SECS)
         if framing.pending_bytes != self._parked_bytes:
@@ -327,14 +312,13 @@ class ServerConnection(asyncio.Protocol):
             self._watch_hangup(not may_read)
             if may_read:
                 self._transport.resume_reading()
+                self._watch_upload()
             else:
                 self._transport.pause_reading()
                 self._parked_since = self._loop.time()
                 self._set_timer(self._parked_since + PARKED_SECS)
 
     def _watch_hangup(self, watch: bool) -> None:
-        if self._socket < 0:
-            return
         if watch:
             self._context.hangups.watch(self._socket, self.abort)
         else:
@@ -371,8 +355,8 @@ class ServerConnection(asyncio.Protocol):
             if self._head_since:
                 return self._head_since + HEAD_SECS, self._on_head_timeout
             return self._idle_since + KEEP_ALIVE_SECS, self._close
-        if self._framing.peer is _SEND_BODY and self._is_reading:
-            return self._last_received + BODY_SILENCE_SECS, self._on_body_silence
+        if self._framing.peer is _SEND_BODY and self._is_reading and self._upload is not None:
+            return self._upload[0] + BODY_SECS, self._check_upload
         return _NEVER, self._close
 
     def _drop_parked(self) -> None:
@@ -383,8 +367,18 @@ class ServerConnection(asyncio.Protocol):
     def _on_head_timeout(self) -> None:
         self._refuse(request_timeout(f"the head of the request was not complete within {HEAD_SECS:g} s"))
 
-    def _on_body_silence(self) -> None:
-        self._refuse(request_timeout(f"nothing more of the request body came for {BODY_SILENCE_SECS:g} s"))
+    def _watch_upload(self) -> None:
+        """From now on the client must send the body."""
+        self._upload = self._loop.time(), self._framing.body_bytes
+        self._set_timer(self._upload[0] + BODY_SECS)
+
+    def _check_upload(self) -> None:
+        """Refuse a body that comes too slowly."""
+        came = self._framing.body_bytes - (self._upload or (0.0, 0))[1]
+        if came < MIN_BYTES_PER_SEC * BODY_SECS:
+            self._refuse(request_timeout(f"only {came} bytes of the request body came in {BODY_SECS:g} s"))
+        else:
+            self._watch_upload()
 
     def _watch_unsent(self) -> None:
         """From now on the client must take what is sent to it."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from maitred.wire.exchange import ApiError
 from maitred.wire.messages import FramingError
+from maitred.wire.server_framing import ServerFraming
 
 FRAMING_CODES: Final = {
     400: "bad_request",
@@ -28,3 +29,11 @@ def request_timeout(message: str) -> ApiError:
 def internal_error() -> ApiError:
     """Return the error for a handler that has failed."""
     return ApiError(500, "the server failed; its log says why", kind="server_error", code="internal_error")
+
+
+def encode_refusal(framing: ServerFraming, error: ApiError) -> bytes:
+    """Return the whole response that tells a client of `error`. Raises FramingMisuse if another one has started."""
+    body = error.body()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers.append((b"x-smg-error-code", (error.code or "").encode()))
+    return framing.start_response(error.status, headers) + framing.send_data(body, False)

@@ -124,7 +124,7 @@ class ServerFraming(MessageFraming):
             self._feed_slice(data)
             return
         while at < size and not self._num_ends and self._parser is not None:
-            left = self._length - self._body_bytes if self._in_body and self._length is not None else None
+            left = self._length - self.body_bytes if self._in_body and self._length is not None else None
             if left is not None and (self._skips_parser or left > SLICE_BYTES):
                 self._take_body(data[at : at + left])
             else:
@@ -144,9 +144,9 @@ class ServerFraming(MessageFraming):
     def _take_body(self, piece: bytes) -> None:
         """Take a piece of a body of known length as it is: the parser would copy it."""
         self._skips_parser = True
-        self._body_bytes += len(piece)
+        self.body_bytes += len(piece)
         self._inbox.append(piece)
-        if self._body_bytes == self._length:
+        if self.body_bytes == self._length:
             self._parser, self._skips_parser = self._make_parser(), False  # The old one waits for the body.
             self.on_message_complete()
 

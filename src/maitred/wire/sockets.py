@@ -35,8 +35,8 @@ class HangupWatch:
             loop.add_reader(self._epoll.fileno(), self._on_readable)
 
     def watch(self, descriptor: int, on_hangup: Callable[[], object]) -> None:
-        """Call `on_hangup` once if the peer of this socket hangs up."""
-        if self._epoll is not None and descriptor not in self._on_hangup:
+        """Call `on_hangup` once if the peer of this socket hangs up. A negative number is no socket."""
+        if self._epoll is not None and descriptor >= 0 and descriptor not in self._on_hangup:
             self._epoll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
             self._on_hangup[descriptor] = on_hangup
 
