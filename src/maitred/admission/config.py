@@ -126,9 +126,12 @@ MAX_SECS = 1e9
 ClassName: TypeAlias = Literal["system", "interactive", "default", "bulk"]
 
 
+_CLASSES: Final = {c.label: c for c in PriorityClass}
+
+
 def class_from_name(name: ClassName) -> PriorityClass:
     """Return the class called `name`."""
-    return PriorityClass[name.upper()]
+    return _CLASSES[name]
 
 
 def _check_non_negative(config: msgspec.Struct, *keys: str) -> None:

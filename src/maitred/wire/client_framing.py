@@ -84,6 +84,9 @@ class ClientFraming(MessageFraming):
         if not self._in_body:
             self._begin = (self._begin + data).lstrip(b"\r\n")[: len(_PROTOCOL)]
         self._feed_parser(data)
+        if self.peer is _SEND_BODY and not self._is_over and self._parser is not None:  # Pieces of a body alone.
+            events, self._inbox = self._inbox, []
+            return events
         return self._take_events()
 
     def receive_eof(self) -> list[Event]:
@@ -107,8 +110,6 @@ class ClientFraming(MessageFraming):
 
     def _take_events(self) -> list[Event]:
         events, self._inbox = self._inbox, []
-        if self.peer is _SEND_BODY and not self._is_over and self._parser is not None:  # Pieces of a body alone.
-            return events
         for event in events:
             if type(event) is ResponseHead:
                 self._move_peer(Kind.RESPONSE)

@@ -103,7 +103,11 @@ class UpstreamConnection(asyncio.Protocol):
         self.has_received = True
         if self._has_head:
             self._last_received = self._loop.time()
-        self._handle_events(self._framing.receive_data(data))
+        events = self._framing.receive_data(data)
+        if len(events) == 1 and type(events[0]) is bytes:  # the usual piece of a stream
+            self._response.on_body(events[0], True)
+        else:
+            self._handle_events(events)
 
     def eof_received(self) -> None:
         if self._response is not None:
