@@ -184,6 +184,14 @@ def test_a_paused_request_waits_until_another_one_has_ended() -> None:
     assert ids(active.schedule_request([first, small], set()).context_requests) == [3]
 
 
+def test_what_a_pause_frees_is_for_those_that_generate() -> None:
+    """The blocks of request 2 would hold the small one, and it begins in the next step at the earliest."""
+    active, kv_cache = scheduler(blocks=10)
+    first, second = (generating(kv_cache, number, 50, 1000) for number in (1, 2))
+    output = active.schedule_request([first, second, LlmRequest(3, 10, 5)], set())
+    assert (ids(output.paused_requests), ids(output.context_requests)) == ([2], [])
+
+
 def test_an_empty_step_is_explained() -> None:
     active, kv_cache = scheduler(blocks=30, tokens=10, places=2)
     running = generating(kv_cache, 1, 100, 50)

@@ -319,6 +319,7 @@ def test_prefill_waits_until_several_slots_are_free() -> None:
     assert [chunks for _, chunks, _ in waits.steps] == [[(0, 50), (1, 50)], [(2, 50), (3, 50)]]
     assert waits.of("FINISHED")[0] == (200 + 9 * 120, 0)
     assert waits.steps[1][0] == 200 + 9 * 120
+    assert Played(sglang({"min_free_slots_delay": 1}, max_num_seqs=3), *jobs).steps == plain.steps
     # More slots than there are count as all of them.
     assert [start for start, _, _ in Played(sglang({"min_free_slots_delay": 9}, max_num_seqs=1), *jobs[:1]).steps] == [0]
 

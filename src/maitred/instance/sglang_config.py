@@ -41,7 +41,7 @@ class SGLangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much more urgent than a running request one must be to take its place: by more than this."""
     min_free_slots_delay: int | None = None
     """Free places in the batch for which prefill waits beside running requests, so that many begin together; at most
-    `max_num_seqs` counts. Null: it waits for none."""
+    `max_num_seqs` counts. Null or 1: it does not wait."""
     prefill_decode_interval: int = 0
     """Decode steps between two steps of prefill."""
     prefill_decode_interval_min_bs: int = 1

@@ -46,7 +46,7 @@ def sglang_rules(config: InstanceConfig) -> SGLangRules:
         preemption_threshold=options.priority_scheduling_preemption_threshold,
         mixes=options.enable_mixed_chunk,
         caps_chunks=isinstance(policy, SGLang) and policy.policy is SGLangPolicy.SHORTEST_PREFILL_FIRST,
-        min_free_slots=min(options.min_free_slots_delay or 0, config.max_num_seqs),
+        min_free_slots=slots if (slots := min(options.min_free_slots_delay or 0, config.max_num_seqs)) > 1 else 0,
     )
     return SGLangRules(
         passes=passes,
