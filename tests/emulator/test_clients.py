@@ -8,7 +8,7 @@ from emulated import FROZEN, emulated, play
 
 from maitred.core.request import PriorityClass, Request
 from maitred.emulator.clients import ClientOutcome, ClientStats, WorkloadClients, repeat_jobs
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import Origin
 from maitred.wire.server import App, running_server
 from maitred.workload import Job
 
@@ -26,9 +26,9 @@ def test_a_workload_is_sent_with_its_classes_and_the_answers_have_its_lengths():
     async def scenario():
         stats = ClientStats()
         async with emulated() as engine:
-            clients = WorkloadClients(engine.client, engine.origin, "emulated", stats)
-            await clients.send_jobs(jobs)
-            await clients.wait_until_done()
+            clients = WorkloadClients(engine.origin, "emulated", stats)
+            await clients.run(jobs)
+            await clients.close()
             return stats, await engine.get("/metrics")
 
     stats, page = play(scenario())
@@ -42,11 +42,12 @@ def test_arrivals_wait_for_no_answer_and_giving_up_frees_the_engine():
     async def scenario():
         stats = ClientStats()
         async with emulated(latency=FROZEN) as engine:
-            clients = WorkloadClients(engine.client, engine.origin, "emulated", stats)
-            await clients.send_jobs([job(n) for n in range(5)])
+            clients = WorkloadClients(engine.origin, "emulated", stats)
+            sending = asyncio.create_task(clients.run([job(n) for n in range(5)]))
             before = await engine.state_with(running=1, waiting=4)
             waiting = stats.classes[CHAT].num_waiting
-            await clients.cancel_open()
+            await clients.close()
+            await sending
             return before["running"] + before["waiting"], waiting, await engine.state_with(running=0, waiting=0), stats
 
     reached, waiting, after, stats = play(scenario())
@@ -63,7 +64,7 @@ def test_arrivals_wait_for_no_answer_and_giving_up_frees_the_engine():
         (503, [(b"x-smg-preempted", b"true")], b"{}", ClientOutcome.SLOT_PREEMPTED),
         (408, [], b"{}", ClientOutcome.REJECTED),
         (400, [], b"{}", ClientOutcome.FAILED),
-        (200, [], b"data: {}\n\ndata: [DONE]\n\n", ClientOutcome.COMPLETED),
+        (200, [], b'data: {"text":"a"}\n\ndata: [DONE]\n\n', ClientOutcome.COMPLETED),
         (200, [], b"data: {}\n\n", ClientOutcome.FAILED),
         (None, [], b"", ClientOutcome.FAILED),
     ],
@@ -82,11 +83,9 @@ def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
     async def scenario():
         stats = ClientStats()
         async with running_server(Answering()) as url:
-            client = UpstreamClient()
-            clients = WorkloadClients(client, Origin.parse(url), "some-model", stats)
-            await clients.send_jobs([job(0, tokens=9, priority_class=BULK)])
-            await clients.wait_until_done()
-            await client.close()
+            clients = WorkloadClients(Origin.parse(url), "some-model", stats)
+            await clients.run([job(0, tokens=9, priority_class=BULK)])
+            await clients.close()
         return stats
 
     stats = play(scenario())
@@ -98,11 +97,10 @@ def test_an_answer_counts_as_what_it_is(status, headers, body, outcome):
 
 def test_a_server_that_is_not_there_is_a_failure():
     async def scenario():
-        stats, client = ClientStats(), UpstreamClient()
-        clients = WorkloadClients(client, Origin.parse("http://127.0.0.1:1"), "m", stats)
-        await clients.send_jobs([job(0)])
-        await clients.wait_until_done()
-        await client.close()
+        stats = ClientStats()
+        clients = WorkloadClients(Origin.parse("http://127.0.0.1:1"), "m", stats)
+        await clients.run([job(0)])
+        await clients.close()
         return stats
 
     assert asyncio.run(scenario()).classes[CHAT].num_ended[ClientOutcome.FAILED] == 1

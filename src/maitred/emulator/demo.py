@@ -101,7 +101,7 @@ class Demo:
         gateway = Origin.parse(url)
         await _until_ready(client, gateway)
         self._observer.on_start(url)
-        seconds = await self._send_load(WorkloadClients(client, gateway, MODEL, self._stats))
+        seconds = await self._send_load(WorkloadClients(gateway, MODEL, self._stats))
         leaked = await _leaked_slots(client, gateway)
         classes = {priority_class.label: stats.outcomes() for priority_class, stats in self._stats.classes.items()}
         return DemoSummary(round(seconds, 1), self._stats.num_sent, classes, leaked)
@@ -110,14 +110,16 @@ class Demo:
         """Send the load, wait for the answers, and return how long requests were sent, in seconds."""
         start, self._load_running = monotonic(), True
         reporting = asyncio.create_task(self._report_progress(start))
-        jobs = repeat_jobs(sample_jobs("mixed"), SAMPLE_PERIOD)
+        sending = asyncio.create_task(clients.run(repeat_jobs(sample_jobs("mixed"), SAMPLE_PERIOD)))
         try:
-            await _wait_for_first(self._seconds, clients.send_jobs(jobs), self._stop.wait())
+            await _wait_for_first(self._seconds, asyncio.wait({sending}), self._stop.wait())
             seconds = monotonic() - start
-            await _wait_for_first(DRAIN_SECS, clients.wait_until_done(), self._stop.wait())
+            clients.stop_sending()
+            await _wait_for_first(DRAIN_SECS, asyncio.wait({sending}), self._stop.wait())
         finally:
             reporting.cancel()
-            await clients.cancel_open()
+            await clients.close()
+            await sending
         self._observer.on_progress(self._stats, monotonic() - start)
         return seconds
 

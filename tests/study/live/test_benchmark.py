@@ -1,6 +1,9 @@
 """Runs against endpoints in this process: engines, and servers that behave badly."""
 
 import asyncio
+import os
+import signal
+import threading
 import time
 
 import msgspec
@@ -185,6 +188,15 @@ def test_a_run_that_is_stopped_keeps_what_is_done():
     assert live.results.outcome.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
     assert live.results.finished[1] == -1
     assert live.results.end < 1_000_000
+
+
+def test_ctrl_c_keeps_what_is_done():
+    timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    live = bench(engine(), [job(0), job(1, 20, tokens=4_000), job(2, 60_000)])
+    timer.join()
+    assert live.was_stopped
+    assert live.results.outcome.tolist() == [Outcome.COMPLETED, Outcome.UNFINISHED]
 
 
 def test_a_closed_loop_sends_when_an_answer_has_come():

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from maitred.core.units import Micros
@@ -38,7 +39,19 @@ _MAX_ERROR_BYTES: Final = 4_096
 class Answer:
     """The response to one request. Instants are µs since the start of the run."""
 
-    __slots__ = ("_before", "_empty", "_is_stream", "_last_pieces", "_mark", "_pieces", "first", "gaps", "last", "num_events")
+    __slots__ = (
+        "_before",
+        "_empty",
+        "_is_stream",
+        "_last_pieces",
+        "_mark",
+        "_pieces",
+        "first",
+        "gaps",
+        "last",
+        "num_events",
+        "on_first",
+    )
 
     def __init__(self, *, is_stream: bool, keeps_text: bool = False) -> None:
         """`keeps_text` keeps the whole body, for `text`."""
@@ -50,6 +63,8 @@ class Answer:
         """The times between tokens, in µs."""
         self.num_events = 0
         """Events with text."""
+        self.on_first: Callable[[], object] | None = None
+        """Called when the first token has come, if it is set."""
         self._is_stream = is_stream
         self._mark = self._empty = b""
         """How the endpoint begins a text, and how it writes an empty one."""
@@ -86,6 +101,8 @@ class Answer:
     def _add_tokens(self, count: int, now: Micros) -> None:
         if self.first < 0:
             self.first = now
+            if self.on_first is not None:
+                self.on_first()
             self.num_events = 1
             count -= 1
         elif count:

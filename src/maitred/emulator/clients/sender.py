@@ -87,12 +87,14 @@ class Sender:
         endpoint: Endpoint,
         prompts: PromptWriter,
         on_end: Callable[[SentRequest], object],
+        on_send: Callable[[SentRequest], object] | None = None,
     ) -> None:
-        """`on_end` is called when a request has ended, in whatever way."""
+        """`on_send` is called when a request is about to be sent, `on_end` when it has ended, in whatever way."""
         self._loop = asyncio.get_running_loop()
         self._endpoint = endpoint
         self._prompts = prompts
         self._on_end = on_end
+        self._on_send = on_send
         self._idle: list[LoadConnection] = []
         self._connections: set[LoadConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -119,6 +121,11 @@ class Sender:
         self._send_due()
         await self._over
         self.ended_at = self.clock()
+
+    def stop_sending(self) -> None:
+        """Send nothing more; what is in flight goes on."""
+        self._schedule.stop()
+        self._send_soon()
 
     def stop(self) -> None:
         """Send nothing more, and end what is in flight."""
@@ -162,6 +169,8 @@ class Sender:
         keeps_text = self._prompts.keeps_answer(request.id)
         sent = SentRequest(job, Answer(is_stream=request.stream, keeps_text=keeps_text), request.arrival)
         self.num_sent += 1
+        if self._on_send is not None:
+            self._on_send(sent)
         if request.deadline is not None:
             delay = to_seconds(request.deadline - self.clock())
             sent._deadline = self._loop.call_later(max(0.0, delay), partial(self._on_deadline, sent))

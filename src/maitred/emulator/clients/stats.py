@@ -10,21 +10,21 @@ A request that was sent is waiting, in flight, or has ended with exactly one out
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import count
 from time import monotonic
 
 import msgspec
 
-from maitred.core.request import PriorityClass, Request
-from maitred.core.units import Micros, to_seconds
+from maitred.core.request import PriorityClass, RequestId
+from maitred.core.units import Micros
 from maitred.emulator import tokens
-from maitred.wire import sse
-from maitred.wire.client import Origin, UpstreamClient
-from maitred.wire.errors import UpstreamError
-from maitred.wire.response import UpstreamResponse
+from maitred.emulator.clients.prompts import PromptWriter, TokenScale
+from maitred.emulator.clients.schedule import SendSchedule
+from maitred.emulator.clients.sender import STOPPED, Endpoint, Sender, SentRequest
+from maitred.wire.client import Origin
 from maitred.workload import Job
 
 
@@ -82,7 +82,7 @@ class ClassStats:
         )
 
 
-class SentRequest:
+class TrackedRequest:
     """One request from `ClientStats.on_send` to `on_end`. All times are seconds of one clock."""
 
     __slots__ = ("_class", "_first_token_at", "_sent_at")
@@ -126,9 +126,9 @@ class ClientStats:
         """Requests sent, of all classes."""
         return sum(stats.num_sent for stats in self.classes.values())
 
-    def on_send(self, priority_class: PriorityClass, now: float) -> SentRequest:
+    def on_send(self, priority_class: PriorityClass, now: float) -> TrackedRequest:
         """Note that a request was sent, and return what notes its course."""
-        return SentRequest(self.classes.setdefault(priority_class, ClassStats()), now)
+        return TrackedRequest(self.classes.setdefault(priority_class, ClassStats()), now)
 
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
@@ -143,105 +143,60 @@ def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
 _REJECTIONS = frozenset((408, 429, 503))
 _PREEMPTED_HEADER = (b"x-smg-preempted", b"true")
 
-_encode = msgspec.json.Encoder().encode
+_CHAT = "/v1/chat/completions"
+_CHAT_TOKENS = tokens.CHAT_TOKENS_PER_MESSAGE + tokens.CHAT_TOKENS_FOR_ANSWER
 
 
 def repeat_jobs(jobs: Iterable[Job], period: Micros) -> Iterator[Job]:
-    """Yield `jobs` again and again, each round `period` after the previous one. All of them must arrive within `period`."""
-    kept = list(jobs)
+    """Yield `jobs` again and again, with ids of their own, each round `period` after the previous one. All of them must arrive
+    within `period`."""
+    kept, numbers = list(jobs), count()
     start: Micros = 0
     while kept:
         for job in kept:
-            yield Job(msgspec.structs.replace(job.request, arrival=start + job.request.arrival), job.output_tokens)
+            number, arrival = next(numbers), start + job.request.arrival
+            yield Job(msgspec.structs.replace(job.request, id=number, arrival=arrival), job.output_tokens)
         start += period
 
 
 class WorkloadClients:
-    """Clients of one server, as many as the workload needs."""
+    """Clients of one server, as many as the workload needs: a sender, the requests of which are counted."""
 
-    def __init__(self, client: UpstreamClient, server: Origin, model: str, stats: ClientStats) -> None:
-        self._client = client
-        self._server = server
-        self._model = model
+    def __init__(self, server: Origin, model: str, stats: ClientStats) -> None:
+        prompts = PromptWriter(model, chat=True, scale=TokenScale(_CHAT_TOKENS))
+        self._sender = Sender(Endpoint(origin=server, path=_CHAT), prompts, self._on_end, self._on_send)
         self._stats = stats
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._schedule = SendSchedule(())
+        self._tracked: dict[RequestId, TrackedRequest] = {}
 
-    async def send_jobs(self, jobs: Iterable[Job]) -> None:
-        """Send every job when it is due, counted from now. Returns when the last job has been sent; cancel the call to stop
-        earlier."""
-        start = monotonic()
-        for job in jobs:
-            early = start + to_seconds(job.request.arrival) - monotonic()
-            if early > 0:
-                await asyncio.sleep(early)
-            task = asyncio.create_task(self._send(job))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    async def run(self, jobs: Iterable[Job]) -> None:
+        """Send every job when it is due, counted from now. Returns when all have ended."""
+        self._schedule = SendSchedule(jobs)
+        await self._sender.run(self._schedule)
 
-    async def wait_until_done(self) -> None:
-        """Wait until every request that was sent has ended."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+    def stop_sending(self) -> None:
+        """Send nothing more; what is in flight goes on, and `run` returns when it has ended."""
+        self._sender.stop_sending()
 
-    async def cancel_open(self) -> None:
-        """Cancel the requests that have not ended."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def close(self) -> None:
+        """Cancel the requests that have not ended, and close all connections."""
+        self._sender.stop()
+        await self._sender.close()
 
-    async def _send(self, job: Job) -> None:
-        sent = self._stats.on_send(job.request.priority_class, monotonic())
-        outcome = ClientOutcome.CANCELLED
-        try:
-            outcome = await self._exchange(job, sent)
-        except UpstreamError:
-            outcome = ClientOutcome.FAILED
-        finally:
-            sent.on_end(outcome, monotonic())
+    def _on_send(self, sent: SentRequest) -> None:
+        tracked = self._stats.on_send(sent.job.request.priority_class, monotonic())
+        self._tracked[sent.job.request.id] = tracked
+        sent.answer.on_first = lambda: tracked.on_token(monotonic())
 
-    async def _exchange(self, job: Job, sent: SentRequest) -> ClientOutcome:
-        """Send one request, read its response, and return the outcome. Raises UpstreamError."""
-        headers = [(b"content-type", b"application/json"), (b"x-smg-priority", job.request.priority_class.label.encode())]
-        response = await self._client.request(self._server, "POST", "/v1/chat/completions", headers, self._body(job))
-        tail = b""
-
-        def on_piece(piece: bytes, _more: bool) -> None:
-            nonlocal tail
-            sent.on_token(monotonic())
-            # The mark that ends a stream may be split over two pieces. A stream without it was cut off and is not complete.
-            tail = (tail + piece)[-len(sse.DONE) :]
-
-        try:
-            if response.status != 200:
-                while await response.read_piece():
-                    pass
-                return _outcome_of_error(response)
-            await response.pipe_body(on_piece)
-        finally:
-            response.close()
-        return ClientOutcome.COMPLETED if tail == sse.DONE else ClientOutcome.FAILED
-
-    def _body(self, job: Job) -> bytes:
-        return _encode(
-            {
-                "model": self._model,
-                "messages": [{"role": "user", "content": _prompt_text(job.request)}],
-                "max_tokens": job.output_tokens,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        )
+    def _on_end(self, sent: SentRequest) -> None:
+        self._tracked.pop(sent.job.request.id).on_end(_outcome_of(sent), monotonic())
 
 
-def _outcome_of_error(response: UpstreamResponse) -> ClientOutcome:
-    if _PREEMPTED_HEADER in response.headers:
+def _outcome_of(sent: SentRequest) -> ClientOutcome:
+    if sent.completed:
+        return ClientOutcome.COMPLETED
+    if sent.problem == STOPPED:
+        return ClientOutcome.CANCELLED
+    if _PREEMPTED_HEADER in sent.headers:
         return ClientOutcome.SLOT_PREEMPTED
-    return ClientOutcome.REJECTED if response.status in _REJECTIONS else ClientOutcome.FAILED
-
-
-def _prompt_text(request: Request) -> str:
-    """Return a text that has the tokens of the job's prompt together with what the chat template adds, or one token if that
-    alone is more."""
-    added = tokens.CHAT_TOKENS_PER_MESSAGE + tokens.CHAT_TOKENS_FOR_ANSWER
-    return tokens.filler(max(1, request.prompt_tokens - added))
+    return ClientOutcome.REJECTED if sent.status in _REJECTIONS else ClientOutcome.FAILED

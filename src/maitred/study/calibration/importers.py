@@ -50,6 +50,8 @@ _ITERATION: Final = re.compile(
 _CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
 _LOOKED_AT: Final = 2_000
 """Lines at the beginning of a log in which a step must be, for it to be taken for one."""
+_LEAST_USAGE: Final = 0.03
+"""Usage of the cache that a log must reach for its usage to say how much context there was: it has steps of 0.1 %."""
 _OURS: Final = ("arrived_at_us", "first_token_at_us", "finished_at_us", "input_tokens", "output_tokens")
 _TRACE: Final = ("arrival_time_us", "first_chunk_time_us", "last_chunk_time_us", "input_tokens", "output_tokens")
 
@@ -94,22 +96,34 @@ def _is_log(path: Path) -> bool:
 
 def _steps_of_log(path: Path) -> list[MeasuredStep]:
     """Return the steps of a log. Dummy steps, and those in which nothing was computed, are left out."""
-    cache_tokens, steps = 0, []
+    cache_tokens, found = 0, list[tuple[int, int, int, float, float]]()
     for line in _lines(path):
         size = _CACHE_SIZE.search(line)
         if size is not None:
             cache_tokens = int(size[1].replace(",", ""))
-        found = _ITERATION.search(line)
-        if found is None or found["dummy"]:
+        step = _ITERATION.search(line)
+        if step is None or step["dummy"]:
             continue
-        prefill, prompts, decodes, us = (float(found[name]) for name in ("prefill", "prompts", "decodes", "ms"))
-        us *= 1e3
+        prompts, prefill, decodes = (int(step[name]) for name in ("prompts", "prefill", "decodes"))
+        us = float(step["ms"]) * 1e3
         if us > 0 and prefill + decodes > 0:
-            context = max(0, round(float(found["usage"] or 0) / 100 * cache_tokens - prefill)) if decodes else 0
-            steps.append(MeasuredStep(BatchShape(int(decodes), context, int(prefill), _chunks(int(prefill), int(prompts))), us))
-    if not steps:
+            found.append((prompts, prefill, decodes, us, float(step["usage"] or 0) / 100))
+    if not found:
         raise ConfigError("there are no steps in it", where=str(path))
-    return steps
+    if max(usage for *_, usage in found) < _LEAST_USAGE:
+        cache_tokens = 0  # Tenths of a percent of a large cache are no count of tokens.
+    return [
+        MeasuredStep(
+            BatchShape(
+                decodes,
+                max(0, round(usage * cache_tokens - prefill)) if decodes else 0,
+                prefill,
+                _chunks(prefill, prompts),
+            ),
+            us,
+        )
+        for prompts, prefill, decodes, us, usage in found
+    ]
 
 
 def _chunks(prefill: int, prompts: int) -> tuple[ChunkShape, ...]:

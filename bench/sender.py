@@ -1,0 +1,202 @@
+"""What the sender of `maitred bench` costs, and how well it keeps its schedule.
+
+    python bench/sender.py [--requests 2000] [--events 50] [--rate 1000]
+
+The server is a process of its own that answers every request with a stream of `--events` events, each of which it writes
+alone. The same requests are sent twice in turns: by the sender, and by a bare socket client on the same loop, which writes
+bytes that are ready and counts what comes back until the stream has ended. Printed are the CPU times of both per request,
+their difference, and the lateness of the sender at `--rate` requests per second, each answered with one event. Timings of a
+busy machine say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import uvloop
+
+from maitred.core.request import Request
+from maitred.emulator.clients.prompts import PromptWriter, TokenScale
+from maitred.emulator.clients.schedule import SendSchedule
+from maitred.emulator.clients.sender import Endpoint, Sender, SentRequest
+from maitred.wire.client import Origin
+from maitred.workload import Job
+
+ROUNDS = 5
+PROMPT_TOKENS = 256
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = (
+    b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" the",'
+    b'"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
+)
+LAST = b'data: {"choices":[],"usage":{"prompt_tokens":256,"completion_tokens":50,"total_tokens":306}}\n\ndata: [DONE]\n\n'
+END = b"0\r\n\r\n"
+GAP_SECS = 0.002
+"""Between two events: long enough that each is read alone."""
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Streaming(asyncio.Protocol):
+    """The server: it answers when a request has come whole, told by the end of its body."""
+
+    def __init__(self, events: int) -> None:
+        self._events = events
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if self._received.endswith(b"}"):
+            self._received = b""
+            self._transport.write(HEAD)
+            self._send(0)
+
+    def _send(self, number: int) -> None:
+        if self._transport.is_closing():
+            return
+        if number < self._events:
+            self._transport.write(chunk(EVENT))
+            asyncio.get_running_loop().call_later(GAP_SECS, self._send, number + 1)
+        else:
+            self._transport.write(chunk(LAST) + END)
+
+
+class Bare(asyncio.Protocol):
+    """The bare client: it counts bytes until the last chunk, and is free again."""
+
+    def __init__(self, free: list[Bare], on_end: Callable[[], None]) -> None:
+        self._free, self._on_end = free, on_end
+        self.size = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self.size += len(data)
+        if data.endswith(END):
+            self._free.append(self)
+            self._on_end()
+
+
+def serve(events: int, ready: int) -> None:
+    """Serve on a free port, and write it to the descriptor `ready`."""
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: Streaming(events), "127.0.0.1", 0, backlog=2048)
+        os.write(ready, b"%d\n" % server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    uvloop.run(run())
+
+
+def start_server(events: int) -> tuple[int, int]:
+    """Return the process id and the port of a server."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        serve(events, writing)
+        os._exit(0)
+    return pid, int(os.fdopen(reading).readline())
+
+
+def jobs(count: int, rate: float) -> list[Job]:
+    return [Job(Request(id=n, arrival=round(n / rate * 1e6), prompt_tokens=PROMPT_TOKENS), 50) for n in range(count)]
+
+
+async def run_sender(port: int, count: int, rate: float) -> tuple[float, list[SentRequest]]:
+    """Return the CPU seconds of a run, and its requests."""
+    done: list[SentRequest] = []
+    endpoint = Endpoint(origin=Origin.parse(f"http://127.0.0.1:{port}"), path="/v1/completions")
+    sender = Sender(endpoint, PromptWriter("m", chat=False, scale=TokenScale(), nonce=time.time_ns()), done.append)
+    await sender.run(SendSchedule(jobs(count // 4, rate)))  # connections
+    done.clear()
+    began = time.process_time()
+    await sender.run(SendSchedule(jobs(count, rate)))
+    took = time.process_time() - began
+    await sender.close()
+    assert all(sent.completed for sent in done), {sent.problem for sent in done}
+    return took, done
+
+
+async def run_bare(port: int, count: int, rate: float) -> float:
+    """Return the CPU seconds of as many requests by the bare client."""
+    loop, free, ended = asyncio.get_running_loop(), list[Bare](), asyncio.Event()
+    body = PromptWriter("m", chat=False, scale=TokenScale()).body(jobs(1, 1.0)[0])
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    left = 0
+
+    def on_end() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            ended.set()
+
+    async def send(number: int) -> None:
+        nonlocal left
+        left = number
+        ended.clear()
+        start = loop.time()
+        for index in range(number):
+            early = start + index / rate - loop.time()
+            if early > 0:
+                await asyncio.sleep(early)
+            if not free:
+                await loop.create_connection(lambda: free.append(Bare(free, on_end)) or free[-1], "127.0.0.1", port)  # type: ignore[func-returns-value]
+            free.pop().transport.write(request)
+        await ended.wait()
+
+    await send(count // 4)
+    began = time.process_time()
+    await send(count)
+    took = time.process_time() - began
+    for client in free:
+        client.transport.close()
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument("--events", type=int, default=50)
+    parser.add_argument("--rate", type=float, default=1_000.0)
+    given = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    streaming, port = start_server(given.events)
+    short, short_port = start_server(1)
+    try:
+        ours, bare = [], []
+        for _ in range(ROUNDS):
+            ours.append(uvloop.run(run_sender(port, given.requests, 200.0))[0] / given.requests * 1e6)
+            bare.append(uvloop.run(run_bare(port, given.requests, 200.0)) / given.requests * 1e6)
+        beyond = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
+        print(f"CPU per request of {given.events} events, median of {ROUNDS} rounds: sender {statistics.median(ours):.0f} µs,")
+        print(f"bare client {statistics.median(bare):.0f} µs, beyond it {beyond:.0f} µs")
+        took, done = uvloop.run(run_sender(short_port, round(given.rate * 5), given.rate))
+        late = sorted((sent.sent - sent.planned) / 1000 for sent in done)
+        p50, p99 = late[len(late) // 2], late[len(late) * 99 // 100]
+        print(f"{given.rate:,.0f} requests/s for 5 s: CPU {took / 5:.0%} of a core; late by {p50:.2f} ms (p50), {p99:.2f} ms")
+        print(f"(p99), {late[-1]:.2f} ms (worst)")
+    finally:
+        for pid in (streaming, short):
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
