@@ -84,6 +84,15 @@ def describe_expected(expected: str) -> str:
     return quoted.replace(" or nothing", ", or nothing")
 
 
+def describe_read_error(error: Exception) -> str:
+    """Return in plain words why a text file could not be read."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    if isinstance(error, EOFError):
+        return "the gzip file ends in the middle"
+    return "it is not text (UTF-8)" if isinstance(error, UnicodeDecodeError) else "it is damaged, or of another kind"
+
+
 def describe_json_error(message: str) -> str:
     """Return msgspec's message about a piece of JSON in plain words: where, what was expected, what was found."""
     problem, _, at = message.partition(" - at `$.")
@@ -95,5 +104,7 @@ def describe_json_error(message: str) -> str:
         return f"not JSON{problem.removeprefix('JSON is malformed')}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         return f"it has no {missing[1]}"
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
+        return f"it has a key {unknown[1]!r}, which does not belong there"
     words = describe_expected(problem[:1].lower() + problem[1:]).replace(", got ", ", found ")
     return f"{at.rstrip('`')}: {words}" if at else words

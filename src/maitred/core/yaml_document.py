@@ -71,6 +71,23 @@ for _tag, _words in _SYNTAX.items():
     _Loader.add_implicit_resolver(_TAG + _tag, re.compile(rf"(?:{_words})\Z"), None)
 
 
+_SYNTAX_ERRORS: Final = (
+    ("<stream end>|end of stream", "the file ends where more belongs (is a bracket or a quote not closed?)"),
+    (r"'\\t'", "a tab, where YAML takes spaces"),
+    ("single document", "a second document begins here, and there may be only one"),
+    (
+        "mapping values are not allowed",
+        "a colon where no key can be (is text with a colon not quoted, or the indentation off?)",
+    ),
+    ("could not find expected ':'", "a key without a colon"),
+    (r"expected ',' or '[\]}]'", "a list or section in brackets that goes on without a comma, or is not closed"),
+    ("expected <block end>", "this does not fit the indentation of the lines above"),
+    ("cannot start any token", "a character that no value may begin with (quote the text)"),
+    ("undefined alias", "a *name for which there is no &name"),
+)
+"""What PyYAML's parser says, as an expression, and what we say."""
+
+
 class YamlDocument:
     """A YAML document: `value` as dicts, lists and scalars, and the line of every key in it.
 
@@ -181,7 +198,8 @@ class YamlDocument:
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> ConfigError:
         mark = error.problem_mark or error.context_mark
         place = f"{self.name}:{mark.line + 1}:{mark.column + 1}" if mark else self.name
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        said = f"{error.context} {error.problem}"
+        problem = next((ours for theirs, ours in _SYNTAX_ERRORS if re.search(theirs, said)), "it cannot be read from here on")
         return ConfigError(f"not YAML: {problem}", where=place)
 
 

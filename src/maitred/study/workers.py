@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 import msgspec
 
-from maitred.core.errors import ConfigError, MaitredError
+from maitred.core.errors import ConfigError, MaitredError, describe_read_error
 
 TaskFunction: TypeAlias = Callable[[bytes], bytes]
 """A function of a module, so that other processes can import it."""
@@ -291,7 +291,7 @@ def _connect(address: str) -> bool:
     try:
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _unreachable(where, str(error).strip().partition("\n")[0]) from error
+        raise _unreachable(where, "no Ray of this version answers there") from error
     return True
 
 
@@ -315,7 +315,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_PATIENCE_SECS).close()
     except (OSError, OverflowError) as error:
-        raise _unreachable(address, str(error)) from error
+        raise _unreachable(address, describe_read_error(error)) from error
 
 
 def _unreachable(address: str, why: str) -> ConfigError:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_read_error
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -107,7 +107,7 @@ class LineReader:
         except EOFError as error:
             raise ConfigError("the gzip file ends in the middle", where=where, hint="is the download complete?") from error
         except (OSError, zlib.error) as error:
-            raise ConfigError(f"cannot be read: {error}", where=where) from error
+            raise ConfigError(f"cannot be read: {describe_read_error(error)}", where=where) from error
         if len(line) == MAX_LINE_BYTES:
             raise ConfigError("this line has no end", where=where, hint="a trace is a text file of one row per line")
         return line

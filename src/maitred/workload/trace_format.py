@@ -254,7 +254,7 @@ def _split_csv(line: str) -> list[str]:
     try:
         return next(csv.reader((line,))) if '"' in line else line.split(",")
     except csv.Error as error:
-        raise RowError(f"no CSV: {error} in {quote(line)}", "is a quote not closed?") from error
+        raise RowError(f"no CSV: {quote(line)}", "is a quote not closed?") from error
 
 
 LineStruct = TypeVar("LineStruct")

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.errors import JSON_ERRORS, ConfigError
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.specs import find_hardware, find_model, read_model_config
 from maitred.instance.config import DEFAULT_UTILISATION
@@ -94,7 +94,7 @@ def read_step_table(path: Path) -> StepTable:
         raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
     except JSON_ERRORS as error:
         hint = "maitred calibrate MEASURED --latency-model table makes one"
-        raise ConfigError(f"no step table: {error}", where=str(path), hint=hint) from error
+        raise ConfigError(f"no step table: {describe_json_error(str(error))}", where=str(path), hint=hint) from error
 
 
 def encode_step_table(table: StepTable) -> bytes:

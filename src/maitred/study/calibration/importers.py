@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from maitred.core.contracts import BatchShape, ChunkShape
-from maitred.core.errors import JSON_ERRORS, ConfigError
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error
 from maitred.core.units import SECOND
 from maitred.study.calibration.measurements import (
     MeasuredRequest,
@@ -151,7 +151,9 @@ def _of_vllm_bench(path: Path) -> Iterator[MeasuredRequest]:
         found = msgspec.json.decode(text if text.count("\n{") == 0 else text[text.rindex("\n{") :], type=_VllmBench)
     except JSON_ERRORS as error:
         hint = "vllm bench serve --save-result --save-detailed writes input_lens, output_lens, ttfts, itls and start_times"
-        raise ConfigError(f"it is no result with every request: {error}", where=str(path), hint=hint) from error
+        raise ConfigError(
+            f"it is no result with every request: {describe_json_error(str(error))}", where=str(path), hint=hint
+        ) from error
     columns = (found.input_lens, found.output_lens, found.ttfts, found.itls, found.start_times)
     if len({len(column) for column in columns}) != 1:
         raise ConfigError("its lists have different lengths", where=str(path))

@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from maitred.core.errors import JSON_ERRORS, ConfigError
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LatencyConfig, TableLatency
@@ -200,7 +200,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
         hint = "a folder with meta.json, requests.csv and profile/"
         raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(file), hint=hint) from error
     except JSON_ERRORS as error:
-        raise ConfigError(f"it is not a valid meta.json: {error}", where=str(file)) from error
+        raise ConfigError(f"it is not a valid meta.json: {describe_json_error(str(error))}", where=str(file)) from error
 
 
 def _head(model: ModelShape) -> int:

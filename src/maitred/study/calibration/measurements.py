@@ -38,7 +38,7 @@ from typing import TextIO
 import msgspec
 
 from maitred.core.contracts import BatchShape, ChunkShape
-from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.errors import ConfigError, describe_read_error, nearest_name_hint
 from maitred.core.request import Request
 from maitred.core.units import from_seconds
 from maitred.workload import Job
@@ -86,7 +86,7 @@ def _json_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+        raise _unreadable(path, error) from error
     for number, line in enumerate(lines, 1):
         place = f"{path}:{number}"
         if not line.strip():
@@ -94,7 +94,8 @@ def _json_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"no JSON: {error}", where=place) from error
+            hint = 'a step is {"prefill_tokens": 0, "decode_tokens": 8, "step_ms": 7.4}'
+            raise ConfigError("no JSON", where=place, hint=hint) from error
         if not isinstance(row, dict):
             raise ConfigError("a step is a JSON object", where=place)
         yield (
@@ -291,7 +292,7 @@ def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> 
     except (OSError, EOFError) as error:
         raise _unreadable(path, error) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"no CSV: {error}", where=str(path)) from error
+        raise ConfigError(f"no CSV: {describe_read_error(error)}", where=str(path)) from error
 
 
 def read_header(path: Path) -> Sequence[str]:
@@ -311,8 +312,7 @@ def check_counts(counts: Mapping[str, float], place: str) -> None:
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
-    why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
-    return ConfigError(f"cannot be read: {why}", where=str(path))
+    return ConfigError(f"cannot be read: {describe_read_error(error)}", where=str(path))
 
 
 def _open(path: Path) -> TextIO:

@@ -172,7 +172,7 @@ def sweep_document(spec: str | Path | Mapping[str, Any]) -> YamlDocument:
     try:
         return _InlineDocument(yaml.safe_dump(msgspec.to_builtins(spec), sort_keys=False, allow_unicode=True), "sweep")
     except (TypeError, yaml.YAMLError) as error:
-        raise ConfigError(f"it holds a value that no file could hold: {error}", where="sweep") from error
+        raise ConfigError("it holds a value that no file could hold", where="sweep") from error
 
 
 class CandidateDocument(YamlDocument):
