@@ -19,6 +19,7 @@ from maitred.wire import protocol
 from maitred.wire.certificate import ServerCertificate
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.server import App, running_server
+from maitred.wire.server_context import ServerContext
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
 
@@ -47,6 +48,9 @@ class Answers(App):
     """Answers with the body of the request; /large with 4 MiB."""
 
     send_timeout_secs = 0.2
+
+    async def start(self, server: ServerContext) -> None:
+        self.connections = server.connections
 
     async def __call__(self, exchange: Exchange) -> None:
         body = await exchange.read_body(1 << 20)
@@ -86,7 +90,8 @@ class Client:
 class Serving:
     """A server over TLS, and the connections to it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, app: Answers, url: str) -> None:
+        self.app = app
         assert url.startswith("https://127.0.0.1:")
         self._port = int(url.rsplit(":", 1)[1])
         self.clients: list[Client] = []
@@ -101,8 +106,9 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def serving(certificate: ServerCertificate) -> AsyncIterator[Serving]:
-    async with running_server(Answers(), certificate=certificate) as url:
-        here = Serving(url)
+    app = Answers()
+    async with running_server(app, certificate=certificate) as url:
+        here = Serving(app, url)
         try:
             yield here
         finally:
@@ -150,6 +156,25 @@ def test_idle_and_slow_clients_are_treated_as_on_plain_connections(
             await asyncio.sleep(0.9)
             taking_nothing.writer.transport.resume_reading()
             assert len(await taking_nothing.read_to_end()) < 64 * 65_536
+
+    run(scenario())
+
+
+def test_a_client_that_does_not_confirm_the_end_is_not_waited_for(
+    served: ServerCertificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle connection is closed, and its client, which reads nothing any more, says nothing to that."""
+    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECS", 0.1)
+    monkeypatch.setattr(certificate_module, "CONFIRM_SECS", 0.1)
+
+    async def scenario() -> None:
+        async with serving(served) as here:
+            idle = await here.connect()
+            assert (await idle.ask()).endswith(b"hello")
+            idle.writer.transport.pause_reading()
+            async with asyncio.timeout(3):
+                while here.app.connections:
+                    await asyncio.sleep(0.01)
 
     run(scenario())
 

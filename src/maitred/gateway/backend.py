@@ -36,7 +36,7 @@ class Backend:
     __slots__ = (
         *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
-        *("learned_slots", "slot_shares", "own_requests", "in_use", "reading", "first_data_times", "durations"),
+        *("learned_slots", "slot_shares", "own_requests", "in_use", "reading", "first_data_times"),
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -65,8 +65,6 @@ class Backend:
         """What was last read of it for learned slots, or None."""
         self.first_data_times = Histogram()
         """From the sending of a request to the first data of its answer, µs."""
-        self.durations = Histogram()
-        """From the sending of a request to the end of its complete answer, µs."""
         self.load: ReportedLoad | None = None
         """The load that the backend reports, or None if it reports none or nothing reads it."""
         self.kv: KvReport | None = None

@@ -207,11 +207,9 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
 
 def upstream_families(backends: Sequence[Backend]) -> Iterator[Metric]:
     """Yield how long backends take."""
-    first, whole = (([b.url], b.first_data_times) for b in backends), (([b.url], b.durations) for b in backends)
+    times = (([b.url], b.first_data_times) for b in backends)
     text = "Sending a request to a backend, to the first data of its answer."
-    yield histogram("maitred_upstream_first_data_seconds", text, ["backend"], first)
-    text = "Sending a request to a backend, to the end of its complete answer."
-    yield histogram("maitred_upstream_duration_seconds", text, ["backend"], whole)
+    yield histogram("maitred_upstream_first_data_seconds", text, ["backend"], times)
 
 
 def learned_families(state: GatewayState) -> Iterator[Metric]:

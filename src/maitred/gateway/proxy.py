@@ -289,8 +289,7 @@ class Proxy:
         try:
             headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
             response = await self._client.request(backend.origin, "POST", proxied.path, headers, proxied.body, resends=False)
-            forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record.on_data)
-            record.is_stream = forwarder.is_stream
+            forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record)
             if proxied.step is not None or (proxied.route.generates and self._observer.reads_usage):
                 forwarder.reader = self._answer_reader(proxied, response, forwarder)
             await forwarder.wait_for_data()

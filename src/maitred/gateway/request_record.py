@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
 from maitred.core.request import Request
@@ -45,75 +46,78 @@ _DATA: Final = b"data:"
 class RequestRecord:
     """One request. `Proxy` sets what it learns; `RequestObserver` reads it at the end."""
 
-    __slots__ = (
-        *("backend", "ended_at", "error_code", "first_data_at", "is_complete", "is_stream", "last_data_at", "num_attempts"),
-        *("generates", "num_bytes", "num_events", "on_events", "output_tokens", "prompt_tokens", "reported", "request"),
-        *("sent_at", "series", "status"),
-        *("_last_pieces", "_last_piece"),
-    )
+    # What most requests leave as it is stands in the class: to set all of it for each request takes half a microsecond.
+    backend: Backend | None = None
+    """The last backend that it was sent to."""
+    num_attempts = 0
+    """How often it was sent to a backend."""
+    sent_at: Micros | None = None
+    first_data_at: Micros | None = None
+    last_data_at: Micros = 0
+    ended_at: Micros = 0
+    status = CLIENT_GONE
+    """The status of the answer that was begun, or `CLIENT_GONE` if none was."""
+    error_code = ""
+    """The code of the gateway's own refusal, `broken_off` or `client_gone` for an answer that was not sent whole, or ""."""
+    is_complete = False
+    """Whether the whole answer was sent, with whatever status."""
+    is_stream = False
+    """Whether the answer is a stream of events."""
+    num_bytes = 0
+    """Of the body of the answer, as the backend sent it."""
+    num_events = 0
+    """Of a stream, with data."""
+    prompt_tokens: int | None = None
+    """Of the prompt, as the backend has reported them; None before `end`, and if it has not."""
+    output_tokens: int | None = None
+    """Of the answer, likewise."""
+    reported: Usage | None = None
+    """The usage, if an `AnswerReader` has read the answer."""
+    on_events: Callable[[int, Micros], object] | None = None
+    """Told of the events of each piece of a stream, and when it came, if that is of interest."""
+    _last_piece = _last_pieces = b""
 
     def __init__(self, request: Request, series: RequestSeries, *, generates: bool) -> None:
         """`generates` says that the answer is generated token by token."""
         self.request = request
         self.generates = generates
         self.series = series
-        self.backend: Backend | None = None
-        """The last backend that it was sent to."""
-        self.num_attempts = 0
-        """How often it was sent to a backend."""
-        self.sent_at: Micros | None = None
-        self.first_data_at: Micros | None = None
-        self.last_data_at: Micros = 0
-        self.ended_at: Micros = 0
-        self.status = CLIENT_GONE
-        """The status of the answer that was begun, or `CLIENT_GONE` if none was."""
-        self.error_code = ""
-        """The code of the gateway's own refusal, or ""."""
-        self.is_complete = False
-        """Whether the whole answer was sent, with whatever status."""
-        self.is_stream = False
-        """Whether the answer is a stream of events."""
-        self.num_bytes = 0
-        """Of the body of the answer, as the backend sent it."""
-        self.num_events = 0
-        """Of a stream, with data."""
-        self.prompt_tokens: int | None = None
-        """Of the prompt, as the backend has reported them; None before `end`, and if it has not."""
-        self.output_tokens: int | None = None
-        """Of the answer, likewise."""
-        self.reported: Usage | None = None
-        """The usage, if an `AnswerReader` has read the answer."""
-        self.on_events: Callable[[int, Micros], object] | None = None
-        """Told of the events of each piece of a stream, and when it came, if that is of interest."""
-        self._last_piece = self._last_pieces = b""
 
     def on_sent(self, backend: Backend) -> None:
         """Note that the request is about to be sent to `backend`."""
-        self.backend, self.sent_at, self.first_data_at = backend, monotonic_now(), None
+        self.backend, self.sent_at = backend, monotonic_now()
         self.num_attempts += 1
-        self.num_bytes = self.num_events = 0
-        self._last_piece, self._last_pieces = b"\n", b""  # The first event has no line end before it.
+        if self.num_attempts > 1:
+            self.first_data_at, self.num_bytes, self.num_events = None, 0, 0
 
-    def on_data(self, piece: bytes) -> None:
-        """Take note of a piece of the answer, as it comes from the backend."""
-        last = self._last_piece
+    def on_first_data(self, piece: bytes) -> None:
+        """Take note of what has come of the answer up to its first data."""
+        self.first_data_at = self.last_data_at = now = monotonic_now()
+        self.num_bytes, self._last_piece, self._last_pieces = len(piece), piece, b""
+        if self.is_stream:
+            self._count_events((b"\n" + piece).count(_EVENT), now)  # The first event has no line end before it.
+
+    def on_stream_piece(self, piece: bytes) -> None:
+        """Take note of a further piece of a stream."""
+        now, last = monotonic_ns() // 1000, self._last_piece
         self._last_pieces, self._last_piece = last, piece
         self.num_bytes += len(piece)
-        now = monotonic_now()
-        if self.is_stream:
-            # A mark may begin in one piece and end in the next. Usually a piece is whole events.
-            if piece.startswith(_DATA) and last.endswith(b"\n"):
-                num_events = piece.count(_EVENT) + 1
-            else:
-                num_events = (last[1 - len(_EVENT) :] + piece).count(_EVENT)
-            self.num_events += num_events
-            if self.on_events is not None:
-                self.on_events(num_events, now)
-            if self.first_data_at is not None and not piece.endswith(_DONE):
-                self.series.itl.observe(now - self.last_data_at)
-        if self.first_data_at is None:
-            self.first_data_at = now
+        # Usually a piece is whole events. Otherwise a mark may begin in one piece and end in the next.
+        starts_event = piece.startswith(_DATA)
+        self._count_events(piece.count(_EVENT) + 1 if starts_event else (last[1 - len(_EVENT) :] + piece).count(_EVENT), now)
+        if not piece.endswith(_DONE):
+            self.series.itl.observe(now - self.last_data_at)
         self.last_data_at = now
+
+    def on_body_piece(self, piece: bytes) -> None:
+        """Take note of a further piece of an answer that is no stream."""
+        self._last_pieces, self._last_piece = self._last_piece, piece
+        self.num_bytes += len(piece)
+
+    def _count_events(self, num_events: int, now: Micros) -> None:
+        self.num_events += num_events
+        if self.on_events is not None:
+            self.on_events(num_events, now)
 
     def on_first_data_sent(self) -> None:
         """Note that the first data of the answer goes out to the client."""
@@ -126,10 +130,7 @@ class RequestRecord:
 
     def on_complete(self) -> None:
         """Note that the whole answer of the backend was sent to the client."""
-        assert self.backend is not None
-        assert self.sent_at is not None
         self.is_complete, self.ended_at = True, monotonic_now()
-        self.backend.durations.observe(self.ended_at - self.sent_at)
         if self.status == 200:
             self.series.e2e.observe(self.ended_at - self.request.arrival)
 

@@ -22,6 +22,7 @@ from typing import Final
 from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
+from maitred.gateway.request_record import RequestRecord
 from maitred.wire import sse
 from maitred.wire.exchange import ResponseWriter
 from maitred.wire.messages import Headers
@@ -39,7 +40,7 @@ class ResponseForwarder:
 
     __slots__ = (
         *("_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_withheld", "_writer"),
-        *("_on_data", "reader"),
+        *("_record", "reader"),
     )
 
     def __init__(
@@ -48,10 +49,10 @@ class ResponseForwarder:
         response: UpstreamResponse,
         writer: ResponseWriter,
         keepalive_secs: float,
-        on_data: Callable[[bytes], None],
+        record: RequestRecord,
     ) -> None:
-        """`keepalive_secs` is the silence, in seconds, after which a comment is sent; 0 turns comments off. `on_data` is told
-        of each piece of the answer as it comes; of a stream, from its first data on."""
+        """`keepalive_secs` is the silence, in seconds, after which a comment is sent; 0 turns comments off. `record` is told of
+        each piece of the answer as it comes; of a stream, from its first data on."""
         self._proxied = proxied
         self._response = response
         self._writer = writer
@@ -60,7 +61,8 @@ class ResponseForwarder:
         self._keepalive_secs = keepalive_secs if has_comments else 0.0
         self.reader: AnswerReader | None = None
         """What reads the usage, if it is of interest; set before `wait_for_data`."""
-        self._on_data = on_data
+        record.is_stream = self._is_stream
+        self._record = record
         self._withheld = b""
         """The part of the body that was received and not sent yet, as the client will get it."""
         self._has_data = False
@@ -126,7 +128,7 @@ class ResponseForwarder:
 
     def _note_first_data(self) -> None:
         self._has_data = True
-        self._on_data(self._withheld)
+        self._record.on_first_data(self._withheld)
 
     async def _read_piece(self) -> bytes:
         """Return the next piece of the body as the client will get it. Raises UpstreamError."""
@@ -148,7 +150,8 @@ class ResponseForwarder:
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
         """Return what sends a piece of the body as soon as it arrives, without waking a task."""
-        reader, on_data, send = self.reader, self._on_data, writer.send_piece
+        reader, send = self.reader, writer.send_piece
+        on_data = self._record.on_stream_piece if self._is_stream else self._record.on_body_piece
         if reader is None:
 
             def observe(piece: bytes, more: bool) -> asyncio.Future[None] | None:
