@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.batching import LlmRequest, LlmRequestState
+from maitred.batching import KvCacheManager, LlmRequest, LlmRequestState
 from maitred.batching.answer_lengths import AnswerLengths
+from maitred.batching.maitred_state import MaitredState
 from maitred.batching.memory_forecast import MemoryForecast
 from maitred.batching.prompt_shares import PromptRest, PromptShares
 from maitred.batching.victims import choose_victim
@@ -54,6 +55,59 @@ class TestMemoryForecast:
         with_two = need([*requests, (left, held), (left, held)], left)
         assert (forecast.missing(left, held, with_two) <= 0, forecast.missing(left, held, with_two - 1)) == (True, 1)
         assert forecast.peak == need([*requests, (left, held)], 30)
+
+
+def new_state(*, reuse: bool = False) -> MaitredState:
+    """Return the state of a scheduler before the first request."""
+    kv_cache = KvCacheManager({1 << 20: 100}, 10, enable_block_reuse=reuse)
+    shares = PromptShares(0.9, 10, 1000, whole_only=False)
+    return MaitredState(kv_cache, None, shares, 100, 1000, 1000, 8, 16, 2, 256)
+
+
+def complete(state: MaitredState, prompt: int, answer: int) -> None:
+    request = LlmRequest(0, prompt, answer)
+    request.num_generated_tokens = answer
+    state.on_request_end(request, is_complete=True)
+
+
+class TestMaitredState:
+    def test_the_horizon_is_what_a_request_needs_to_be_worth_a_pause(self) -> None:
+        """20 requests of 3,000 tokens: 3,000 x 20 / 256 steps. Half of it, if half of what is paused is still cached."""
+        for reuse, steps in ((False, 235), (True, 118)):
+            state = new_state(reuse=reuse)
+            assert state.horizon(20) > 1 << 20  # nothing is known of sizes yet
+            complete(state, 2000, 2000)
+            assert state.horizon(20) == steps
+
+    def test_what_a_return_finds_in_the_cache_shortens_it(self) -> None:
+        state = new_state()
+        complete(state, 2000, 2000)
+        for _ in range(200):
+            state.on_return(0.25)
+        share = 0.25 + 0.75 * (63 / 64) ** 200
+        assert state.horizon(20) == 1 + int(share * 3000 * 20 / 256)
+
+    def test_a_pause_before_a_request_was_worth_it_is_a_warning(self) -> None:
+        """Predictions grow by a tenth, up to four times, and fall back as answers are complete."""
+        state = new_state()
+        for _ in range(40):
+            complete(state, 1600, 100)  # to the limit, which is followed from then on
+        waiting = LlmRequest(1, 10, 800)
+        waiting.has_token_limit = False
+        (expected,) = state.tokens_left([waiting])
+        late, early = started(2, 1000), started(3, 1000)
+        late.num_generated_tokens, early.num_generated_tokens = 50, 10
+        assert state.horizon(6) == 39
+        state.on_pause([late], 6)
+        assert state.tokens_left([waiting]) == [expected]
+        state.on_pause([late, early], 6)
+        assert state.tokens_left([waiting]) == [int(1.1 * expected)]
+        for _ in range(30):
+            state.on_pause([early], 6)
+        assert state.tokens_left([waiting]) == [4 * expected]
+        for _ in range(600):
+            complete(state, 1600, 100)
+        assert state.tokens_left([waiting])[0] <= expected
 
 
 class TestAnswerLengths:
