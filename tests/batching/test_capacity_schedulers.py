@@ -176,6 +176,7 @@ def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, s
             lora_task_id=draw(st.sampled_from([None, None, 1, 2])),
             num_draft_tokens=draw(st.sampled_from([0, 0, 1, 5])),
             beam_width=draw(st.sampled_from([1, 1, 1, 2])),
+            priority=draw(st.sampled_from([0.5, 0.5, 0.9])),
         )
         if request.is_encoder_init_state:
             request.state = CONTEXT
