@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from maitred.core.errors import ConfigError
@@ -22,7 +25,8 @@ def written(results: Results, name: str) -> bytes:
 def test_all_panels_are_drawn_and_the_target(told: Results) -> None:
     shown = [axes for axes in draw_run(told, Slo(ttft=200_000)).axes if axes.get_visible()]
     assert [axes.get_title(loc="left").split(",")[0] for axes in shown] == [
-        "TTFT", "TPOT", "E2E", "Requests", "Output", "Prefix cache hits", "Waiting", "Running batch", "KV cache",
+        "TTFT", "TPOT", "E2E", "Requests", "Output", "Not running yet", "In flight", "Prefix cache hits", "Waiting",
+        "Running batch", "KV cache",
     ]  # fmt: skip
     assert [line.get_label() for line in shown[0].lines] == ["interactive", "bulk", "SLO"]
     assert shown[0].get_xscale() == "log"
@@ -33,6 +37,20 @@ def test_the_name_says_the_kind_and_the_same_run_gives_the_same_bytes(told: Resu
     first = written(told, name)
     assert first.startswith(begins)
     assert first == written(told, name)
+
+
+@pytest.mark.parametrize("span", [1.01, 1.5, 4, 300])
+def test_labels_of_a_logarithmic_axis_do_not_overlap(told: Results, span: float) -> None:
+    narrow = msgspec.structs.replace(told, first_token=told.arrival + (14_000 * np.geomspace(1, span, 5)).astype(np.int64))
+    figure = draw_run(narrow, Slo())
+    figure.canvas.draw()
+    (ttft, *_) = figure.axes
+    labels = [*ttft.get_xticklabels(), *ttft.get_xticklabels(minor=True)]
+    low, high = ttft.get_xlim()
+    shown = [label for label in labels if label.get_text() and low <= label.get_position()[0] <= high]
+    boxes = sorted((label.get_window_extent() for label in shown), key=lambda box: box.x0)
+    assert len(boxes) >= 2
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
 def test_a_run_without_requests(none: Results) -> None:

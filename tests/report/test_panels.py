@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
+from conftest import gaps_of
 from maitred.report import Slo
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.sim import Results
+from maitred.sim.results import ItlGaps
 
 
 def by_title(panels: list[Panel]) -> dict[str, Panel]:
@@ -43,18 +46,58 @@ def test_rates_add_up_to_what_there_was(told: Results) -> None:
 
 def test_samples_by_instance(told: Results) -> None:
     panels = by_title(time_panels(told))
-    waiting, in_front = panels["Waiting"].curves
-    assert (waiting.y.tolist(), in_front.y.tolist()) == ([0, 3, 0], [0, 3, 0])
+    first, second, in_front = panels["Waiting"].curves
+    assert [curve.label for curve in panels["Waiting"].curves] == ["instance 0", "instance 1", "before any instance"]
+    assert (first.y.tolist(), second.y.tolist(), in_front.y.tolist()) == ([0, 2, 0], [0, 4, 0], [0, 3, 0])
+    _, used = panels["KV cache"].curves
+    assert used.y.tolist() == pytest.approx([0, 1, 0.1])
+    assert "instance 1 up to 100.0%" in panels["KV cache"].about
+
+
+def test_of_many_instances_the_mean_and_the_range(told: Results) -> None:
+    samples = told.samples
+    assert samples is not None
+    wide = {name: np.tile(getattr(samples, name), 4) for name in ("waiting", "running", "blocks_used")}
+    panels = by_title(time_panels(msgspec.structs.replace(told, samples=msgspec.structs.replace(samples, **wide))))
+    waiting, _ = panels["Waiting"].curves
     assert waiting.low is not None
     assert waiting.high is not None
-    assert (waiting.low.tolist(), waiting.high.tolist()) == ([0, 2, 0], [0, 4, 0])
-    (used,) = panels["KV cache"].curves
-    assert used.y.tolist() == pytest.approx([0, 0.75, 0.05])
-    assert "up to 100.0%" in panels["KV cache"].about
+    assert (waiting.y.tolist(), waiting.low.tolist(), waiting.high.tolist()) == ([0, 3, 0], [0, 2, 0], [0, 4, 0])
+
+
+def test_requests_in_the_cluster_by_class(told: Results) -> None:
+    panels = by_title(time_panels(told))
+    for title, at, interactive, bulk in (
+        ("In flight", 0.25, 1, 2),  # request 0 until 0.5 s, 2 and 3 from 0.2 and 0.25 s on; 1 from 0.1 to 0.3 s
+        ("In flight", 2.0, 0, 2),  # 3 and 4 have no end
+        ("Not running yet", 0.2, 0, 1),
+        ("Not running yet", 2.0, 0, 1),  # 3 never ran
+    ):
+        curves = {curve.label: curve for curve in panels[title].curves}
+        index = int(np.searchsorted(curves["bulk"].x, at - 1e-9))
+        assert (curves["interactive"].y[index], curves["bulk"].y[index]) == (interactive + (at == 0.25), bulk), (title, at)
+
+
+def test_gaps_of_every_class(told: Results) -> None:
+    sketches = {name: gaps_of(*gaps) for name, gaps in (("interactive", (10_000, 20_000)), ("bulk", (90_000,)))}
+    gaps = ItlGaps(
+        steps=np.array([1, 1, 1]),
+        spans=np.array([10_000, 20_000, 90_000]),
+        request_id=np.array([0, 2]),
+        first_stretch=np.array([0, 2]),
+        end_stretch=np.array([2, 3]),
+        pause_request_id=np.array([], dtype=np.int64),
+        pauses=np.array([], dtype=np.int64),
+    )
+    itl = latency_panels(msgspec.structs.replace(told, itl_gaps=gaps), Slo())[-1]
+    assert itl.title.startswith("ITL")
+    assert [curve.label for curve in itl.curves] == ["interactive", "bulk"]
+    for curve in itl.curves:
+        assert curve.x[-1] == pytest.approx(sketches[curve.label].percentile(100) / 1000)
 
 
 def test_without_samples_there_are_no_queues_to_show(five: Results) -> None:
-    assert set(by_title(time_panels(five))) == {"Requests", "Output", "Prefix cache hits"}
+    assert set(by_title(time_panels(five))) == {"Requests", "Output", "Not running yet", "In flight", "Prefix cache hits"}
 
 
 def test_hits_are_shares_of_what_was_asked(told: Results) -> None:

@@ -107,10 +107,21 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_ylabel(panel.y_label)
     axes.set_ylim(0, 1.02 if panel.shares else None)
     if panel.log_x:
-        axes.set_xscale("log")
+        _set_log_scale(axes)
     if panel.shares:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if panel.target is not None:
         axes.axvline(panel.target, color="#6a6862", linestyle="--", linewidth=1, label="SLO")
     if len(panel.curves) > 1 or panel.target is not None:
         axes.legend(fontsize=8)
+
+
+def _set_log_scale(axes: Axes) -> None:
+    """Make the x axis logarithmic, with plain numbers that do not overlap: powers of ten, or round numbers on a short axis."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(numticks=6) if high >= 20 * low else MaxNLocator(nbins=5, min_n_ticks=2))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maitred.core.units import MILLISECOND, SECOND, Micros
-from maitred.report.breakdown import By, split_by
+from maitred.report.breakdown import By, group_codes, group_label, itl_by_group, split_by
 from maitred.report.slo import Slo
 from maitred.report.table import format_number, format_share
 from maitred.sim import Outcome, Results
@@ -28,6 +28,8 @@ _MAX_TARGET_RATIO = 4
 """A target beyond this many times the largest value is not shown, because it would dwarf the curves."""
 _POINTS = 120
 """Points of a curve over time. A chart is some 500 pixels wide."""
+_MAX_INSTANCES = 6
+"""As many instances have a curve each; of more, their mean and range is shown."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -54,6 +56,8 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether the values are shares from 0 to 1, to be shown in percent."""
     target: float | None = None
     """The SLO target for all requests, on the x axis."""
+    over_time: bool = False
+    """Whether the x axis is the time of the run, in seconds."""
 
 
 def latency_panels(results: Results, slo: Slo) -> list[Panel]:
@@ -80,7 +84,32 @@ def latency_panels(results: Results, slo: Slo) -> list[Panel]:
                     target=_shown_target(target, curves),
                 )
             )
-    return panels
+    return [*panels, *_gaps(results)]
+
+
+def _gaps(results: Results) -> Iterator[Panel]:
+    """Yield the distribution of the gaps between tokens by class, if they were recorded."""
+    codes = group_codes(results, By.CLASS)
+    sketches = itl_by_group(results, codes)
+    curves = tuple(
+        Curve(
+            label=group_label(results, By.CLASS, code) if len(sketches) > 1 else _ALL,
+            x=np.array([sketch.percentile(100 * rank) for rank in _RANKS]) / MILLISECOND,
+            y=_RANKS,
+        )
+        for code, sketch in sketches.items()
+    )
+    if curves:
+        about = f"Distribution of ITL. {'; '.join(map(_in_words, curves))}."
+        yield Panel(
+            title="ITL, gap between tokens",
+            about=about,
+            x_label="ms",
+            y_label="gaps within",
+            curves=curves,
+            log_x=True,
+            shares=True,
+        )
 
 
 def _ttft(results: Results) -> Floats:
@@ -121,7 +150,13 @@ def time_panels(results: Results) -> list[Panel]:
     if not results.end or not len(results):
         return []
     edges = np.linspace(0, results.end, _POINTS + 1)
-    return [_requests(results, edges), _tokens(results, edges), *_hits(results, edges), *_sampled(results)]
+    return [
+        _requests(results, edges),
+        _tokens(results, edges),
+        *_by_class(results),
+        *_hits(results, edges),
+        *_sampled(results),
+    ]
 
 
 def _requests(results: Results, edges: Floats) -> Panel:
@@ -132,6 +167,38 @@ def _requests(results: Results, edges: Floats) -> Panel:
     )
     about = f"Requests per second: up to {_peak(curves[0])} arriving, up to {_peak(curves[1])} completing."
     return _panel("Requests", "requests/s", about, curves)
+
+
+def _by_class(results: Results) -> Iterator[Panel]:
+    """Yield the requests in the cluster over time by class, and those of them that do not run yet.
+
+    A request waits until it last entered a running batch: one whose KV was freed and that runs again counts as waiting before.
+    """
+    at = np.linspace(0, results.end, _POINTS + 1)
+    left = np.where(results.finished >= 0, results.finished, results.end + 1)
+    ran = np.where(results.scheduled >= 0, results.scheduled, left)
+    codes = group_codes(results, By.CLASS)
+    classes = sorted({*codes.tolist()})
+    for title, until, about in (
+        ("Not running yet", ran, "have arrived and do not run yet"),
+        ("In flight", left, "have arrived and not ended"),
+    ):
+        curves = tuple(
+            Curve(
+                label=group_label(results, By.CLASS, code) if len(classes) > 1 else _ALL,
+                x=at / SECOND,
+                y=_present(results.arrival[codes == code], until[codes == code], at),
+            )
+            for code in classes
+        )
+        most = "; ".join(f"{curve.label} up to {_peak(curve)}" for curve in curves)
+        yield _panel(title, "requests", f"Requests that {about}: {most}.", curves)
+
+
+def _present(since: NDArray[np.int64], until: NDArray[np.int64], at: Floats) -> Floats:
+    """Return how many of the periods from `since` to before `until` each instant of `at` lies in."""
+    begun, over = (np.searchsorted(np.sort(instants), at, side="right") for instants in (since, until))
+    return np.asarray(begun - over, dtype=np.float64)
 
 
 def _tokens(results: Results, edges: Floats) -> Panel:
@@ -171,27 +238,36 @@ def _sampled(results: Results) -> Iterator[Panel]:
     if samples is None or not len(samples.at):
         return
     at = samples.at / SECOND
-    waiting = [_by_instance("waiting", at, samples.waiting)]
+    waiting = [*_by_instance("waiting", at, samples.waiting)]
     if samples.outside_instances.any():
         waiting.append(Curve(label="before any instance", x=at, y=samples.outside_instances.astype(np.float64)))
-    most = "; ".join(f"{curve.label} up to {_peak(curve)}" for curve in waiting)
-    yield _panel("Waiting", "requests", f"Requests that wait: {most}.", tuple(waiting))
+    yield _sampled_panel("Waiting", "requests", "Requests that wait", waiting)
     running = _by_instance("running", at, samples.running)
     title, about = ("Generating", "that receive tokens") if results.is_measured else ("Running batch", "in the running batch")
-    yield _panel(title, "requests", f"Requests {about}, up to {_peak(running)}.", (running,))
-    if not samples.total_blocks:  # Measured from outside.
-        return
-    used = _by_instance("used", at, samples.blocks_used / samples.total_blocks)
-    peak = format_share(float((used.y if used.high is None else used.high).max()))
-    yield _panel("KV cache", "of the blocks", f"Share of the KV blocks in use, up to {peak}.", (used,), shares=True)
+    yield _sampled_panel(title, "requests", f"Requests {about}", running)
+    if samples.total_blocks:  # Not if it was measured from outside.
+        used = _by_instance("used", at, samples.blocks_used / samples.total_blocks)
+        yield _sampled_panel("KV cache", "of the blocks", "Share of the KV blocks in use", used, shares=True)
 
 
-def _by_instance(what: str, at: Floats, values: NDArray[Any]) -> Curve:
-    """Return the mean over the instances, with a band from the least to the greatest."""
-    if values.shape[1] == 1:
-        return Curve(label=what, x=at, y=values[:, 0].astype(np.float64))
+def _sampled_panel(title: str, y_label: str, about: str, curves: list[Curve], *, shares: bool = False) -> Panel:
+    """Return a panel of the samples, described by what its curves reach at most."""
+    tops = [float((curve.y if curve.high is None else curve.high).max()) for curve in curves]
+    most = "; ".join(
+        f"{curve.label} up to {format_share(top) if shares else format_number(top)}"
+        for curve, top in zip(curves, tops, strict=True)
+    )
+    return _panel(title, y_label, f"{about}: {most}.", tuple(curves), shares=shares)
+
+
+def _by_instance(what: str, at: Floats, values: NDArray[Any]) -> list[Curve]:
+    """Return a curve for each instance; of many instances the mean, with a band from the least to the greatest."""
+    count = values.shape[1]
+    if count <= _MAX_INSTANCES:
+        names = [f"instance {index}" for index in range(count)] if count > 1 else [what]
+        return [Curve(label=name, x=at, y=values[:, index].astype(np.float64)) for index, name in enumerate(names)]
     low, high = values.min(axis=1).astype(np.float64), values.max(axis=1).astype(np.float64)
-    return Curve(label=f"{what}: instances' mean and range", x=at, y=values.mean(axis=1), low=low, high=high)
+    return [Curve(label=f"{what}: instances' mean and range", x=at, y=values.mean(axis=1), low=low, high=high)]
 
 
 def _per_second(label: str, instants: NDArray[np.int64], edges: Floats) -> Curve:
@@ -209,4 +285,4 @@ def _peak(curve: Curve) -> str:
 
 
 def _panel(title: str, y_label: str, about: str, curves: tuple[Curve, ...], *, shares: bool = False) -> Panel:
-    return Panel(title=title, about=about, x_label="s", y_label=y_label, curves=curves, shares=shares)
+    return Panel(title=title, about=about, x_label="s", y_label=y_label, curves=curves, shares=shares, over_time=True)

@@ -16,6 +16,7 @@
     disaggregation.py    prefill and decode in separate instances
     rows.py              the rows of a run under way
     results.py           Results: one row per request, in columns
+    timeline_log.py      what happened to single requests beside the instants in their rows
     samples.py           the state of the instances at regular instants
     config.py            ClusterConfig: instances, slots, delays, P/D
 

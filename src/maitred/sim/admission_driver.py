@@ -37,6 +37,7 @@ from maitred.sim.event_queue import EventQueue, SimEventKind
 from maitred.sim.lifecycle import AdmissionLifecycle
 from maitred.sim.request_state import RequestState
 from maitred.sim.results import NEVER, Outcome
+from maitred.sim.timeline_log import TimelineLog
 from maitred.workload import Job
 
 _ADMIT, _REJECT, _PREEMPT = Action.ADMIT, Action.REJECT, Action.PREEMPT_SLOT
@@ -67,6 +68,8 @@ class AdmissionDriver:
         self._timer_at: Micros | None = None
         """The instant of the valid ADMISSION entry in the event queue."""
         self._lifecycle: AdmissionLifecycle
+        self.timeline_log: TimelineLog | None = None
+        """Is told of the decisions, if it is not None."""
 
     def attach(self, lifecycle: AdmissionLifecycle) -> None:
         """Set the object that carries out the effects of decisions. Call this once, before any request arrives."""
@@ -120,6 +123,8 @@ class AdmissionDriver:
                 state = self._lifecycle.live.get(decision.subject)
                 if state is None:
                     continue  # The request has ended at this very instant.
+                if self.timeline_log is not None:
+                    self.timeline_log.on_decision(decision)
                 action = decision.action
                 if action is _ADMIT:
                     self._lifecycle.on_admitted(state, now)

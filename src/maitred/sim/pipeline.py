@@ -39,6 +39,7 @@ from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 from maitred.sim.results import NEVER, Outcome
 from maitred.sim.rows import ResultRows
 from maitred.sim.slot_learning import SimulatedSlots
+from maitred.sim.timeline_log import TimelineLog
 
 _OUTCOMES: Final = {
     EventKind.FINISHED: Outcome.COMPLETED,
@@ -102,6 +103,7 @@ class Pipeline:
         self.live: dict[RequestId, RequestState] = {}
         self.last_end: Micros = 0
         """When the last request ended."""
+        self.timeline_log: TimelineLog | None = None
 
     def on_arrival(self, request_id: RequestId, now: Micros) -> None:
         job = self._arrivals.pop_arrival(request_id, now)
@@ -177,6 +179,8 @@ class Pipeline:
                     self._programs.on_first_token(event.seq.request, replica)
             elif kind is not _KV_PREEMPTED:
                 self._on_instance_done(event, replica, now)
+            elif self.timeline_log is not None:
+                self.timeline_log.on_kv_preempted(event.seq, event.at)
 
     def on_transfer_due(self, delay_id: int, now: Micros) -> None:
         assert self._disaggregation is not None

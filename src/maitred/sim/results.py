@@ -106,6 +106,19 @@ class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """By pause: its length in µs."""
 
 
+class Timelines(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What happened to single requests beside the instants in their rows (`sim.timeline_log`)."""
+
+    request_id: Ints
+    """By stretch for which a request ran until its KV was freed: the request."""
+    began: Ints
+    """By stretch: when it entered the running batch, in µs."""
+    ended: Ints
+    """By stretch: when its KV was freed, in µs."""
+    reasons: Mapping[int, str]
+    """By request that did not enter at once: the decisions of admission on it, with their reasons."""
+
+
 class ProgramColumns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The agent programs of a run, in columns of equal length by their arrival, and figures of all of them.
 
@@ -189,6 +202,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """The samples, if `sample_every` asked for them."""
     itl_gaps: ItlGaps | None = None
     """The gaps between tokens per request, if `log_itl` asked for them."""
+    timelines: Timelines | None = None
+    """What happened to single requests besides, if there are samples."""
     programs: ProgramColumns | None = None
     """The agent programs, if `programs` schedules them."""
     is_measured: bool = False

@@ -35,6 +35,7 @@ from maitred.sim.results import Results
 from maitred.sim.rows import ResultRows, ResultSink, make_rows
 from maitred.sim.samples import Sampler
 from maitred.sim.slot_learning import make_slot_learning
+from maitred.sim.timeline_log import TimelineLog
 from maitred.workload import Job
 
 _NO_HORIZON: Micros = 1 << 62
@@ -67,7 +68,7 @@ def simulate(
         progress: Called from time to time with the number of arrived requests.
         log: Receives the inputs and decisions of admission and of programs.
         sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
-        sample_every: First distance of the samples of the instances, in µs, or None for no samples.
+        sample_every: First distance of the samples of the instances, in µs, or None for no samples and no timelines.
         log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
     Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.
     """
@@ -84,6 +85,10 @@ def simulate(
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
     pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools, slots)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
+    timeline_log = None if sampler is None else TimelineLog()
+    pipeline.timeline_log = timeline_log
+    if driver is not None:
+        driver.timeline_log = timeline_log
     arrivals.read_next(0)
     _run(event_queue, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
     if arrivals or pipeline.live:
@@ -92,8 +97,9 @@ def simulate(
     if progress is not None:
         progress(arrivals.num_arrived)
     results = _collect_results(rows, fleet, pipeline.last_end, agents, sampler)
+    timelines = None if timeline_log is None else timeline_log.timelines()
     rejections = sum((each.rejections for each in (driver, agents) if each is not None), Counter[str]())
-    return replace(results, rejections=dict(rejections))
+    return replace(results, rejections=dict(rejections), timelines=timelines)
 
 
 def _collect_results(

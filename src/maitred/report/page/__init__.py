@@ -1,9 +1,10 @@
-"""Page: a run as one HTML page that needs no network, no server and no library; and as a small table for notebooks.
+"""Page: a run as one HTML page that needs no network and no server; and as a small table for notebooks.
 
     __init__  the parts of the page: tiles for the run, a table for each breakdown, the configuration; the table for notebooks
-    chart     a panel of curves, and its axes
+    chart     a panel of curves
+    timeline  single requests over time
 
-Style and script are files in this folder that are copied into the page. The same run gives the same bytes.
+Style, script and uPlot, which draws, are files in this folder that are copied into the page. The same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.assessment import Assessment, assess, utilisation_lines
 from maitred.report.breakdown import By
 from maitred.report.page.chart import chart_html
+from maitred.report.page.timeline import timeline_html
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.run_setup import RunSetup
@@ -88,7 +90,8 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup, assessment:
     title = setup.workload or f"A {_how(summary)} run"
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield f"<title>{escape(title)} – maitred</title>\n<style>\n{_file('style.css')}</style>\n</head>\n<body>\n"
+    style = _file("uplot.min.css") + _file("style.css")
+    yield f"<title>{escape(title)} – maitred</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
     command = "bench" if summary.is_measured else "simulate"
     yield f'<header><div class="eyebrow">maitred {command}</div><h1>{escape(title)}</h1>\n'
     yield f"<p>{escape(setup.in_one_line())}</p>\n"
@@ -99,11 +102,13 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup, assessment:
     yield f'</header>\n<main>\n{headline_tiles(summary)}<p class="quiet">{escape(use)}</p>\n'
     yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
     yield from _charts("Over time", time_panels(results))
+    yield from _timeline(results)
     yield f"<section><h2>By group</h2>\n{breakdown_tables(summary)}</section>\n"
     yield from _setup(setup)
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in _TERMS.items())
     yield f'<section><h2>Terms</h2>\n<dl class="terms">{terms}</dl></section>\n</main>\n'
-    yield f"<script>\n{_file('script.js')}</script>\n</body>\n</html>\n"
+    yield '<noscript><p class="warning">The charts of this page are drawn by its own script.</p></noscript>\n'
+    yield f"<script>\n{_file('uplot.min.js')}</script>\n<script>\n{_file('script.js')}</script>\n</body>\n</html>\n"
 
 
 def _how(summary: Summary) -> str:
@@ -126,6 +131,12 @@ def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
         pairs = " pairs" if len(panels) % 3 == 1 else ""
         charts = "".join(map(chart_html, panels))
         yield f'<section><h2>{escape(title)}</h2>\n<div class="charts{pairs}">\n{charts}</div></section>\n'
+
+
+def _timeline(results: Results) -> Iterator[str]:
+    if len(results):
+        note = "Drag to zoom in, double click to see all again; with the keyboard +, -, 0 and the arrows."
+        yield f'<section><h2>Request by request</h2>\n<p class="quiet">{note}</p>\n{timeline_html(results)}</section>\n'
 
 
 def _setup(setup: RunSetup) -> Iterator[str]:

@@ -1,7 +1,46 @@
-// Shows the values of a chart under the pointer. Without this script the page has everything but these values.
+// Draws the charts and the timeline of the page with uPlot, which stands above this script.
+//
+// Every chart can be zoomed: drag with a pointer, or + and - at the cursor; a double click, 0 or Escape shows all again. The
+// arrow keys move the cursor. Charts over time share the cursor and the zoom.
 "use strict";
 
 const compact = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const HEIGHT = 200, ROW_HEIGHT = 5;
+const shared = uPlot.sync("time");
+const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const seriesColour = (number) => colourOf(`--c${number % 6}`);
+
+function short(value) {
+  const unit = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => Math.abs(value) >= size);
+  return unit ? `${+(value / unit[0]).toPrecision(3)}${unit[1]}` : `${+value.toPrecision(3)}`;
+}
+
+function milliseconds(value) {
+  return value >= 10000 ? `${compact.format(value / 1000)} s` : `${compact.format(value)} ms`;
+}
+
+/** Return round ticks on a logarithmic axis: powers of ten with 2 and 5 between, or a linear series on a short axis. */
+function logTicks(low, high, about) {
+  if (high < 8 * low) {
+    const rough = (high - low) / about, power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
+    const ticks = [];
+    for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(tick);
+    return ticks;
+  }
+  for (const factors of [[1, 2, 5], [1, 3], [1]]) {
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+      for (const factor of factors) {
+        const tick = factor * 10 ** power;
+        if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push(tick);
+      }
+    }
+    if (ticks.length <= about || factors.length === 1) {
+      return ticks.filter((_, number) => number % Math.ceil(ticks.length / about) === 0);
+    }
+  }
+}
 
 function interpolated(curve, x) {
   const last = curve.x.length - 1;
@@ -16,9 +55,13 @@ function interpolated(curve, x) {
   return span ? curve.y[low] + (curve.y[high] - curve.y[low]) * (x - curve.x[low]) / span : curve.y[high];
 }
 
+/** Return a line of a tooltip: a colour (or null), a text and a value. */
 function line(colour, text, value) {
   const row = document.createElement("div");
-  if (colour !== null) row.className = `key c${colour % 6}`;
+  if (colour !== null) {
+    row.className = "key";
+    row.style.setProperty("--c", colour);
+  }
   row.append(text, " ");
   const bold = document.createElement("b");
   bold.textContent = value;
@@ -26,34 +69,277 @@ function line(colour, text, value) {
   return row;
 }
 
-function read(plot, chart, tip, cursor, event) {
-  const box = plot.getBoundingClientRect();
-  const share = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
-  const x = chart.log
-    ? chart.low * (chart.high / chart.low) ** share
-    : chart.low + (chart.high - chart.low) * share;
-  tip.replaceChildren(line(null, chart.log ? "within" : "at", `${compact.format(x)} ${chart.unit}`));
-  chart.curves.forEach((curve, number) => {
-    const y = interpolated(curve, x);
-    const value = y === null ? (chart.log ? 0 : null) : y;
-    if (value !== null) {
-      tip.append(line(number, curve.label, chart.shares ? `${compact.format(value * 100)} %` : compact.format(value)));
-    }
-  });
-  cursor.style.left = `${share * 100}%`;
-  tip.style.left = share < 0.5 ? `calc(${share * 100}% + 0.6rem)` : "auto";
-  tip.style.right = share < 0.5 ? "auto" : `calc(${(1 - share) * 100}% + 0.6rem)`;
-  tip.hidden = cursor.hidden = false;
+function makeTip(u) {
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.hidden = true;
+  u.over.append(tip);
+  return tip;
 }
 
-for (const plot of document.querySelectorAll("[data-chart]")) {
-  const chart = JSON.parse(plot.dataset.chart);
-  const tip = document.createElement("div"), cursor = document.createElement("div");
-  tip.className = "tip";
-  cursor.className = "cursor";
-  tip.hidden = cursor.hidden = true;
-  plot.append(cursor, tip);
-  plot.addEventListener("pointermove", (event) => read(plot, chart, tip, cursor, event));
-  plot.addEventListener("pointerdown", (event) => read(plot, chart, tip, cursor, event));
-  plot.addEventListener("pointerleave", () => { tip.hidden = cursor.hidden = true; });
+/** Show a tooltip beside the cursor, inside the plot. */
+function place(u, tip, lines) {
+  tip.hidden = !lines.length;
+  if (!lines.length) return;
+  tip.replaceChildren(...lines);
+  const { left, top } = u.cursor, room = u.over.clientWidth;
+  const x = left + tip.offsetWidth + 14 > room ? left - tip.offsetWidth - 10 : left + 10;
+  tip.style.left = `${Math.min(Math.max(x, 0), Math.max(room - tip.offsetWidth, 0))}px`;
+  tip.style.top = `${Math.min(Math.max(top - tip.offsetHeight / 2, 0), Math.max(u.over.clientHeight - tip.offsetHeight, 0))}px`;
 }
+
+function axis(values, size, extra) {
+  return {
+    stroke: colourOf("--quiet"), font: "12px system-ui, sans-serif", size, values,
+    grid: { stroke: colourOf("--grid"), width: 1 }, ticks: { show: false }, ...extra,
+  };
+}
+
+function chartData(chart) {
+  const tables = [], series = [{}], bands = [];
+  chart.curves.forEach((curve, number) => {
+    const colour = seriesColour(number);
+    tables.push([curve.x, curve.y]);
+    series.push({ label: curve.label, stroke: colour, width: 2, spanGaps: true, points: { show: curve.x.length < 3 } });
+    if (curve.high) {
+      tables.push([curve.x, curve.high], [curve.x, curve.low]);
+      const edge = { stroke: "transparent", spanGaps: true, points: { show: false } };
+      bands.push({ series: [series.length, series.length + 1], fill: `${colour}29` });
+      series.push(edge, edge);
+    }
+  });
+  return { data: uPlot.join(tables), series, bands };
+}
+
+function drawTarget(u, chart) {
+  if (chart.target === null) return;
+  const x = u.valToPos(chart.target, "x", true), ctx = u.ctx, { left, top, width, height } = u.bbox;
+  if (x < left || x > left + width) return;
+  const label = `SLO ${milliseconds(chart.target)}`;
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = colourOf("--ink");
+  ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
+  ctx.beginPath();
+  ctx.moveTo(x, top);
+  ctx.lineTo(x, top + height);
+  ctx.stroke();
+  ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+  const after = x + ctx.measureText(label).width + 8 * devicePixelRatio < left + width;
+  ctx.textAlign = after ? "left" : "right";
+  ctx.fillText(label, x + (after ? 5 : -5) * devicePixelRatio, top + height - 8 * devicePixelRatio);
+  ctx.restore();
+}
+
+function xRange(chart) {
+  if (!chart.log) return [0, Math.max(...chart.curves.map((curve) => curve.x[curve.x.length - 1])) || 1];
+  const low = Math.min(...chart.curves.map((curve) => curve.x[0]));
+  const high = Math.max(...chart.curves.map((curve) => curve.x[curve.x.length - 1]), chart.target || 0);
+  return [low / 1.1, Math.max(high * 1.15, low * 2)];
+}
+
+/** Put a legend above a chart with several curves. */
+function chartKeys(plot, chart) {
+  const legend = document.createElement("div");
+  legend.className = "legend";
+  if (chart.curves.length > 1 || chart.curves[0].high) {
+    chart.curves.forEach((curve, number) => legend.append(line(seriesColour(number), curve.label, "")));
+  }
+  plot.before(legend);
+}
+
+function drawChart(plot) {
+  const chart = JSON.parse(plot.dataset.chart), all = xRange(chart);
+  const { data, series, bands } = chartData(chart);
+  if (!plot.parentNode.querySelector(".legend")) chartKeys(plot, chart);
+  const shown = (value) => (chart.shares ? `${compact.format(value * 100)} %` : compact.format(value));
+  let tip;
+  const read = (u) => {
+    if (u.cursor.left < 0) return place(u, tip, []);
+    const x = u.posToVal(u.cursor.left, "x"), lines = [line(null, chart.time ? "at" : "within", `${compact.format(x)} ${chart.unit}`)];
+    chart.curves.forEach((curve, number) => {
+      const y = interpolated(curve, x), value = y === null && chart.log ? 0 : y;
+      if (value !== null) lines.push(line(seriesColour(number), curve.label, shown(value)));
+    });
+    if (chart.target !== null) lines.push(line(null, "SLO", milliseconds(chart.target)));
+    place(u, tip, lines);
+  };
+  const u = new uPlot({
+    width: plot.clientWidth, height: HEIGHT, series, bands, legend: { show: false },
+    scales: {
+      x: { time: false, distr: chart.log ? 3 : 1, range: (_, low, high) => (low === null || low === high ? all : [low, high]) },
+      y: { range: (_, __, high) => [0, chart.shares ? 1 : high * 1.06 || 1] },
+    },
+    axes: [
+      axis((_, ticks) => ticks.map((tick, number) => short(tick) + (number === ticks.length - 1 ? ` ${chart.unit}` : "")), 28,
+        chart.log ? { splits: (_, __, low, high) => logTicks(low, high, plot.clientWidth / 70), filter: (_, ticks) => ticks }
+          : { space: 60 }),
+      axis((_, ticks) => ticks.map((tick) => (chart.shares ? `${Math.round(tick * 100)} %` : short(tick))), 48, { space: 36 }),
+    ],
+    cursor: {
+      drag: { x: true, y: false }, points: { show: false }, y: false,
+      ...(chart.time ? { sync: { key: shared.key, scales: ["x", null] } } : {}),
+    },
+    hooks: {
+      draw: [(it) => drawTarget(it, chart)],
+      setCursor: [(it) => tip && read(it)],
+    },
+  }, data, plot);
+  tip = makeTip(u);
+  u.setScale("x", { min: all[0], max: all[1] });
+  if (chart.time) shared.sub(u);
+  return { u, all, log: chart.log };
+}
+
+/** The parts of a request's bar: from, to, and how the part is drawn. */
+function parts(request, end) {
+  const [, , , arrival, admitted, ran, first, left, pauses] = request;
+  const over = left < 0 ? end : left, found = [];
+  const add = (from, to, kind) => { if (to > from) found.push([from, to, kind]); };
+  if (admitted >= 0) add(arrival, admitted, "held");
+  const waited = admitted < 0 ? arrival : admitted;
+  add(waited, ran < 0 ? over : ran, admitted < 0 ? "held" : "waiting");
+  let since = ran;
+  const run = (until) => {
+    if (since < 0) return;
+    if (first >= 0 && first > since && first < until) {
+      add(since, first, "prefill");
+      add(first, until, "decode");
+    } else add(since, until, first >= 0 && since >= first ? "decode" : "prefill");
+  };
+  for (let each = 0; each < pauses.length; each += 2) {
+    run(pauses[each]);
+    add(pauses[each], pauses[each + 1] < 0 ? over : pauses[each + 1], "preempted");
+    since = pauses[each + 1];
+  }
+  run(over);
+  return found;
+}
+
+const KINDS = {
+  held: ["waits for admission", 0.3], waiting: ["waits in an instance", 0.3], prefill: ["prefill", 0.55],
+  decode: ["decode", 1], preempted: ["KV freed, waits", 1],
+};
+
+function drawRequests(u, timeline) {
+  const { ctx, bbox } = u, ratio = devicePixelRatio;
+  const height = Math.abs(u.valToPos(1, "y", true) - u.valToPos(0, "y", true)), thick = Math.max(height * 0.8, 1);
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  timeline.requests.forEach((request, row) => {
+    if (row + 1 < u.scales.y.min || row - 1 > u.scales.y.max) return;
+    const y = u.valToPos(row, "y", true);
+    for (const [from, to, kind] of parts(request, timeline.end)) {
+      const x = u.valToPos(from / 1000, "x", true), wide = Math.max(u.valToPos(to / 1000, "x", true) - x, 0.5 * ratio);
+      const slim = kind === "held" || kind === "preempted" ? Math.max(thick / 3, 1) : thick;
+      ctx.globalAlpha = KINDS[kind][1];
+      ctx.fillStyle = kind === "preempted" ? colourOf("--freed") : seriesColour(request[1]);
+      ctx.fillRect(x, y - slim / 2, wide, slim);
+    }
+  });
+  ctx.restore();
+}
+
+function describe(timeline, request, at) {
+  const [id, group, outcome, arrival, admitted, ran, first, left, pauses, reason] = request;
+  const now = parts(request, timeline.end).find(([from, to]) => at >= from && at < to);
+  const lines = [line(seriesColour(group), `request ${id}, ${timeline.classes[group]}`, now ? KINDS[now[2]][0] : "")];
+  const told = (what, from, to) => { if (from >= 0 && to >= from) lines.push(line(null, what, milliseconds(to - from))); };
+  lines.push(line(null, "arrives at", `${compact.format(arrival / 1000)} s`));
+  if (admitted > arrival) told("waits for admission", arrival, admitted);
+  told("waits in an instance", admitted, ran);
+  told("TTFT", arrival, first);
+  told("E2E", arrival, left);
+  if (pauses.length) lines.push(line(null, "KV freed", `${pauses.length / 2} times`));
+  lines.push(line(null, "outcome", timeline.outcomes[outcome]));
+  if (reason) timeline.reasons[reason].split("; ").forEach((each) => lines.push(line(null, "admission", each)));
+  return lines;
+}
+
+function timelineKeys(plot, timeline) {
+  const legend = document.createElement("div");
+  legend.className = "legend";
+  timeline.classes.forEach((name, number) => {
+    const key = line(seriesColour(number), name, "");
+    legend.append(key);
+  });
+  for (const [kind, [text, alpha]] of Object.entries(KINDS)) {
+    const key = line(kind === "preempted" ? colourOf("--freed") : colourOf("--ink"), text, "");
+    key.style.setProperty("--alpha", alpha);
+    key.classList.add(kind);
+    legend.append(key);
+  }
+  plot.before(legend);
+}
+
+function drawTimeline(plot) {
+  const timeline = JSON.parse(plot.dataset.timeline), count = timeline.requests.length;
+  const all = [0, timeline.end / 1000 || 1], rows = [-1, count];
+  if (!plot.parentNode.querySelector(".legend")) timelineKeys(plot, timeline);
+  let tip;
+  const read = (u) => {
+    const row = Math.round(u.posToVal(u.cursor.top, "y")), request = timeline.requests[row];
+    const inside = u.cursor.left >= 0 && request !== undefined;
+    place(u, tip, inside ? describe(timeline, request, u.posToVal(u.cursor.left, "x") * 1000) : []);
+  };
+  const u = new uPlot({
+    width: plot.clientWidth, height: Math.min(Math.max(count * ROW_HEIGHT, HEIGHT), 640), legend: { show: false },
+    series: [{}, { paths: () => null, points: { show: false } }],
+    scales: {
+      x: { time: false, range: (_, low, high) => (low === null || low === high ? all : [low, high]) },
+      y: { dir: -1, range: (_, low, high) => (low === null || low === high ? rows : [low, high]) },
+    },
+    axes: [
+      axis((_, ticks) => ticks.map((tick, number) => short(tick) + (number === ticks.length - 1 ? " s" : "")), 28, { space: 60 }),
+      axis((_, ticks) => ticks.map((tick) => {
+        const request = timeline.requests[tick];
+        return request ? `${request[0]}` : "";
+      }), 48, { space: 40, incrs: [1, 2, 5, 10, 20, 50, 100, 200] }),
+    ],
+    cursor: { drag: { x: true, y: true, uni: 24 }, points: { show: false } },
+    hooks: { draw: [(it) => drawRequests(it, timeline)], setCursor: [(it) => tip && read(it)] },
+  }, [all, [rows[0], rows[1]]], plot);
+  tip = makeTip(u);
+  u.setScale("y", { min: rows[0], max: rows[1] });
+  u.over.addEventListener("dblclick", () => u.setScale("y", { min: rows[0], max: rows[1] }));
+  return { u, all, log: false };
+}
+
+/** Let the keys move the cursor and zoom. */
+function onKey(event, { u, all, log }) {
+  const width = u.over.clientWidth, height = u.over.clientHeight;
+  const left = u.cursor.left < 0 ? width / 2 : u.cursor.left, top = u.cursor.top < 0 ? height / 2 : u.cursor.top;
+  const move = { ArrowLeft: [-width / 50, 0], ArrowRight: [width / 50, 0], ArrowUp: [0, -height / 50], ArrowDown: [0, height / 50] };
+  if (move[event.key]) {
+    const [dx, dy] = move[event.key];
+    u.setCursor({ left: Math.min(Math.max(left + dx, 0), width), top: Math.min(Math.max(top + dy, 0), height) });
+  } else if (event.key === "+" || event.key === "-") {
+    const factor = event.key === "+" ? 0.5 : 2, at = u.posToVal(left, "x"), { min, max } = u.scales.x;
+    const from = log ? at * (min / at) ** factor : at - (at - min) * factor;
+    const to = log ? at * (max / at) ** factor : at + (max - at) * factor;
+    u.setScale("x", { min: Math.max(from, all[0]), max: Math.min(to, all[1]) });
+  } else if (event.key === "0" || event.key === "Escape") {
+    u.setScale("x", { min: all[0], max: all[1] });
+    u.setCursor({ left: -10, top: -10 });
+  } else return;
+  event.preventDefault();
+}
+
+const drawn = new Map();
+
+function draw(plot) {
+  drawn.get(plot)?.u.destroy();
+  drawn.set(plot, plot.dataset.chart ? drawChart(plot) : drawTimeline(plot));
+}
+
+const plots = [...document.querySelectorAll(".plot")];
+plots.forEach((plot) => {
+  draw(plot);
+  plot.addEventListener("keydown", (event) => onKey(event, drawn.get(plot)));
+});
+plots.forEach((plot) => new ResizeObserver(() => {
+  const { u } = drawn.get(plot);
+  if (plot.clientWidth && u.width !== plot.clientWidth) u.setSize({ width: plot.clientWidth, height: u.height });
+}).observe(plot));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(draw));

@@ -1,0 +1,135 @@
+"""The page in a real browser: Chromium draws it, and pointer, keyboard, theme and width do what the page says.
+
+A script that the test appends to the page plays the user and writes down what it saw. Needs Chromium (Debian: chromium).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maitred.admission import AdmissionConfig
+from maitred.instance import InstanceConfig
+from maitred.report import Slo, simulate
+from maitred.sim import ClusterConfig
+from maitred.workload.synthetic import synthetic
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+
+PROBE = """
+<script>
+"use strict";
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+const seen = { charts: [], errors };
+const inked = (canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let each = 3; each < data.length; each += 4) count += data[each] > 0;
+  return count;
+};
+const all = [...document.querySelectorAll(".plot")];
+const state = (plot) => drawn.get(plot).u;
+const key = (plot, name) => plot.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
+const tip = (plot) => { const it = plot.querySelector(".tip"); return it.hidden ? null : it.innerText; };
+const inside = (plot) => {
+  const it = plot.querySelector(".tip").getBoundingClientRect(), over = plot.querySelector(".u-over").getBoundingClientRect();
+  return it.left >= over.left - 1 && it.right <= over.right + 1;
+};
+setTimeout(() => {
+  for (const plot of all) {
+    const u = state(plot), about = { title: plot.parentNode.querySelector("figcaption").innerText, ink: inked(u.ctx.canvas) };
+    about.width = plot.getBoundingClientRect().width;
+    key(plot, "ArrowRight");
+    about.tip = tip(plot);
+    about.tips = [0.02, 0.98].map((share) => {
+      u.setCursor({ left: u.over.clientWidth * share, top: 20 });
+      return inside(plot);
+    });
+    const before = [u.scales.x.min, u.scales.x.max];
+    key(plot, "+");
+    about.zoomed = [u.scales.x.min, u.scales.x.max];
+    key(plot, "0");
+    about.reset = u.scales.x.min === before[0] && u.scales.x.max === before[1];
+    about.after = tip(plot);
+    seen.charts.push(about);
+  }
+  seen.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  seen.paper = getComputedStyle(document.body).backgroundColor;
+  const record = document.createElement("pre");
+  record.id = "seen";
+  record.textContent = JSON.stringify(seen);
+  document.body.append(record);
+}, 300);
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    workload = synthetic(
+        rate=20,
+        num_requests=80,
+        input_tokens="uniform:50,300",
+        output_tokens="uniform:20,90",
+        class_mix="interactive:0.3,bulk:0.7",
+    )
+    result = simulate(
+        workload,
+        ClusterConfig(num_instances=2, capacity=8),
+        InstanceConfig(total_kv_blocks=80),
+        admission=AdmissionConfig(mode="priority"),
+        slo=Slo(ttft=200_000),
+    )
+    path = tmp_path_factory.mktemp("page") / "run.html"
+    result.report(path)
+    return path.read_text(encoding="utf-8")
+
+
+def seen_by_browser(page: str, folder: Path, *flags: str) -> Any:
+    """Return what the probe saw of the page."""
+    path = folder / "probed.html"
+    path.write_text(page.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
+    assert CHROMIUM is not None
+    command = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+        *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
+        *(f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=4000", *flags, "--dump-dom", path.as_uri()),
+    ]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert '<pre id="seen">' in dom, dom[-2000:]
+    return json.loads(unescape(dom.split('<pre id="seen">')[1].split("</pre>")[0]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "paper"),
+    [
+        (["--window-size=1200,900"], "rgb(252, 252, 251)"),
+        (["--window-size=1200,900", "--blink-settings=preferredColorScheme=0"], "rgb(22, 21, 20)"),
+        (["--window-size=500,900"], "rgb(252, 252, 251)"),
+    ],
+    ids=["light", "dark", "narrow"],
+)
+def test_every_chart_is_drawn_read_and_zoomed(page: str, tmp_path: Path, flags: list[str], paper: str) -> None:
+    seen = seen_by_browser(page, tmp_path, *flags)
+    assert seen["errors"] == []
+    assert seen["overflow"] <= 0
+    assert seen["paper"] == paper
+    assert len(seen["charts"]) == page.count('data-chart="') + page.count('data-timeline="') >= 11
+    for chart in seen["charts"]:
+        assert chart["ink"] > 500, chart
+        assert chart["tip"], chart
+        assert all(chart["tips"]), chart
+        assert chart["zoomed"][1] - chart["zoomed"][0] > 0
+        assert chart["reset"], chart
+        assert chart["after"] is None, chart
+    timeline = seen["charts"][-1]
+    assert "request " in timeline["tip"]
+    assert "SLO 200 ms" in seen["charts"][0]["tip"].replace("\n", " ").replace("  ", " ")
