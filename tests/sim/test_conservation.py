@@ -168,7 +168,7 @@ def test_every_request_ends_once_and_nothing_comes_before_its_cause(
     stepping, _ = run(msgspec.structs.replace(instance, step_by_step=True))
     equal(results, stepping)
     watched, _ = run(instance, sample_every=333)
-    equal(results, watched, "samples")
+    equal(results, watched, "samples", "timelines")
 
 
 def test_the_same_bytes_in_another_process_whatever_its_hashes() -> None:
