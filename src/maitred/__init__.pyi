@@ -19,7 +19,9 @@ from maitred.study.candidate import Candidate as Candidate
 from maitred.study.capacity import CapacityResult as CapacityResult
 from maitred.study.capacity import capacity as capacity
 from maitred.study.compare import compare as compare
+from maitred.study.compare import compare_results as compare_results
 from maitred.study.comparison import Comparison as Comparison
+from maitred.study.live.api import bench as bench
 from maitred.study.sweep import SweepResult as SweepResult
 from maitred.study.sweep import sweep as sweep
 from maitred.workload import Job as Job

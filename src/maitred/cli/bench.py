@@ -26,7 +26,6 @@ from maitred.cli.vllm_names import VllmFlags, check_percentiles, print_percentil
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.report import RunSetup
     from maitred.study.live.benchmark import BenchPlan, LiveRun
     from maitred.workload import Job, Trace, Workload
 
@@ -103,7 +102,9 @@ def run(flags: BenchFlags) -> None:
     from rich.console import Console
 
     from maitred.report import By, assess, fitness, parse_weights, print_run, summarise
+    from maitred.study.live.api import live_setup
     from maitred.study.live.benchmark import run_benchmark
+    from maitred.workload.load import describe
 
     flags = replace(flags, values={**flags.values, **vllm_workload(flags)})
     plan, per, load = _plan(flags), breakdown(flags), _LiveLoad(flags)
@@ -120,7 +121,8 @@ def run(flags: BenchFlags) -> None:
         recording.results = live.results
         summary = summarise(live.results, targets, [*By] if flags.metrics_file or flags.report else [per])
         score = None if weights is None else fitness(summary, weights)
-        setup = _setup(flags, plan, live)
+        command = f"maitred bench {flags.command_line}"
+        setup = live_setup(plan, live, seed=flags.run_seed, workload=describe(flags.load), command=command)
         assessment = assess(live.results, summary, setup)
         files.write(flags, live.results, summary, setup, assessment, score)
         write_vllm_result(flags, live, summary)
@@ -243,26 +245,6 @@ def _progress(flags: BenchFlags, trace: Trace | None, show: Callable[[float, str
     return progress
 
 
-def _setup(flags: BenchFlags, plan: BenchPlan, live: LiveRun) -> RunSetup:
-    from maitred.report import RunSetup
-    from maitred.workload.load import describe
-
-    chat = "chats" if plan.endpoint.path.endswith("/chat/completions") else "completions"
-    parts = [f"{live.model} at {plan.endpoint.origin}", f"{chat}, {'streaming' if plan.stream else 'not streaming'}"]
-    if plan.max_concurrency is not None:
-        parts.append(f"at most {plan.max_concurrency:,} in flight")
-    if plan.num_warmups:
-        parts.append(f"after {plan.num_warmups:,} warm-up requests")
-    return RunSetup(
-        workload=describe(flags.load),
-        command=f"maitred bench {flags.command_line}",
-        seed=flags.run_seed,
-        horizon=plan.horizon,
-        sections={},
-        measured="; ".join(parts),
-    )
-
-
 def _problems(live: LiveRun) -> Iterator[str]:
     """Yield what went wrong, the most frequent first."""
     shown = list(live.problems.items())
@@ -294,12 +276,15 @@ def _predictor(flags: BenchFlags) -> Callable[[_LiveLoad, LiveRun], None] | None
     def predict_and_print(load: _LiveLoad, live: LiveRun) -> None:
         from rich.console import Console
 
-        from maitred.cli.calibration import print_validation
-        from maitred.study.live.prediction import predict
+        from maitred.cli.calibration import summary_lines
+        from maitred.report.table import print_table
+        from maitred.study.live.prediction import predict, prediction_table
 
         with ExitStack() as stack:
             jobs, _, _ = load.open(stack)
-            for validation in predict(jobs, candidate, live.results, seed=flags.run_seed):
-                print_validation(validation, Console())
+            found = list(predict(jobs, candidate, live.results, seed=flags.run_seed))
+        print_table(prediction_table(found), Console())
+        for line in summary_lines(found[0]):
+            typer.echo(line)
 
     return predict_and_print

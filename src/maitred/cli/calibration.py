@@ -276,7 +276,7 @@ def validate(
 def print_validation(validation: Validation, console: Console) -> None:
     """Print measured and predicted figures side by side, and the error of each."""
     console.print(_validation_table(validation))
-    for line in _summary_lines(validation):
+    for line in summary_lines(validation):
         typer.echo(printable(line))
     typer.echo()
 
@@ -336,7 +336,8 @@ def _validation_cells(line: ValidationLine, *, peer: bool) -> Iterator[str]:
         yield "" if line.peer_error is None else f"{line.peer_error:+.1%}"
 
 
-def _summary_lines(validation: Validation) -> Iterator[str]:
+def summary_lines(validation: Validation) -> Iterator[str]:
+    """Yield the mean and the worst error in words."""
     peer = validation.peer
     beside = f"; the peer's: mean {peer[0]:.1%}, worst {peer[1]:.1%}" if peer else ""
     yield f"error: mean {validation.mean_error:.1%}, worst {validation.worst_error:.1%}{beside}"

@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.catalogue import published_latency_error
-from maitred.report import DEFAULT_SLO, Slo, workload_targets
+from maitred.report import DEFAULT_SLO, Result, Slo, workload_targets
 from maitred.report.table import format_slo
 from maitred.study.candidate import Candidate, latency_identity
 from maitred.study.comparison import Comparison, make_pairing, side_label
-from maitred.study.metrics import find_metric
+from maitred.study.metrics import find_metric, metric_values
 from maitred.study.runs import RunSettings, StudyRun, as_load, decode_figures, parse_seeds, run_task
 from maitred.study.workers import make_workers
 from maitred.workload import Workload
@@ -85,6 +85,41 @@ def compare(
         horizon=horizon,
         jobs=jobs,
         progress=progress,
+    )
+
+
+def compare_results(
+    *sides: Result | Sequence[Result],
+    names: Sequence[str] = (),
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    slo: Slo | None = None,
+) -> Comparison:
+    """Compare runs that are there already, measured ones (`maitred.bench`) or simulated ones, each side with the first.
+
+    A side is a run, or several runs: then the n-th runs of all sides belong together, as those of one workload. `names` are A,
+    B and so on if they are not given. If `slo` is None, that of the very first run applies.
+
+    Raises ConfigError for fewer than two sides, or for different numbers of runs.
+    """
+    runs = [[side] if isinstance(side, Result) else [*side] for side in sides]
+    if len(runs) < 2 or not runs[0] or any(len(side) != len(runs[0]) for side in runs):
+        raise ConfigError("each side needs as many runs as the others", hint="compare_results([a1, a2], [b1, b2])")
+    wanted = tuple(dict.fromkeys(metrics))
+    targets = runs[0][0].slo if slo is None else slo
+    figures = tuple(tuple(metric_values(run.summary(targets), wanted, ()) for run in side) for side in runs)
+    labels = tuple(names) or tuple(map(side_label, range(len(runs))))
+    return Comparison(
+        names=labels,
+        workload=runs[0][0].setup.workload or f"{len(runs[0][0].rows):,} requests",
+        slo=format_slo(targets),
+        seeds=tuple(range(len(runs[0]))),
+        latency_errors=(),
+        same_residuals=(),
+        pairings=tuple(
+            make_pairing((labels[0], labels[other]), figures[0], figures[other], wanted, 0) for other in range(1, len(labels))
+        ),
+        figures=figures,
+        of="run",
     )
 
 

@@ -84,6 +84,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     pairings: tuple[Pairing, ...]
     figures: tuple[tuple[dict[str, float | None], ...], ...]
     """The metrics by side and seed."""
+    of: str = "seed"
+    """What a side has several of: seeds, or runs that were made before."""
 
     def to_frame(self) -> pl.DataFrame:
         """Return a row per pairing and metric. Raises ConfigError without polars."""
@@ -208,13 +210,14 @@ def _signed(kind: Metric, value: float | None) -> str:
 
 def _notes(comparison: Comparison) -> Iterator[str]:
     count = len(comparison.seeds)
-    seeds = "1 seed" if count == 1 else f"{count} seeds"
-    yield f"{comparison.workload}; {seeds}, the same workload for all in each."
+    of = comparison.of
+    yield f"{comparison.workload}; {count} {of if count == 1 else f'{of}s'}, the same workload for all in each."
     if count == 1:
-        yield "With one seed there is no interval: --seeds 10 shows how much is chance."
+        more = "--seeds 10 shows" if of == "seed" else "several show"
+        yield f"With one {of} there is no interval: {more} how much is chance."
     else:
         yield (
-            f"Intervals: percentile bootstrap over seeds, {comparison.resamples:,} resamples. A wins: the number of seeds in "
+            f"Intervals: percentile bootstrap over {of}s, {comparison.resamples:,} resamples. A wins: the number of {of}s in "
             "which A is better. P(A): share of the resamples in which the mean of A is better, ties by half."
         )
     yield from _latency_error_notes(comparison)
@@ -224,12 +227,14 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         short = [each for each in pairing.differences if each.seeds < count]
         if short:
             named = ", ".join(f"{each.metric} ({each.seeds})" for each in short)
-            yield f"Not all seeds of A and {pairing.b} have a figure: {named}."
+            yield f"Not all {of}s of A and {pairing.b} have a figure: {named}."
 
 
 def _latency_error_notes(comparison: Comparison) -> Iterator[str]:
     """Say which errors of latency models the intervals include."""
     errors = comparison.latency_errors
+    if not errors:
+        return
     unknown = ", ".join(side_label(index) for index, error in enumerate(errors) if error is None)
     if not any(errors):
         why = "it is neither configured nor published" if unknown else "latency_error is 0"

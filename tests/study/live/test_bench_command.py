@@ -41,9 +41,10 @@ def test_the_same_requests_are_simulated_side_by_side(maitred, url, tmp_path):
     (tmp_path / "cluster.yaml").write_text('instance: {latency: "linear:2000,0,10"}\n')
     result = maitred("bench", url, *f"{LOAD} {MIX}".split(), "--predict", "cluster.yaml")
     assert result.code == 0, result.err
-    for name in ("all requests", "interactive", "bulk"):
-        assert f"{name} · " in result.out
-    assert "TPOT mean" in result.out
+    _, table = result.out.split("predicted beside measured")
+    for name in ("all", "interactive", "bulk"):
+        assert any(line.split()[:4] == ["TPOT", "mean", "ms", name] for line in table.splitlines())
+    assert "error: mean" in table
 
 
 def test_names_of_vllm_describe_the_same_workload(maitred, url, tmp_path):

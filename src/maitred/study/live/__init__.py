@@ -1,5 +1,6 @@
 """A workload replayed against a live endpoint: `maitred bench`.
 
+    api.py          `maitred.bench`
     benchmark.py    a run: what the endpoint serves and how it counts, warm-up, the workload, Ctrl-C
     observed.py     what clients saw, as the rows of a simulation
     ramp.py         arrivals at a rate that grows over the run

@@ -9,22 +9,25 @@ Figures are those of `maitred validate`, for all requests and for each class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 import numpy as np
 from msgspec.structs import replace
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from maitred.core.errors import ConfigError
 from maitred.report.breakdown import By, split_by
 from maitred.report.request_statistics import request_latencies
+from maitred.report.table import format_number
 from maitred.sim import Outcome, Results, simulate
 from maitred.study.calibration.validation import Validation, compare_latencies
 from maitred.study.candidate import Candidate
 from maitred.workload import Job
 from maitred.workload.transforms import map_jobs
 
-_ALL = "all requests"
+_ALL = "all"
 
 
 def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, seed: int) -> Iterator[Validation]:
@@ -49,6 +52,19 @@ def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, see
     classes = [(name, part, of_class[name]) for name, part in split_by(measured, By.CLASS) if name in of_class]
     if len(classes) > 1:
         yield from (_compared(name, part, other) for name, part, other in classes)
+
+
+def prediction_table(found: Sequence[Validation]) -> Table:
+    """Return measured and predicted figures side by side, with the error of each."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("predicted beside measured", "requests", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if name == "requests" or not table.columns else "right")
+    for group in found:
+        for line in group.lines:
+            figures = (format_number(line.measured), format_number(line.predicted), f"{line.error:+.1%}")
+            table.add_row(f"{line.metric.upper()} {line.statistic} ms", group.name, *figures)
+        table.add_section()
+    return table
 
 
 def as_measured(jobs: Iterable[Job], measured: Results) -> Iterable[Job]:

@@ -1,0 +1,67 @@
+"""`maitred.bench`: a workload measured at a live endpoint, as a `Result`.
+
+import maitred
+
+live = maitred.bench("http://localhost:8000", maitred.synthetic(rate=5, num_requests=200))
+simulated = maitred.simulate(maitred.synthetic(rate=5, num_requests=200), instance=maitred.InstanceConfig(...))
+print(maitred.compare_results(simulated, live))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from maitred.core.units import Micros
+from maitred.emulator.clients.sender import Endpoint
+from maitred.report import DEFAULT_SLO, Result, RunSetup, Slo
+from maitred.study.live.benchmark import CHAT, COMPLETIONS, BenchPlan, LiveRun, check_plan, run_benchmark
+from maitred.wire.client import Origin
+from maitred.workload import Job, Workload
+
+
+def bench(
+    url: str,
+    workload: Iterable[Job] | Workload,
+    *,
+    model: str = "",
+    chat: bool = False,
+    max_concurrency: int | None = None,
+    num_warmups: int = 0,
+    stream: bool = True,
+    ignore_eos: bool = True,
+    headers: Iterable[tuple[str, str]] = (),
+    horizon: Micros | None = None,
+    slo: Slo = DEFAULT_SLO,
+    seed: int = 42,
+) -> Result:
+    """Send a workload to the endpoint at `url` (http://host:port) on its schedule, and return what its clients saw.
+
+    `model` is the first that the endpoint serves if it is not given. Requests are completions, or chats. `horizon` (µs) ends
+    the run. `seed` is only noted in the result: a workload has its own.
+
+    Raises BenchError if the endpoint cannot be measured, and ConfigError for arguments that cannot be.
+    """
+    sent = tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers)
+    plan = BenchPlan(
+        endpoint=Endpoint(origin=Origin.parse(url, where="url"), path=CHAT if chat else COMPLETIONS, headers=sent),
+        model=model,
+        max_concurrency=max_concurrency,
+        num_warmups=num_warmups,
+        stream=stream,
+        ignore_eos=ignore_eos,
+        horizon=horizon,
+    )
+    check_plan(plan)
+    live = run_benchmark(workload.jobs() if isinstance(workload, Workload) else workload, plan)
+    return Result(live.results, live_setup(plan, live, seed=seed), slo)
+
+
+def live_setup(plan: BenchPlan, live: LiveRun, *, seed: int, workload: str = "", command: str = "") -> RunSetup:
+    """Return what was measured."""
+    chats = "chats" if plan.endpoint.path.endswith("/chat/completions") else "completions"
+    parts = [f"{live.model} at {plan.endpoint.origin}", f"{chats}, {'streaming' if plan.stream else 'not streaming'}"]
+    if plan.max_concurrency is not None:
+        parts.append(f"at most {plan.max_concurrency:,} in flight")
+    if plan.num_warmups:
+        parts.append(f"after {plan.num_warmups:,} warm-up requests")
+    return RunSetup(workload=workload, command=command, seed=seed, horizon=plan.horizon, sections={}, measured="; ".join(parts))
