@@ -128,23 +128,24 @@ class OptionSearch:
     def _begin(self) -> None:
         plan = self._plan
         resolved = replace(self._candidate, instance=resolve_instance(self._candidate.instance))
-        self._limit = find_throughput_limit(resolved.instance, plan.traffic.mix).rate
-        least = ceil(plan.traffic.rate / self._limit)
+        self._limit = find_throughput_limit(resolved.instance, plan.traffic.mix)
+        least = ceil(plan.traffic.rate / self._limit.rate)
         if self._size is not None:
             self._begin_rates(self._size)
         elif least > plan.max_instances:
             self._problem = self._too_small()
         else:
-            estimate = ceil(plan.traffic.rate / (_SIZE_LOAD * self._limit))
+            estimate = ceil(plan.traffic.rate / (_SIZE_LOAD * self._limit.rate))
             self._sizes = BoundarySearch(-plan.max_instances, -least, -min(estimate, plan.max_instances))
 
     def _too_small(self) -> str:
-        return f"{self._plan.max_instances:,} instances do not hold today's rate (--max-instances)"
+        most = f"{self._limit.rate:.3g} requests/s at most, bound by {self._limit.bound}"
+        return f"{self._plan.max_instances:,} instances do not hold today's rate (--max-instances): one takes {most}"
 
     def _begin_rates(self, size: int) -> None:
         """Begin to search the highest rate of this size; today's is known to hold if the size was searched."""
         base = 1 + self._plan.tolerance
-        limit = self._limit * size / self._plan.traffic.rate
+        limit = self._limit.rate * size / self._plan.traffic.rate
         most = floor(min(log(_LARGEST_FACTOR), log(limit)) / log(base))
         least = floor(-log(_LARGEST_FACTOR) / log(base))
         estimate = floor(log(_RATE_LOAD * limit) / log(base))

@@ -172,6 +172,8 @@ def draw_knee(result: CapacityResult) -> Figure:
         axes = figure.subplots()
         for option, colour in zip(result.options, _COLOURS * len(result.options), strict=False):
             points = [each for each in option.points if each.instances == option.instances and each.figures[_KNEE] is not None]
+            if not points:
+                continue
             rates, heights = [each.rate for each in points], [float(each.figures[_KNEE] or 0) for each in points]
             label = f"{option.instances} × {option.hardware or 'instance'}, TP {option.tensor_parallel_size}"
             axes.plot(rates, heights, color=colour, linewidth=1.4, label=label)
