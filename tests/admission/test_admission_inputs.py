@@ -48,7 +48,7 @@ def test_the_class_in_a_header(text: str | None, found: PriorityClass | None) ->
 
 
 def test_an_entry_keeps_the_defaults_of_its_class_where_it_says_nothing() -> None:
-    config = msgspec.convert({"classes": {"bulk": {"reserved_floor": 2}}}, AdmissionConfig)
+    config = msgspec.convert({"classes": {"bulk": {"reserved_floor": 2, "reserved_per_slot": 0.1}}}, AdmissionConfig)
 
     bulk, interactive = config.class_rules(BULK), config.class_rules(INTERACTIVE)
 
@@ -176,7 +176,7 @@ def test_reservations_beyond_the_capacity(flavour: str, capacity: int, problem: 
 def test_a_floor_above_the_capacity_is_beyond_it() -> None:
     config = msgspec.convert({"classes": {"interactive": {"reserved_floor": 100}}}, AdmissionConfig)
 
-    assert overcommit_problem(config, 4) == "sum of class reservations (100.2) exceeds capacity (4)"
+    assert overcommit_problem(config, 4) == "sum of class reservations (100) exceeds capacity (4)"
     assert overcommit_problem(config, 128) is None
 
 

@@ -95,9 +95,9 @@ def test_check_summarises_a_valid_file(maitred: Any, tmp_path: Path) -> None:
     assert lines[0] == f"{path}: ok"
     assert "gateway 127.0.0.1:8080, 2 backends, 10 slots on each" in lines
     assert "admission priority, flavour maitred, of 20 slots" in lines
-    assert "system 1 reserved, 64 may wait, 30 s at most, may preempt" in lines
-    assert "interactive 5 reserved, 256 may wait, 30 s at most, may preempt" in lines
-    assert "bulk 0 reserved, 1024 may wait, 300 s at most" in lines
+    assert "system 1 reserved, may hold up to 20, 64 may wait, 30 s at most, may preempt" in lines
+    assert "interactive 5 reserved, may hold up to 19, 256 may wait, 30 s at most, may preempt" in lines
+    assert "bulk 0 reserved, may hold up to 14, 1024 may wait, 300 s at most" in lines
     assert "routing round-robin" in lines
 
 
@@ -116,10 +116,37 @@ def test_check_of_an_admission_file_alone_and_with_another(maitred: Any, tmp_pat
     main.write_text("gateway: {backends: [http://a:1], slots_per_backend: 40}\nadmission: {mode: priority}\n")
     admission.write_text("classes:\n  bulk:\n    queue_size: 7\n")
 
-    assert "bulk 0 reserved, 7 may wait, 300 s at most" in checked(maitred, str(main), "--admission-config", str(admission))
+    lines = checked(maitred, str(main), "--admission-config", str(admission))
+    assert "bulk 0 reserved, may hold up to 28, 7 may wait, 300 s at most" in lines
     admission.write_text("mode: priority\nclases: {}\n")
     message = refused(maitred, "check", "--priority-scheduler-config", str(admission))
     assert message == f"{admission}:2: unknown key 'admission.clases' (did you mean 'classes'?)"
+
+
+def test_check_prints_which_class_may_hold_what(maitred: Any, tmp_path: Path) -> None:
+    """SMG's file says no mode, and floors without shares: nothing else is reserved."""
+    smg = tmp_path / "smg.yaml"
+    smg.write_text("classes: {system: {reserved_floor: 2}, interactive: {reserved_floor: 3}}\n")
+
+    lines = checked(maitred, "--admission-config", str(smg), "--capacity", "16")
+    assert lines[lines.index("admission priority, flavour maitred, of 16 slots") :][1:6] == [
+        "system 2 reserved, may hold up to 16, 64 may wait, 30 s at most, may preempt",
+        "interactive 3 reserved, may hold up to 14, 256 may wait, 30 s at most, may preempt",
+        "default 0 reserved, may hold up to 11, 512 may wait, 60 s at most",
+        "bulk 0 reserved, may hold up to 11, 1024 may wait, 300 s at most",
+        "11 for any class",
+    ]
+    tight = maitred("check", "--admission-config", str(smg), "--capacity", "4")
+    assert "sum of class reservations (5) exceeds capacity (4): maitred serve would use legacy admission" in tight.err
+
+
+def test_a_floor_of_one_on_one_slot_keeps_the_classes(maitred: Any, tmp_path: Path) -> None:
+    smg = tmp_path / "smg.yaml"
+    smg.write_text("classes: {interactive: {reserved_floor: 1}}\n")
+
+    found = maitred("check", "--admission-config", str(smg), "--capacity", "1")
+    assert "legacy" not in found.err
+    assert "interactive     0 reserved (of 1 wished), may hold up to 1" in found.out
 
 
 def test_check_of_an_admission_file_as_the_main_file_names_the_flag_for_it(maitred: Any, tmp_path: Path) -> None:
@@ -169,8 +196,8 @@ def test_check_warns_of_what_is_probably_not_meant(maitred: Any, tmp_path: Path)
         "maitred: warning: sum of class reservations (12) exceeds capacity (8): maitred serve would use legacy admission",
     ]
     assert [" ".join(line.split()) for line in result.out.splitlines()][3:5] == [
-        "system 3 reserved (of 6 wished), 64 may wait, 30 s at most, may preempt",
-        "interactive 4 reserved (of 6 wished), 256 may wait, 30 s at most, may preempt",
+        "system 3 reserved (of 6 wished), may hold up to 8, 64 may wait, 30 s at most, may preempt",
+        "interactive 4 reserved (of 6 wished), may hold up to 5, 256 may wait, 30 s at most, may preempt",
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.presets import preset_of
+from maitred.admission.rules import overcommit_problem
 from maitred.config import ConfigSources
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
@@ -68,8 +69,37 @@ def test_smgs_file_loads_unchanged(admission) -> None:  # type: ignore[no-untype
 def test_the_same_file_in_our_flavour_is_merged_key_by_key(admission) -> None:  # type: ignore[no-untyped-def]
     ours = admission(SMG.replace("1.5", "0.5"), mode="priority")
 
-    assert (ours.class_rules(INTERACTIVE).reserved_floor, ours.class_rules(INTERACTIVE).reserved_per_slot) == (3, 0.25)
+    assert (ours.class_rules(INTERACTIVE).reserved_floor, ours.class_rules(INTERACTIVE).reserved_per_slot) == (3, 0.0)
     assert ours.class_rules(PriorityClass.SYSTEM) == preset_of("maitred").classes[PriorityClass.SYSTEM]
+
+
+def shares(config: AdmissionConfig) -> list[float]:
+    """Return the shares that the classes reserve, most urgent first."""
+    return [config.class_rules(c).reserved_per_slot for c in reversed(PriorityClass)]
+
+
+def test_a_file_of_floors_reserves_the_floors_and_no_share(admission) -> None:  # type: ignore[no-untyped-def]
+    """SMG's files need not mention `reserved_per_slot`, and mean no share then."""
+    floors = admission("classes: {interactive: {reserved_floor: 1}, bulk: {queue_size: 3}}", mode="priority")
+
+    assert shares(floors) == [0, 0, 0, 0]
+    assert [line for line in floors.warnings() if "floors" in line] == [
+        "classes have floors and no shares: system reserves nothing (say its reserved_per_slot, or 0, to decide it)",
+    ]
+    assert floors.class_rules(INTERACTIVE).reserved_floor == 1
+    assert overcommit_problem(floors, 1) is None
+
+
+def test_a_floor_beside_shares_stands_for_its_own_class(admission) -> None:  # type: ignore[no-untyped-def]
+    mixed = admission("classes: {interactive: {reserved_floor: 1}, bulk: {reserved_per_slot: 0.1}}", mode="priority")
+    both = admission("classes: {interactive: {reserved_floor: 1, reserved_per_slot: 0.5}}", mode="priority")
+
+    assert shares(mixed) == [0.05, 0, 0, 0.1]
+    assert shares(both) == [0.05, 0.5, 0, 0]
+
+
+def test_without_floors_the_shares_of_the_flavour_hold(admission) -> None:  # type: ignore[no-untyped-def]
+    assert shares(admission("classes: {interactive: {queue_size: 3}}", mode="priority")) == [0.05, 0.25, 0, 0]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "classes:\ntenant_policies:\n", "{}"])

@@ -149,7 +149,8 @@ class ClassConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     reserved_floor: int | None = None
-    """Slots held back from lower classes while this class does not use them."""
+    """Slots held back from lower classes while this class does not use them. A floor without `reserved_per_slot` stands for
+    itself: the share of the flavour does not count beside it, nor, where no class has a share, for any other class."""
     reserved_per_slot: float | None = None
     """The same as a share of the capacity, 0 to 1, rounded up; the larger of the two counts. (With SMG's flavour it may be
     above 1, as there; so the struct allows it, and `AdmissionConfig.class_rules` has the last word.)"""
@@ -299,9 +300,15 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
                     raise ValueError(f"tenant_policies: {problem}")
 
     def class_rules(self, c: PriorityClass) -> ClassRules:
-        """Return what class `c` may count on, complete."""
+        """Return what class `c` may count on, complete.
+
+        A floor without a share reserves the floor alone, as in SMG's files. If such floors are all that is given, no class
+        reserves a share that was not asked for.
+        """
         entry: ClassConfig | None = getattr(self.classes, c.label)
         defaults = self.preset.classes[c]
+        if not self.preset.replaces_classes and self._gives_floors_for(entry):
+            defaults = msgspec.structs.replace(defaults, reserved_per_slot=0.0)
         if entry is None:
             return defaults
         given = {key: value for key in entry.__struct_fields__ if (value := getattr(entry, key)) is not None}
@@ -315,6 +322,20 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         if given.get("reserved_per_slot", 0) > 1:
             raise ValueError(f"classes.{c.label}: reserved_per_slot must be a share from 0 to 1")
         return msgspec.structs.replace(defaults, **given)
+
+    def _gives_floors_for(self, entry: ClassConfig | None) -> bool:
+        """Return whether reservations are given as floors: that of a class by its `entry`, or else those of all classes."""
+        every = [given for c in PriorityClass if (given := getattr(self.classes, c.label)) is not None]
+        entries = [entry] if entry is not None and entry.reserved_floor is not None else every
+        return any(e.reserved_floor is not None for e in entries) and all(e.reserved_per_slot is None for e in entries)
+
+    def _lost_shares(self) -> str:
+        """Return the classes, with commas between, that reserve nothing because floors are given for others."""
+        entries = {
+            c: getattr(self.classes, c.label) for c in reversed(PriorityClass) if self.preset.classes[c].reserved_per_slot
+        }
+        lost = [c.label for c in entries if not self.class_rules(c).reserved_floor and self._gives_floors_for(entries[c])]
+        return "" if self.preset.replaces_classes else ", ".join(lost)
 
     @property
     def preset(self) -> AdmissionPreset:
@@ -368,6 +389,8 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         yield from self.policy_warnings()
         if self.mode == "priority" and self.default_max_class == "system":
             yield "default_max_class is system: every tenant can use the class meant for the control plane"
+        if self.mode == "priority" and (lost := self._lost_shares()):
+            yield f"classes have floors and no shares: {lost} reserves nothing (say its reserved_per_slot, or 0, to decide it)"
         if self.mode != "priority" and (self.classes != ClassesConfig() or (self.tenant_policies and not self.uses_classes)):
             yield f"mode is {self.mode}: classes and tenant_policies have no effect (mode: priority)"
         for key, tenants in (("tenant_policies", self.tenant_policies), ("tenant_budgets", self.tenant_budgets)):

@@ -29,11 +29,23 @@ def run(
             show_default=False,
         ),
     ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            "--capacity",
+            help="Slots of a model, for which is printed what each class may hold. Default: those of the configuration.",
+            metavar="SLOTS",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
 ) -> None:
     """Check a configuration, together with the MAITRED_ variables, and print a summary of it.
 
     If it is invalid, print every error with its place, and exit with 2.
     """
+    from msgspec.structs import replace
+
     from maitred.compat.instance_rules import instance_rules
     from maitred.config import ConfigSources
 
@@ -50,12 +62,15 @@ def run(
         typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
     if problems:
         raise typer.Exit(2)
+    if capacity is not None and not sources.merged().is_given("admission", "mode"):
+        sources = replace(sources, flags={"admission.mode": "priority"})  # The files of SMG do not say it: it is a flag there.
     config = sources.load()
     instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
-    for line in _summary_lines(config):
+    slots = _capacity(config) if capacity is None else capacity
+    for line in _summary_lines(config, slots):
         typer.echo(f"  {printable(line)}")
-    for warning in _warnings(config):
+    for warning in _warnings(config, slots):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
@@ -77,13 +92,13 @@ def _is_admission_alone(file: Path) -> bool:
     return not keys & section_keys(Config).keys() and bool(keys & section_keys(AdmissionConfig).keys())
 
 
-def _summary_lines(config: Config) -> Iterator[str]:
+def _summary_lines(config: Config, capacity: int) -> Iterator[str]:
     from maitred.instance.flavours import flavour_keys
 
     gateway, engine, instance, cluster = config.gateway, config.engine, config.instance, config.cluster
     slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports (else 64)"
     yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
-    yield from _admission_lines(config.admission, _capacity(config))
+    yield from _admission_lines(config.admission, capacity)
     programs = config.programs
     if programs.mode != "off":
         yield f"programs   {programs.mode}, flavour {programs.flavour}, acting estimator {programs.estimator}"
@@ -142,14 +157,18 @@ def _class_lines(config: AdmissionConfig, capacity: int) -> Iterator[str]:
     """Yield a line for each class: its share of the slots, its queue, and whether it may preempt."""
     from maitred.admission import Admission
 
+    reserved_above = 0
     for c, view in Admission(config, {"": capacity}).view("").classes.items():
         rules = config.class_rules(c)
         reserved = f"{view.reserved:>5} reserved" + (f" (of {view.desired} wished)" if view.reserved < view.desired else "")
+        held = f"may hold up to {capacity - reserved_above}"
         preempts = ", may preempt" if rules.can_preempt else ""
-        yield f"  {c.label:<12}{reserved}, {view.queue_size} may wait, {rules.queue_timeout_secs:g} s at most{preempts}"
+        yield f"  {c.label:<12}{reserved}, {held}, {view.queue_size} may wait, {rules.queue_timeout_secs:g} s at most{preempts}"
+        reserved_above += view.reserved
+    yield f"  {'':<12}{capacity - reserved_above:>5} for any class"
 
 
-def _warnings(config: Config) -> Iterator[str]:
+def _warnings(config: Config, capacity: int) -> Iterator[str]:
     from maitred.admission import bootstrap_problem, overcommit_problem
 
     admission = config.admission
@@ -158,7 +177,7 @@ def _warnings(config: Config) -> Iterator[str]:
     yield from config.routing.warnings()
     if admission.mode != "priority":
         return
-    problem = overcommit_problem(admission, _capacity(config))
+    problem = overcommit_problem(admission, capacity)
     refused = problem if admission.preset.bootstrap_capacity is None else bootstrap_problem(admission)
     if refused and admission.falls_back_on_overcommit:
         yield f"{refused}: maitred serve would use legacy admission"
