@@ -68,7 +68,7 @@ USUAL_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The flags in the short help, by command and each by its first name."""
 
-_NAMES: Final = r"'?(?P<name>[^'\s]+)'?(?: / '[^']+')*"
+_NAMES: Final = r"'?(?P<name>[^'\s]+?)(?:\.\.\.)?'?(?: / '[^']+')*"
 """A flag by its names, of which the first one counts."""
 _VALUE: Final = rf"Invalid value(?: for {_NAMES})?: "
 _WORDINGS: Final[tuple[tuple[str, str], ...]] = (
