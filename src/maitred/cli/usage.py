@@ -80,7 +80,7 @@ _WORDINGS: Final[tuple[tuple[str, str], ...]] = (
     (rf"Option {_NAMES} requires an argument\.?", r"\g<name>: a value is missing"),
     (rf"Option {_NAMES} does not take a value\.?", r"\g<name> takes no value"),
     (r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)\.?", r"\1: this is more than the command takes"),
-    (rf"Missing (?:argument|option|parameter):? {_NAMES}\.?.*", r"\g<name> is missing"),
+    (rf"Missing (?:argument|option|parameter):? {_NAMES}\.?(?: .*)?", r"\g<name> is missing"),
     (rf"{_VALUE}(?:.* is not a valid integer|Input should be a valid integer).*", r"\g<name> takes a whole number"),
     (rf"{_VALUE}(?:.* is not a valid float|Input should be a valid number).*", r"\g<name> takes a number"),
     (rf"{_VALUE}.* is not in the range x>=(\S+?)\.?", r"\g<name> must be at least \2"),
