@@ -1,6 +1,6 @@
 """What the sender of `maitred bench` costs, and how well it keeps its schedule.
 
-    python bench/sender.py [--requests 2000] [--events 50] [--rate 1000]
+    python bench/sender.py [--requests 2000] [--events 50] [--rate 1000] [--secs 5]
 
 The server is a process of its own that answers every request with a stream of `--events` events, each of which it writes
 alone. The same requests are sent twice in turns: by the sender, and by a bare socket client on the same loop, which writes
@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import resource
+import contextlib
 import socket
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import uvloop
 
+from maitred.cli.terminal import raise_file_limit
 from maitred.core.request import Request
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
@@ -31,6 +32,7 @@ from maitred.wire.client import Origin
 from maitred.workload import Job
 
 ROUNDS = 5
+STREAMS_PER_SEC = 200.0
 PROMPT_TOKENS = 256
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
@@ -92,26 +94,27 @@ class Bare(asyncio.Protocol):
             self._on_end()
 
 
-def serve(events: int, ready: int) -> None:
-    """Serve on a free port, and write it to the descriptor `ready`."""
+def serve(events: int) -> None:
+    """Serve on a free port, and print it."""
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(lambda: Streaming(events), "127.0.0.1", 0, backlog=2048)
-        os.write(ready, b"%d\n" % server.sockets[0].getsockname()[1])
+        print(server.sockets[0].getsockname()[1], flush=True)
         await server.serve_forever()
 
     uvloop.run(run())
 
 
-def start_server(events: int) -> tuple[int, int]:
-    """Return the process id and the port of a server."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        serve(events, writing)
-        os._exit(0)
-    return pid, int(os.fdopen(reading).readline())
+@contextlib.contextmanager
+def serving(events: int) -> Iterator[int]:
+    """Yield the port of a server in a process of its own."""
+    command = [sys.executable, __file__, "--serve", str(events)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 def jobs(count: int, rate: float) -> list[Job]:
@@ -174,29 +177,27 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--events", type=int, default=50)
     parser.add_argument("--rate", type=float, default=1_000.0)
+    parser.add_argument("--secs", type=float, default=5.0)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    streaming, port = start_server(given.events)
-    short, short_port = start_server(1)
-    try:
+    if given.serve is not None:
+        serve(given.serve)
+    raise_file_limit()
+    with serving(given.events) as port:
         ours, bare = [], []
         for _ in range(ROUNDS):
-            ours.append(uvloop.run(run_sender(port, given.requests, 200.0))[0] / given.requests * 1e6)
-            bare.append(uvloop.run(run_bare(port, given.requests, 200.0)) / given.requests * 1e6)
-        beyond = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
-        print(f"CPU per request of {given.events} events, median of {ROUNDS} rounds: sender {statistics.median(ours):.0f} µs,")
-        print(f"bare client {statistics.median(bare):.0f} µs, beyond it {beyond:.0f} µs")
-        took, done = uvloop.run(run_sender(short_port, round(given.rate * 5), given.rate))
-        late = sorted((sent.sent - sent.planned) / 1000 for sent in done)
-        p50, p99 = late[len(late) // 2], late[len(late) * 99 // 100]
-        print(f"{given.rate:,.0f} requests/s for 5 s: CPU {took / 5:.0%} of a core; late by {p50:.2f} ms (p50), {p99:.2f} ms")
-        print(f"(p99), {late[-1]:.2f} ms (worst)")
-    finally:
-        for pid in (streaming, short):
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
+            ours.append(uvloop.run(run_sender(port, given.requests, STREAMS_PER_SEC))[0] / given.requests * 1e6)
+            bare.append(uvloop.run(run_bare(port, given.requests, STREAMS_PER_SEC)) / given.requests * 1e6)
+    beyond = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
+    print(f"CPU per request of {given.events} events, median of {ROUNDS} rounds: sender {statistics.median(ours):.0f} µs,")
+    print(f"bare client {statistics.median(bare):.0f} µs, beyond it {beyond:.0f} µs")
+    with serving(1) as port:
+        took, done = uvloop.run(run_sender(port, round(given.rate * given.secs), given.rate))
+    late = sorted((sent.sent - sent.planned) / 1000 for sent in done)
+    p50, p99 = late[len(late) // 2], late[len(late) * 99 // 100]
+    print(f"{given.rate:,.0f} requests/s for {given.secs:g} s: CPU {took / given.secs:.0%} of a core;")
+    print(f"late by {p50:.2f} ms (p50), {p99:.2f} ms (p99), {late[-1]:.2f} ms (worst)")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

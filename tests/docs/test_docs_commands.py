@@ -34,6 +34,8 @@ ELSEWHERE = {
     "CI runs check, test, compile and test-compiled, tests/demo runs what run does, and tests/stress what stress does",
     r"(MAITRED_COMPILE=1 )?pip install .*": "it would change the environment of the tests; .ci/run installs the project",
     r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
+    r"maitred calibrate --alpha-only .*": "tests/study/calibration/test_calibration_commands.py runs it on what clients saw",
+    r"python bench/sender\.py": "it takes a minute; tests/study/live/test_sender_bench.py runs a small one",
     r"maitred calibrate vllm\.log .*": "it needs a vLLM's log; tests/study/calibration/test_calibration_commands.py has one",
     r"maitred bench .*": "it needs an endpoint; tests/study/live/test_bench_command.py measures one",
     r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",

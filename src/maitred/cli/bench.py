@@ -20,7 +20,7 @@ from maitred.cli.flags import NO_VALUE, command, flag
 from maitred.cli.outputs import FileFlags, open_outputs
 from maitred.cli.shared_flags import horizon, slo
 from maitred.cli.simulate import breakdown, print_warnings
-from maitred.cli.terminal import progress_bar
+from maitred.cli.terminal import progress_bar, raise_file_limit
 from maitred.cli.traces import recorded_run, report_skipped
 from maitred.cli.vllm_names import VllmFlags, check_percentiles, print_percentiles, vllm_slo, vllm_workload, write_vllm_result
 from maitred.core.errors import ConfigError
@@ -63,7 +63,6 @@ class BenchFlags(FileFlags, VllmFlags):
     tenant_header: Annotated[
         str, flag(_ENDPOINT, "--tenant-header", "The header for tenants. Default: x-smg-tenant-id.", "NAME")
     ] = "x-smg-tenant-id"
-    insecure: Annotated[bool | None, flag(_ENDPOINT, "--insecure", "Accept any certificate.", NO_VALUE)] = None
     max_concurrency: Annotated[
         int | None,
         flag(
@@ -109,6 +108,7 @@ def run(flags: BenchFlags) -> None:
     flags = replace(flags, values={**flags.values, **vllm_workload(flags)})
     plan, per, load = _plan(flags), breakdown(flags), _LiveLoad(flags)
     check_percentiles(flags)
+    raise_file_limit()
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
     with ExitStack() as stack:
         jobs, trace, workload = load.open(stack)
@@ -189,7 +189,6 @@ def _plan(flags: BenchFlags) -> BenchPlan:
             path=flags.endpoint,
             headers=tuple(_headers(flags)),
             tenant_header=flags.tenant_header.lower().encode("latin-1", "replace"),
-            verifies_tls=not flags.insecure,
         ),
         model=flags.model or "",
         max_concurrency=flags.max_concurrency,

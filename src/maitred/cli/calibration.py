@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
 from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
@@ -28,57 +30,57 @@ _COSTS: Final = ("a step", "a token of prefill", "a decode")
 _PHYSICS: Final = ("β1", "β2", "β3", "β4", "β5", "β6", "β7", "β8", "β1b", "β2b")
 
 
-def calibrate(
+_FIT: Final = "The fit"
+_ENGINE: Final = "The engine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateFlags(CommandFlags):
+    """The flags of `maitred calibrate`."""
+
     measured: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             help="Measured steps (vLLM's log, CSV, JSON lines), the timeline of requests, or a folder with layer profiles.",
             metavar="MEASURED...",
             show_default=False,
         ),
-    ],
+    ] = None
     latency_model: Annotated[
         str | None,
-        typer.Option(
-            "--latency-model",
-            help="What to fit: linear, trained-physics or table. Default: linear, or table for a folder.",
-            metavar="NAME",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", help="The model that was served, for trained-physics.", metavar="NAME", show_default=False)
-    ] = "",
-    hardware: Annotated[
-        str, typer.Option("--hardware", help="The GPU it ran on, for trained-physics.", metavar="NAME")
-    ] = "H100",
-    tensor_parallel_size: Annotated[
-        int, typer.Option("--tensor-parallel-size", help="GPUs that shared every layer.", metavar="N", min=1)
-    ] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Write a YAML file that --config takes.", metavar="FILE", show_default=False),
-    ] = None,
+        flag(_FIT, "--latency-model", "linear, trained-physics or table. Default: linear, or table for a folder.", "NAME"),
+    ] = None
     clients: Annotated[
         list[Path] | None,
-        typer.Option(
+        flag(
+            _FIT,
             "--clients",
-            help="What clients saw of requests to this engine: of maitred bench, of vllm bench serve, or TraceV2. Fits what a "
-            "request waits outside the steps. Repeatable.",
-            metavar="FILE",
-            show_default=False,
+            "What clients saw of requests to this engine: of maitred bench, vllm bench serve or TraceV2. Fits what a request "
+            "waits outside the steps. Repeatable.",
+            "FILE",
         ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="The engine that served them: its section instance.", metavar="FILE", show_default=False),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="The residuals: .png, .svg or .pdf.", metavar="FILE", show_default=False),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write a fit even if it is poor.", metavar="")] = False,
-) -> None:
+    ] = None
+    alpha_only: Annotated[
+        bool | None,
+        flag(_FIT, "--alpha-only", "Keep the latency model of --config, and fit only what clients saw beyond it.", NO_VALUE),
+    ] = None
+    config: Annotated[Path | None, flag(_ENGINE, "--config", "The engine that served them: its section instance.", "FILE")] = (
+        None
+    )
+    model: Annotated[str, flag(_ENGINE, "--model", "The model that was served, for trained-physics.", "NAME")] = ""
+    hardware: Annotated[str, flag(_ENGINE, "--hardware", "The GPU it ran on, for trained-physics. Default: H100.", "NAME")] = (
+        "H100"
+    )
+    tensor_parallel_size: Annotated[
+        int, flag(_ENGINE, "--tensor-parallel-size", "GPUs that shared every layer. Default: 1.", "N")
+    ] = 1
+    out: Annotated[Path | None, flag(_FIT, "--out", "Write a YAML file that --config takes.", "FILE")] = None
+    plot: Annotated[Path | None, flag(_FIT, "--plot", "The residuals: .png, .svg or .pdf.", "FILE")] = None
+    force: Annotated[bool | None, flag(_FIT, "--force", "Write a fit even if it is poor.", NO_VALUE)] = None
+
+
+@command(CalibrateFlags)
+def calibrate(flags: CalibrateFlags) -> None:
     """Fit a latency model to measurements, and print how well it fits.
 
     Steps are those of vLLM's log with --enable-logging-iteration-details, or rows with prefill_tokens, decode_tokens,
@@ -86,27 +88,61 @@ def calibrate(
     input_tokens, output_tokens, queued_ts, scheduled_ts, first_token_ts and last_token_ts. A folder has meta.json, profile/ and
     requests.csv, and is for table.
     """
-    name = latency_model or ("table" if measured[0].is_dir() else "linear")
-    if name not in _MODELS:
-        raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest_name_hint(name, _MODELS))
-    if plot is not None:
+    measured = flags.measured or []
+    if not measured and not flags.alpha_only:
+        raise ConfigError("there is nothing to fit", hint="maitred calibrate vllm.log, or steps.csv, or run.csv")
+    if flags.tensor_parallel_size < 1:
+        raise ConfigError("must be at least 1", where="--tensor-parallel-size")
+    if flags.plot is not None:
         from maitred.report import check_plot_path
 
-        check_plot_path(plot, where="--plot")
-    fit = _with_engine(_fit(measured, name, (model, hardware, tensor_parallel_size)), config)
-    for line in _report_lines(fit):
-        typer.echo(printable(line))
-    seen = _client_timelines(measured, clients or ())
-    if seen:
-        from msgspec.structs import replace
+        check_plot_path(flags.plot, where="--plot")
+    if flags.alpha_only:
+        fit = _fit_alpha(flags, _client_timelines(measured, flags.clients or ()))
+    else:
+        name = flags.latency_model or ("table" if measured[0].is_dir() else "linear")
+        if name not in _MODELS:
+            raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest_name_hint(name, _MODELS))
+        fit = _with_engine(_fit(measured, name, (flags.model, flags.hardware, flags.tensor_parallel_size)), flags.config)
+        for line in _report_lines(fit):
+            typer.echo(printable(line))
+        seen = _client_timelines(measured, flags.clients or ())
+        fit = _with_outside(fit, seen) if seen else fit
+    _write(fit, flags.out, flags.plot, [*measured, *(flags.clients or ())], force=bool(flags.force))
 
-        from maitred.study.calibration.outside import fit_outside
 
-        latency, outside = fit_outside(fit.latency, seen, fit.engine)
-        fit = replace(fit, latency=latency)
-        for line in _outside_lines(outside):
-            typer.echo(line)
-    _write(fit, out, plot, measured, force=force)
+def _with_outside(fit: Fit, seen: Sequence[Sequence[MeasuredRequest]]) -> Fit:
+    """Return the fit with what clients saw beyond the steps, and print that."""
+    from msgspec.structs import replace
+
+    from maitred.study.calibration.outside import fit_outside
+
+    latency, outside = fit_outside(fit.latency, seen, fit.engine)
+    for line in _outside_lines(outside):
+        typer.echo(line)
+    return replace(fit, latency=latency)
+
+
+def _fit_alpha(flags: CalibrateFlags, seen: Sequence[Sequence[MeasuredRequest]]) -> Fit:
+    """Return the latency model of --config with what clients saw beyond it; residuals are of their E2E."""
+    from maitred.config import load
+    from maitred.instance.catalogue import resolve_instance
+    from maitred.instance.latency import LatencyConfig, LinearLatency
+    from maitred.study.calibration.fitting import Fit
+    from maitred.study.calibration.outside import fit_outside, latencies_of
+
+    if flags.config is None or not seen:
+        hint = "maitred calibrate --alpha-only --config FILE --clients run.csv"
+        raise ConfigError("it needs an engine and what clients saw", where="--alpha-only", hint=hint)
+    engine = resolve_instance(load(flags.config).instance)
+    known = engine.latency or LinearLatency()
+    if not isinstance(known, LatencyConfig) or known.__struct_config__.tag == "roofline":
+        raise ConfigError("this latency model has no α", where=str(flags.config), hint="linear, table or trained-physics")
+    latency, outside = fit_outside(known, seen, engine)
+    for line in _outside_lines(outside):
+        typer.echo(line)
+    measured, predicted = latencies_of(latency, seen, engine)
+    return Fit.of(latency, measured, predicted, engine)
 
 
 def _write(fit: Fit, out: Path | None, plot: Path | None, measured: Sequence[Path], *, force: bool) -> None:

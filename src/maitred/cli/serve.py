@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_AD
 from maitred.cli.flags import NO_VALUE, command, flag
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
 from maitred.cli.smg_flags import SmgFlags, smg_values
-from maitred.cli.terminal import printable
+from maitred.cli.terminal import printable, raise_file_limit
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def run(flags: ServeFlags) -> None:
     loaded = _load_config(sources, strict=bool(flags.strict_config))
     with log_to_stderr(loaded.config.gateway.log_level, loaded.config.gateway.log_format) as output:
         _log_warnings(loaded)
-        _raise_file_limit()
+        raise_file_limit()
         _serve(sources, loaded, output)
 
 
@@ -204,14 +203,3 @@ def _reloaded_settings(sources: ConfigSources) -> GatewaySettings:
 
     config = sources.load()
     return GatewaySettings(gateway=config.gateway, admission=config.admission, routing=config.routing, programs=config.programs)
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files to the hard limit: each request takes two connections, and the default is 1,024."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls unlimited
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

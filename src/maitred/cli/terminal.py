@@ -1,11 +1,11 @@
-"""A command and its terminal: text that prints, one progress bar, and signals."""
+"""A command and what is around it: text that prints, one progress bar, signals, and the limit of open files."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn, TypeAlias
 
 ShowProgress: TypeAlias = Callable[[float, str], None]
@@ -53,3 +53,14 @@ def exit_on_signals() -> Iterator[None]:
 
 def _exit(number: int, frame: Any) -> NoReturn:
     raise SystemExit(128 + number)
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files to the hard limit: each request takes a connection or two, and the default is 1,024."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # macOS refuses what it calls unlimited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -337,3 +337,18 @@ def test_several_files_their_residuals_and_what_clients_saw(maitred: Maitred) ->
     assert Path("residuals.png").read_bytes().startswith(b"\x89PNG")
     (found,) = json.loads(maitred("validate", "--measured", "clients.json", "--config", "latency.yaml", "--json")[1])
     assert found["worst_error"] < 0.02
+
+
+def test_alpha_alone_over_a_model_that_is_known(maitred: Maitred) -> None:
+    seen = {"input_lens": [100] * 12, "output_lens": [3] * 12, "ttfts": [0.0101] * 12, "itls": [[0.00505] * 2] * 12}
+    Path("clients.json").write_text(json.dumps({**seen, "start_times": [float(n) for n in range(12)]}))
+    Path("engine.yaml").write_text('instance: {latency: "linear:5000,20,50", max_num_seqs: 7}')
+    only = ("calibrate", "--alpha-only", "--clients", "clients.json")
+    code, said, err = maitred(*only, "--config", "engine.yaml", "--out", "fitted.yaml")
+    assert code == 0, err
+    assert "outside the steps: a request waits 3,100 µs + 0 · prompt tokens (α)" in said
+    fitted = load(Path("fitted.yaml")).instance
+    assert fitted.latency == LinearLatency((5_000, 20, 50), (3_100, 0, 0))
+    assert fitted.max_num_seqs == 7
+    assert "needs an engine and what clients saw" in maitred(*only)[2]
+    assert "there is nothing to fit" in maitred("calibrate")[2]

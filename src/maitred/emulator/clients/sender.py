@@ -47,7 +47,6 @@ class Endpoint(msgspec.Struct, frozen=True):
     tenant_header: bytes = b"x-smg-tenant-id"
     names_classes: bool = True
     """Whether requests carry their class, tenant and program as headers."""
-    verifies_tls: bool = True
 
 
 class SentRequest:
@@ -103,7 +102,7 @@ class Sender:
         self._schedule = SendSchedule(())
         self._timer: asyncio.TimerHandle | None = None
         self._start = time.monotonic_ns()
-        self._tls = _tls_context(endpoint)
+        self._tls = ssl.create_default_context() if endpoint.origin.tls else None
         self._over: asyncio.Future[None] = self._loop.create_future()
         self.num_sent = 0
         self.ended_at: Micros = 0
@@ -286,12 +285,3 @@ def _headers(endpoint: Endpoint, request: Request) -> Sequence[tuple[bytes, byte
         )
         headers += [(name, value.encode("utf-8", "replace")) for name, value in named if value]
     return headers
-
-
-def _tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
-    if not endpoint.origin.tls:
-        return None
-    context = ssl.create_default_context()
-    if not endpoint.verifies_tls:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context

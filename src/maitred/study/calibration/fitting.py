@@ -120,15 +120,22 @@ class Fit(msgspec.Struct, frozen=True):
     predicted: Sequence[float] = ()
     """What the model says of each."""
 
-
-def _fitted(latency: LatencyConfig, measured: Sequence[float], predicted: Sequence[float]) -> Fit:
-    return Fit(latency, compute_residuals(measured, predicted), measured=measured, predicted=predicted)
+    @classmethod
+    def of(
+        cls,
+        latency: LatencyConfig,
+        measured: Sequence[float],
+        predicted: Sequence[float],
+        engine: InstanceConfig | None = None,
+    ) -> Fit:
+        """Return a model with its residuals on these times, in µs."""
+        return cls(latency, compute_residuals(measured, predicted), engine or InstanceConfig(), measured, predicted)
 
 
 def evaluate_fit(latency: LatencyConfig, steps: Sequence[MeasuredStep]) -> Fit:
     """Return `latency` with its residuals on `steps`."""
     model = latency.compiled()
-    return _fitted(latency, [step.us for step in steps], [model.step_time(step.shape) for step in steps])
+    return Fit.of(latency, [step.us for step in steps], [model.step_time(step.shape) for step in steps])
 
 
 def fit_linear(steps: Sequence[MeasuredStep]) -> Fit:
@@ -163,7 +170,7 @@ def fit_timeline(*timelines: Sequence[MeasuredRequest]) -> Fit:
     if len(times) < _MIN_ROWS:
         raise ConfigError(f"{len(times)} requests with two tokens or more are too few", hint=f"give at least {_MIN_ROWS}")
     beta = _fit_relative(features, times)
-    return _fitted(_linear_latency(beta), times.tolist(), (features @ beta).tolist())
+    return Fit.of(_linear_latency(beta), times.tolist(), (features @ beta).tolist())
 
 
 def _accounting(rows: Sequence[MeasuredRequest]) -> tuple[Floats, Floats]:

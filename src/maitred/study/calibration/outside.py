@@ -73,6 +73,15 @@ def fit_outside(
     return _with_alpha(_with_step(latency, per_step), found, float(np.median(prompts))), found
 
 
+def latencies_of(
+    latency: LatencyConfig, timelines: Sequence[Sequence[MeasuredRequest]], engine: InstanceConfig
+) -> tuple[list[float], list[float]]:
+    """Return the E2E of all requests as clients saw it, and as it is simulated, in µs."""
+    simulated = [_Simulated.of(rows, replace(engine, latency=latency)) for rows in timelines]
+    measured = [SECOND * row.latency for rows in timelines for row in rows]
+    return measured, [float(us) for each in simulated for us in each.ttft + each.decode]
+
+
 class _Simulated(msgspec.Struct, frozen=True, eq=False):
     """The requests of one timeline, measured and simulated. Times are in µs."""
 
