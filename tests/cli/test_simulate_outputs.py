@@ -173,3 +173,20 @@ def test_a_library_that_is_missing_is_one_line(
         f"maitred: error: {flags[0]}: needs {library}, which is not installed (pip install 'maitred[{extra}]')\n"
     )
     assert list(Path().iterdir()) == []
+
+
+def test_a_tenant_that_starves_is_told_without_being_asked_for(maitred: Any) -> None:
+    """Slots are held by as many requests of acme as may be; those of globex wait behind them."""
+    Path("admission.yaml").write_text("tenant_policies: {'auth:globex': {max_in_flight: 1}}\n")
+    load = ("--rate", 10, "--num-requests", 400, "--tenant-mix", "auth:acme:1,auth:globex:1", "--output-tokens", 100)
+    result = maitred("simulate", *load, "--capacity", 64, "--admission-config", "admission.yaml")
+    assert result.code == 0, result.err
+    assert "! The tenant auth:globex starves: " in result.out
+
+
+def test_a_run_that_keeps_no_requests_has_verdicts_too(maitred: Any) -> None:
+    load = ("--rate", 90, "--num-requests", 900, "--output-tokens", 200)
+    kept, streamed = (maitred("simulate", *load, *flags).out for flags in ((), ("--summary-only",)))
+    verdicts = [line for line in kept.splitlines() if line.startswith("!")]
+    assert verdicts
+    assert [line for line in streamed.splitlines() if line.startswith("!")] == verdicts

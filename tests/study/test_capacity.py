@@ -99,6 +99,9 @@ def test_the_best_option_is_the_cheapest() -> None:
     assert costs[result.best.hardware] == min(cost for cost in costs.values() if cost is not None)
     assert [line.split()[1] for line in str(result).splitlines() if line.split()[:1] == ["best"]] == [result.best.hardware]
     assert max(map(len, str(result).splitlines())) <= 80
+    assert f"Best: llama-3.1-8b on {result.best.instances} instances of 1 × {result.best.hardware}; " in " ".join(
+        str(result).split()
+    )
 
 
 def test_an_option_that_does_not_fit_is_told_and_left_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,11 @@ def test_the_sweeps_of_the_documentation_can_be_read(name: str, monkeypatch: pyt
     text = (ROOT / "examples" / "studies" / name).read_text()
     assert f"```yaml\n{text.strip()}\n```" in DOC
     assert SweepPlan(Path("examples/studies") / name, {}).criteria.constraints
+
+
+def test_the_capacity_command_prints_its_table(maitred: Any) -> None:
+    section = DOC[DOC.index("## capacity") :]
+    command = section.split("    maitred ", 1)[1].split("\n\n")[0].replace("\\\n", " ").split()
+    printed = [line.rstrip() for line in maitred(*command, "--jobs", 1).out.splitlines() if line.strip()]
+    shown = [line.rstrip() for line in section.split("```text\n", 1)[1].split("```")[0].splitlines() if line.strip()]
+    assert printed == shown

@@ -30,6 +30,7 @@ from maitred.core.units import MILLISECOND, Micros
 if TYPE_CHECKING:
     from maitred.config import Config
     from maitred.report import Assessment, By, RunSetup, Summary
+    from maitred.sim import Results
     from maitred.workload import Trace
 
 _DEFAULT_SEED: Final = 42
@@ -37,6 +38,8 @@ _SAMPLE_EVERY: Final = 5 * MILLISECOND
 _FLOW_CONTROL: Final = "admission.flow_control."
 _MIXES: Final = {"workload.class_mix", "workload.tenant_mix"}
 """Keys that describe no workload by themselves."""
+_MOST_TENANTS: Final = 200
+"""More tenants than that are not looked at one by one, unless a breakdown by tenant is asked for."""
 _DEFAULT_TOKENS: Final = 512
 _DEFAULT_SHARE: Final = 0.5
 _DEFAULT_REQUESTS: Final = 1000
@@ -130,7 +133,7 @@ def run(flags: SimulateFlags) -> None:
                 log_itl=streaming is None,
             )
         took = monotonic() - began
-        by = [*By] if flags.metrics_file or flags.report else [per]
+        by = [*By] if flags.metrics_file or flags.report else [per, *_judged_groups(results)]
         summary = streaming.summary(results) if streaming else summarise(results, targets, by)
         score = None if weights is None else fitness(summary, weights)
         setup = _setup(flags, stated, config, last)
@@ -139,6 +142,14 @@ def run(flags: SimulateFlags) -> None:
     _print_summary(flags, trace, summary, per, assessment, took)
     if score is not None and not (flags.quiet or flags.prints_a_file):
         typer.echo(score.in_words())
+
+
+def _judged_groups(results: Results) -> Iterator[By]:
+    """Yield the breakdowns that verdicts look at beside that by class."""
+    from maitred.report import By
+
+    if 1 < len(results.tenants) <= _MOST_TENANTS:
+        yield By.TENANT
 
 
 def _with_some_workload(flags: SimulateFlags, config: Config) -> SimulateFlags:

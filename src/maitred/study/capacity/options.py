@@ -25,6 +25,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
 from maitred.instance.catalogue import resolve_instance
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
+from maitred.report import RunSetup, derived_keys
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.result import CapacityOption, KneePoint
 from maitred.study.capacity.search import BoundarySearch
@@ -212,9 +213,23 @@ class OptionSearch:
             highest_rate=self._rate(step) if found and step is not None else None,
             headroom=self._rate(step) / self._plan.traffic.rate if found and step is not None else None,
             today=self._points.get((size or 0, 0)),
+            simulated=self._simulated(size) if found and size is not None else "",
             problem=problem,
             points=tuple(sorted(self._points.values(), key=lambda point: (point.instances, point.rate))),
         )
+
+    def _simulated(self, size: int) -> str:
+        stated = self._candidate.instance
+        resolved = resolve_instance(stated)
+        sections: dict[str, msgspec.Struct] = {
+            "cluster": replace(self._candidate.cluster, num_instances=size),
+            "instance": resolved,
+            "routing": self._candidate.routing,
+            "admission": self._candidate.admission,
+            "programs": self._candidate.programs,
+        }
+        seed, derived = self._plan.settings.seeds[0], derived_keys(stated, resolved)
+        return RunSetup(seed=seed, sections=sections, derived=derived).in_one_line()
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -52,6 +52,8 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rate by today's."""
     today: KneePoint | None
     """These instances at today's rate."""
+    simulated: str
+    """What was simulated, as a run says it; empty if nothing was."""
     problem: str
     """Why there is no answer, or empty."""
     points: tuple[KneePoint, ...]
@@ -154,6 +156,8 @@ def _notes(result: CapacityResult) -> Iterator[str]:
         f"Figures are those at today's rate. Rates are within {result.tolerance:.1%}; headroom is the highest rate by today's. "
         f"{result.runs:,} runs."
     )
+    if result.best is not None:
+        yield f"Best: {result.best.simulated}."
     if result.best is None:
         yield "No option holds today's rate."
     for option in result.options:
