@@ -204,6 +204,34 @@ def test_an_empty_step_is_explained() -> None:
     assert active.why_waiting(waiting[3]) == "all places in the batch are taken"
 
 
+def test_a_block_that_another_request_computes_is_waited_for() -> None:
+    """Two prompts of 30 tokens, of which the first 20 are the same. The second one finds those when they are computed."""
+    kv_cache = KvCacheManager({1 << 20: 100}, 10, enable_block_reuse=True)
+    active = make_scheduler("maitred", SchedulerResources(9, kv_cache, 9, 1000, ContextChunkingConfig(chunk_unit_size=10)))
+    alike = [LlmRequest(number, 30, 10) for number in (1, 2)]
+    for each in alike:
+        each.block_hashes = [7, 8, 100 + each.request_id]
+    assert ids(active.schedule_request([*alike], set()).context_requests) == [1]
+    assert active.why_waiting(alike[1]) == "another request computes the block of its prompt that it needs first"
+
+
+def test_shared_blocks_that_only_their_users_hold_are_counted_once() -> None:
+    """Request 2 shares 5 blocks with request 1, which has ended: of the 20 that there are, 15 are left for tokens of its own
+    and of request 3. These need 159 tokens just before request 2 ends."""
+    kv_cache = KvCacheManager({1 << 20: 20}, 10, enable_block_reuse=True)
+    active = make_scheduler("maitred", SchedulerResources(9, kv_cache, 9, 1000, ContextChunkingConfig(chunk_unit_size=10)))
+    owner, user = (LlmRequest(number, 60, 40) for number in (1, 2))
+    for each in (owner, user):
+        each.block_hashes = [11, 12, 13, 14, 15, 100 + each.request_id]
+        kv_cache.add_sequence(each)
+        each.context_current_position, each.state, each.num_generated_tokens = 60, GENERATING, 1
+    user.num_shared_blocks = 5
+    kv_cache.remove_sequence(owner)
+    late = LlmRequest(3, 60, 40)
+    assert active.schedule_request([user, late], set()).context_requests == []
+    assert active.why_waiting(late) == "it is predicted to need 105 KV tokens, 9 more than there will be"
+
+
 def test_a_request_that_can_never_fit_is_rejected_at_once() -> None:
     events = drive(config("maitred", total_kv_blocks=10), [(request(0, 0, 50, 51), 5), (request(1, 0, 50, 50), 5)])
     assert [(at, kind, number) for at, kind, number, _ in events] == [
