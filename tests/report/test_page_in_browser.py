@@ -17,6 +17,8 @@ import pytest
 from maitred.admission import AdmissionConfig
 from maitred.instance import InstanceConfig
 from maitred.report import Slo, simulate
+from maitred.report.page.frame import page_parts
+from maitred.report.page.scatter import Group, Limit, Point, Scatter, scatter_html
 from maitred.sim import ClusterConfig
 from maitred.workload.synthetic import synthetic
 
@@ -93,10 +95,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def seen_by_browser(page: str, folder: Path, *flags: str) -> Any:
+def seen_by_browser(page: str, folder: Path, *flags: str, probe: str = PROBE) -> Any:
     """Return what the probe saw of the page."""
     path = folder / "probed.html"
-    path.write_text(page.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
+    path.write_text(page.replace("</body>", f"{probe}</body>"), encoding="utf-8")
     assert CHROMIUM is not None
     command = [
         *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -133,3 +135,27 @@ def test_every_chart_is_drawn_read_and_zoomed(page: str, tmp_path: Path, flags: 
     timeline = seen["charts"][-1]
     assert "request " in timeline["tip"]
     assert "SLO 200 ms" in seen["charts"][0]["tip"].replace("\n", " ").replace("  ", " ")
+
+
+def test_the_picture_of_a_study_is_drawn_and_read(tmp_path: Path) -> None:
+    picture = Scatter(
+        title="Front",
+        about="Two candidates.",
+        x="GPUs",
+        y="TTFT p99 ms",
+        groups=(
+            Group(label="candidates", points=(Point(x=1, y=900.0, hollow=True), Point(x=4, y=20.0))),
+            Group(label="middle", points=(Point(x=2.5, y=150.0, low=2, high=3, text="in the middle"),), line="straight"),
+        ),
+        limits=(Limit(label="constraint", axis="y", at=500),),
+        log_y=True,
+    )
+    at_the_point = """u.setCursor({ left: u.valToPos(2.5, "x"), top: u.valToPos(150, "y") }); about.tip = tip(plot);"""
+    probe = PROBE.replace("about.tip = tip(plot);", at_the_point)
+    page = "".join(page_parts("A study", "sweep", "", [scatter_html(picture)]))
+    seen = seen_by_browser(page, tmp_path, "--window-size=900,700", probe=probe)
+    assert seen["errors"] == []
+    (chart,) = seen["charts"]
+    assert chart["ink"] > 500
+    assert chart["reset"]
+    assert "middle in the middle" in " ".join(chart["tip"].split())

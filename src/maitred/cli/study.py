@@ -38,6 +38,10 @@ def _jobs(panel: str) -> Any:
     return flag(panel, "--jobs", "Processes. Default: one for each core.", "N")
 
 
+def _report(panel: str) -> Any:
+    return flag(panel, "--report", "All of this as a web page: picture, tables, notes.", "FILE.html")
+
+
 def _quiet(panel: str) -> Any:
     return flag(panel, "--quiet", "No table, no progress bar.", NO_VALUE)
 
@@ -65,6 +69,7 @@ class CompareFlags(RunFlags):
     json: Annotated[Path | None, flag(_COMPARED, "--json", "The comparison as JSON, every run's figures included.", "FILE")] = (
         None
     )
+    report: Annotated[Path | None, _report(_COMPARED)] = None
     quiet: Annotated[bool | None, _quiet(_COMPARED)] = None
 
 
@@ -76,6 +81,10 @@ def compare(flags: CompareFlags) -> None:
     """
     with exit_on_signals(), ExitStack() as stack:
         comparison = _run_comparison(flags, stack)
+        if flags.report is not None:
+            from maitred.study.page import write_comparison_page
+
+            write_comparison_page(comparison, flags.report)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
         from rich.console import Console
 
@@ -153,6 +162,7 @@ class SweepFlags(CommandFlags):
         Path | None, flag(_FILES, "--out", "A folder for every run. Default: SPEC.sweep, in the current one.", "DIR")
     ] = None
     plot: Annotated[Path | None, flag(_FILES, "--plot", "The Pareto plot: .png, .svg or .pdf.", "FILE")] = None
+    report: Annotated[Path | None, _report(_FILES)] = None
     quiet: Annotated[bool | None, _quiet(_FILES)] = None
 
 
@@ -203,6 +213,11 @@ def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     if flags.plot is not None:
         result.plot(flags.plot)
         written.append(flags.plot)
+    if flags.report is not None:
+        from maitred.study.page import write_sweep_page
+
+        write_sweep_page(result, flags.report)
+        written.append(flags.report)
     if not any(path.suffix == ".parquet" for path in written):
         typer.echo("maitred: warning: without polars there is no results.parquet (pip install 'maitred[frames]')", err=True)
     if not flags.quiet:
@@ -282,6 +297,7 @@ class CapacityFlags(RunFlags):
     json: Annotated[Path | None, flag(_FILES, "--json", "The result as JSON, everything that was tried included.", "FILE")] = (
         None
     )
+    report: Annotated[Path | None, _report(_FILES)] = None
     quiet: Annotated[bool | None, _quiet(_FILES)] = None
 
 
@@ -308,6 +324,10 @@ def capacity(flags: CapacityFlags) -> None:
             file.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     if flags.plot is not None:
         result.plot(flags.plot)
+    if flags.report is not None:
+        from maitred.study.page import write_capacity_page
+
+        write_capacity_page(result, flags.report)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
         print_capacity(result, Console())
 

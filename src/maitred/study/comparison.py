@@ -161,12 +161,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         for short, name in (("A", pairing.a), (other, pairing.b)):
             if name != short:
                 console.print(f"{short} = {name}", highlight=False, markup=False, soft_wrap=True)
-        print_table(_table(pairing, other), console)
-    for line in _notes(comparison):
+        print_table(comparison_table(pairing, other), console)
+    for line in comparison_notes(comparison):
         console.print(line, style="dim", highlight=False, markup=False)
 
 
-def _table(pairing: Pairing, other: str) -> Table:
+def comparison_table(pairing: Pairing, other: str) -> Table:
+    """Return a row for each metric. `other` is the short name of the second side."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", style="bold")
     for name in ("A", other, f"{other} - A", "95 % interval", "A wins", "P(A)"):
@@ -197,6 +198,11 @@ def _name(name: str, kind: Metric) -> str:
     return f"{group}\n  {kind.label}" if group else kind.label
 
 
+def metric_label(name: str) -> str:
+    """Return a metric in words, in one line."""
+    return " ".join(_name(name, find_metric(name)).split())
+
+
 def _figure(kind: Metric, value: float | None) -> str:
     return format_share(value) if kind.is_share else format_number(value)
 
@@ -208,7 +214,8 @@ def _signed(kind: Metric, value: float | None) -> str:
     return text if not value else f"{'+' if value > 0 else '-'}{text}"
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def comparison_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield what has to be known about the figures."""
     count = len(comparison.seeds)
     of = comparison.of
     yield f"{comparison.workload}; {count} {of if count == 1 else f'{of}s'}, the same workload for all in each."

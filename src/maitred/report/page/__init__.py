@@ -3,6 +3,8 @@
     __init__  the parts of the page: tiles for the run, a table for each breakdown, the configuration; the table for notebooks
     chart     a panel of curves
     timeline  single requests over time
+    scatter   points with intervals, for studies
+    frame     what every page has around these
 
 Style, script and uPlot, which draws, are files in this folder that are copied into the page. The same run gives the same bytes.
 """
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
@@ -21,6 +22,7 @@ from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.assessment import Assessment, assess, utilisation_lines
 from maitred.report.breakdown import By
 from maitred.report.page.chart import chart_html
+from maitred.report.page.frame import ZOOM_NOTE, page_parts
 from maitred.report.page.timeline import timeline_html
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.request_statistics import LatencyStatistics
@@ -88,27 +90,23 @@ def write_page(results: Results, summary: Summary, setup: RunSetup, write: Calla
 
 def _page_parts(results: Results, summary: Summary, setup: RunSetup, assessment: Assessment) -> Iterator[str]:
     title = setup.workload or f"A {_how(summary)} run"
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    style = _file("uplot.min.css") + _file("style.css")
-    yield f"<title>{escape(title)} – maitred</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+    lines = [f"<p>{escape(setup.in_one_line())}</p>\n", f'<p class="quiet">{escape(_subtitle(summary, setup))}</p>\n']
+    said = [*summary.warnings, *(verdict.text for verdict in assessment.verdicts)]
+    lines += [f'<p class="warning" role="alert">{escape(each)}</p>\n' for each in said]
     command = "bench" if summary.is_measured else "simulate"
-    yield f'<header><div class="eyebrow">maitred {command}</div><h1>{escape(title)}</h1>\n'
-    yield f"<p>{escape(setup.in_one_line())}</p>\n"
-    yield f'<p class="quiet">{escape(_subtitle(summary, setup))}</p>\n'
-    yield "".join(f'<p class="warning" role="alert">{escape(warning)}</p>\n' for warning in summary.warnings)
-    yield "".join(f'<p class="warning" role="alert">{escape(verdict.text)}</p>\n' for verdict in assessment.verdicts)
+    yield from page_parts(title, command, "".join(lines), _body(results, summary, setup, assessment))
+
+
+def _body(results: Results, summary: Summary, setup: RunSetup, assessment: Assessment) -> Iterator[str]:
     use = " ".join(utilisation_lines(assessment.utilisation))
-    yield f'</header>\n<main>\n{headline_tiles(summary)}<p class="quiet">{escape(use)}</p>\n'
+    yield f'{headline_tiles(summary)}<p class="quiet">{escape(use)}</p>\n'
     yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
     yield from _charts("Over time", time_panels(results))
     yield from _timeline(results)
     yield f"<section><h2>By group</h2>\n{breakdown_tables(summary)}</section>\n"
     yield from _setup(setup)
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in _TERMS.items())
-    yield f'<section><h2>Terms</h2>\n<dl class="terms">{terms}</dl></section>\n</main>\n'
-    yield '<noscript><p class="warning">The charts of this page are drawn by its own script.</p></noscript>\n'
-    yield f"<script>\n{_file('uplot.min.js')}</script>\n<script>\n{_file('script.js')}</script>\n</body>\n</html>\n"
+    yield f'<section><h2>Terms</h2>\n<dl class="terms">{terms}</dl></section>\n'
 
 
 def _how(summary: Summary) -> str:
@@ -135,8 +133,7 @@ def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
 
 def _timeline(results: Results) -> Iterator[str]:
     if len(results):
-        note = "Drag to zoom in, double click to see all again; with the keyboard +, -, 0 and the arrows."
-        yield f'<section><h2>Request by request</h2>\n<p class="quiet">{note}</p>\n{timeline_html(results)}</section>\n'
+        yield f'<section><h2>Request by request</h2>\n<p class="quiet">{ZOOM_NOTE}</p>\n{timeline_html(results)}</section>\n'
 
 
 def _setup(setup: RunSetup) -> Iterator[str]:
@@ -159,10 +156,6 @@ def _setup(setup: RunSetup) -> Iterator[str]:
 def _config_line(key: str, value: Any, is_default: bool) -> str:
     line = escape(f"  {key}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
     return line if is_default else f"<b>{line}</b>"
-
-
-def _file(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 class HeadlineTile(msgspec.Struct, frozen=True):

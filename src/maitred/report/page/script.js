@@ -141,7 +141,7 @@ function xRange(chart) {
 function chartKeys(plot, chart) {
   const legend = document.createElement("div");
   legend.className = "legend";
-  if (chart.curves.length > 1 || chart.curves[0].high) {
+  if (chart.curves.length > 1 || chart.curves[0]?.high) {
     chart.curves.forEach((curve, number) => legend.append(line(seriesColour(number), curve.label, "")));
   }
   plot.before(legend);
@@ -306,6 +306,132 @@ function drawTimeline(plot) {
   return { u, all, log: false };
 }
 
+/** Return where an interval from the least to the greatest value begins and ends on an axis, with room at both ends. */
+function padded(values, log) {
+  const low = Math.min(...values), high = Math.max(...values);
+  if (log) return [low / 1.3, high * 1.3];
+  const room = (high - low || Math.abs(high) || 1) * 0.08;
+  return [low >= 0 && low < high / 2 ? 0 : low - room, high + room];
+}
+
+function drawLimits(u, scatter) {
+  const { ctx, bbox } = u, ratio = devicePixelRatio;
+  ctx.strokeStyle = ctx.fillStyle = colourOf("--quiet");
+  ctx.textAlign = "left";
+  ctx.textBaseline = "alphabetic";
+  ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+  ctx.setLineDash([5 * ratio, 4 * ratio]);
+  for (const { label, axis: on, at } of scatter.limits) {
+    const place = u.valToPos(at, on, true);
+    ctx.beginPath();
+    if (on === "x") {
+      ctx.moveTo(place, bbox.top);
+      ctx.lineTo(place, bbox.top + bbox.height);
+      ctx.fillText(label, place + 5 * ratio, bbox.top + 12 * ratio);
+    } else {
+      ctx.moveTo(bbox.left, place);
+      ctx.lineTo(bbox.left + bbox.width, place);
+      ctx.fillText(label, bbox.left + 6 * ratio, place - 5 * ratio);
+    }
+    ctx.stroke();
+  }
+  ctx.setLineDash([]);
+}
+
+function drawPoints(u, scatter) {
+  const { ctx, bbox } = u, ratio = devicePixelRatio;
+  const at = (point) => [u.valToPos(point.x, "x", true), u.valToPos(point.y, "y", true)];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  drawLimits(u, scatter);
+  scatter.groups.forEach((group, number) => {
+    ctx.strokeStyle = seriesColour(number);
+    ctx.lineWidth = 1.5 * ratio;
+    if (group.line) {
+      ctx.beginPath();
+      group.points.forEach((point, index) => {
+        const [x, y] = at(point);
+        if (group.line === "steps" && index) ctx.lineTo(x, at(group.points[index - 1])[1]);
+        ctx[index ? "lineTo" : "moveTo"](x, y);
+      });
+      ctx.stroke();
+    }
+    if (group.line === "steps") return;
+    for (const point of group.points) {
+      const [x, y] = at(point);
+      if (point.low !== undefined) {
+        ctx.beginPath();
+        ctx.moveTo(u.valToPos(point.low, "x", true), y);
+        ctx.lineTo(u.valToPos(point.high, "x", true), y);
+        ctx.stroke();
+      }
+      ctx.beginPath();
+      ctx.arc(x, y, 4 * ratio, 0, 2 * Math.PI);
+      ctx.fillStyle = point.hollow ? colourOf("--card") : seriesColour(number);
+      ctx.fill();
+      ctx.stroke();
+    }
+  });
+  ctx.restore();
+}
+
+/** Return the point next to the cursor, with its group's number, or null if none is near. */
+function nearest(u, scatter) {
+  const { left, top } = u.cursor;
+  let found = null, least = 40;
+  scatter.groups.forEach((group, number) => group.points.forEach((point) => {
+    const away = Math.hypot(u.valToPos(point.x, "x") - left, u.valToPos(point.y, "y") - top);
+    if (left >= 0 && away < least) [found, least] = [[point, number], away];
+  }));
+  return found;
+}
+
+function drawScatter(plot) {
+  const scatter = JSON.parse(plot.dataset.scatter), named = scatter.names.length > 0;
+  const points = scatter.groups.flatMap((group) => group.points);
+  const limits = (on) => scatter.limits.filter((limit) => limit.axis === on).map((limit) => limit.at);
+  const all = padded([...points.flatMap((point) => [point.x, point.low ?? point.x, point.high ?? point.x]), ...limits("x")], false);
+  const up = named ? [-0.7, scatter.names.length - 0.3] : padded([...points.map((point) => point.y), ...limits("y")], scatter.log);
+  if (!plot.parentNode.querySelector(".legend")) chartKeys(plot, { curves: scatter.groups });
+  let tip;
+  const read = (u) => {
+    const found = nearest(u, scatter);
+    if (!found) return place(u, tip, []);
+    const [point, number] = found, lines = [line(seriesColour(number), scatter.groups[number].label, point.text || "")];
+    if (!named) lines.push(line(null, scatter.y, compact.format(point.y)), line(null, scatter.x, compact.format(point.x)));
+    place(u, tip, lines);
+  };
+  const longest = Math.max(0, ...scatter.names.map((name) => name.length));
+  const words = { size: Math.min(8 * longest + 10, plot.clientWidth / 3), splits: () => scatter.names.map((_, index) => index) };
+  const u = new uPlot({
+    width: plot.clientWidth, height: named ? Math.max(24 * scatter.names.length + 60, HEIGHT) : 360, legend: { show: false },
+    series: [{}, { paths: () => null, points: { show: false } }],
+    scales: {
+      x: { time: false, range: (_, low, high) => (low === null || low === high ? all : [low, high]) },
+      y: { dir: named ? -1 : 1, distr: scatter.log ? 3 : 1, range: (_, low, high) => (low === null || low === high ? up : [low, high]) },
+    },
+    axes: [
+      axis((_, ticks) => ticks.map((tick, number) => short(tick) + (number === ticks.length - 1 ? ` ${scatter.x}` : "")), 28,
+        { space: 80 }),
+      named ? axis((_, ticks) => ticks.map((tick) => scatter.names[tick]), words.size, { splits: words.splits })
+        : axis((_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))), 48,
+          scatter.log ? { splits: (_, __, low, high) => logTicks(low, high, 7), filter: (_, ticks) => ticks } : { space: 36 }),
+    ],
+    cursor: { drag: { x: true, y: !named, uni: 24 }, points: { show: false } },
+    hooks: { draw: [(it) => drawPoints(it, scatter)], setCursor: [(it) => tip && read(it)] },
+  }, [all, up], plot);
+  tip = makeTip(u);
+  u.setScale("x", { min: all[0], max: all[1] });
+  u.setScale("y", { min: up[0], max: up[1] });
+  u.over.addEventListener("dblclick", () => {
+    u.setScale("x", { min: all[0], max: all[1] });
+    u.setScale("y", { min: up[0], max: up[1] });
+  });
+  return { u, all, log: false };
+}
+
 /** Let the keys move the cursor and zoom. */
 function onKey(event, { u, all, log }) {
   const width = u.over.clientWidth, height = u.over.clientHeight;
@@ -330,7 +456,8 @@ const drawn = new Map();
 
 function draw(plot) {
   drawn.get(plot)?.u.destroy();
-  drawn.set(plot, plot.dataset.chart ? drawChart(plot) : drawTimeline(plot));
+  const { chart, timeline } = plot.dataset;
+  drawn.set(plot, chart ? drawChart(plot) : timeline ? drawTimeline(plot) : drawScatter(plot));
 }
 
 const plots = [...document.querySelectorAll(".plot")];

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _COLOURS: Final = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
 _INCHES: Final = (6.4, 4.4)
-_KNEE: Final = "ttft_p99_ms"
+KNEE_METRIC: Final = "ttft_p99_ms"
+"""What the plot shows over the rate."""
 
 
 class KneePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +100,13 @@ class CapacityResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def print_capacity(result: CapacityResult, console: Console) -> None:
     """Print a row for each option, the best one first, and notes below."""
-    print_table(_table(result), console)
-    for line in _notes(result):
+    print_table(capacity_table(result), console)
+    for line in capacity_notes(result):
         console.print(line, style="dim", highlight=False, markup=False)
 
 
-def _table(result: CapacityResult) -> Table:
+def capacity_table(result: CapacityResult) -> Table:
+    """Return a row for each option, the best one first."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", style="bold")
     table.add_column("GPU", style="cyan")
@@ -148,7 +150,8 @@ def _heading(name: str) -> str:
     return f"{group}\n{label}" if group else label.replace(" ", "\n", 1)
 
 
-def _notes(result: CapacityResult) -> Iterator[str]:
+def capacity_notes(result: CapacityResult) -> Iterator[str]:
+    """Yield what was asked, and why some options have no answer."""
     seeds = "1 seed" if len(result.seeds) == 1 else f"{len(result.seeds)} seeds"
     yield f"Today: {result.workload}, {format_number(result.today)} requests/s; {seeds}, the same workload for all options."
     yield f"To hold, on average over the seeds: {', '.join(result.constraints)}. SLO: {result.slo}."
@@ -165,6 +168,11 @@ def _notes(result: CapacityResult) -> Iterator[str]:
             yield f"{option.hardware or 'instances'}, TP {option.tensor_parallel_size}: {option.problem}."
 
 
+def option_label(option: CapacityOption) -> str:
+    """Return the name of an option at its size."""
+    return f"{option.instances} × {option.hardware or 'instance'}, TP {option.tensor_parallel_size}"
+
+
 def draw_knee(result: CapacityResult) -> Figure:
     """Draw the p99 of TTFT against the rate. Filled points hold. Raises ConfigError without matplotlib."""
     check_plot_path(Path("plot.svg"), where="a plot")
@@ -175,16 +183,17 @@ def draw_knee(result: CapacityResult) -> Figure:
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
         for option, colour in zip(result.options, _COLOURS * len(result.options), strict=False):
-            points = [each for each in option.points if each.instances == option.instances and each.figures[_KNEE] is not None]
+            points = [
+                each for each in option.points if each.instances == option.instances and each.figures[KNEE_METRIC] is not None
+            ]
             if not points:
                 continue
-            rates, heights = [each.rate for each in points], [float(each.figures[_KNEE] or 0) for each in points]
-            label = f"{option.instances} × {option.hardware or 'instance'}, TP {option.tensor_parallel_size}"
-            axes.plot(rates, heights, color=colour, linewidth=1.4, label=label)
+            rates, heights = [each.rate for each in points], [float(each.figures[KNEE_METRIC] or 0) for each in points]
+            axes.plot(rates, heights, color=colour, linewidth=1.4, label=option_label(option))
             faces = [colour if each.holds else "none" for each in points]
             axes.scatter(rates, heights, s=24, facecolors=faces, edgecolors=colour, zorder=2)
         for limit in result.limits:
-            if limit.metric == _KNEE:
+            if limit.metric == KNEE_METRIC:
                 axes.axhline(limit.limit, color="#6a6862", linestyle="--", linewidth=1, label="constraint")
         axes.axvline(result.today, color="#6a6862", linestyle=":", linewidth=1, label="today")
         axes.set_xlabel("requests/s")

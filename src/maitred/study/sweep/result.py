@@ -166,12 +166,13 @@ def _column(values: list[Any]) -> list[Any]:
 
 def print_sweep(result: SweepResult, console: Console) -> None:
     """Print a table of the best candidate and the Pareto front, and notes below."""
-    print_table(_table(result), console)
-    for line in _notes(result):
+    print_table(sweep_table(result), console)
+    for line in sweep_notes(result):
         console.print(line, style="dim", highlight=False, markup=False)
 
 
-def _table(result: SweepResult) -> Table:
+def sweep_table(result: SweepResult) -> Table:
+    """Return a row for the best candidate, and for each of the Pareto front."""
     criteria, best, front = result.criteria, result.best, result.pareto_front
     names = dict.fromkeys((criteria.objective, *criteria.pareto, *(each.metric for each in criteria.constraints)))
     keys = list(result.candidates[0].values)
@@ -223,7 +224,8 @@ def _value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
-def _notes(result: SweepResult) -> Iterator[str]:
+def sweep_notes(result: SweepResult) -> Iterator[str]:
+    """Yield what was tried, and how many candidates meet the constraints."""
     criteria, candidates = result.criteria, result.candidates
     first, second = criteria.pareto
     possible = [each for each in candidates if not each.problem]
@@ -284,8 +286,8 @@ def draw_pareto(
         if best is not None:
             axes.scatter(*_points([best], x, y), s=90, facecolors="none", edgecolors=_BEST, linewidths=1.8, label="best")
         _limits(axes, criteria, (x, y))
-        axes.set_xlabel(_label(x))
-        axes.set_ylabel(_label(y))
+        axes.set_xlabel(axis_label(x))
+        axes.set_ylabel(axis_label(y))
         _set_y_scale(axes, _points([*missing, *meeting], x, y)[1])
         axes.legend(fontsize=8)
     return figure
@@ -328,7 +330,8 @@ def _points(candidates: Sequence[Figures], x: str, y: str) -> tuple[list[float],
     return [across for across, _ in known], [up for _, up in known]
 
 
-def _label(name: str) -> str:
+def axis_label(name: str) -> str:
+    """Return a metric in words, with its class."""
     group = name.rpartition(".")[0]
     label = find_metric(name, costs=True).label
     return f"{label} ({group})" if group else label
