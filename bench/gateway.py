@@ -1,6 +1,6 @@
 """What the gateway costs: CPU per request and per SSE event, requests/s, and what it adds to latency.
 
-    python bench/gateway.py [--rounds 5] [--seconds 1] [--router tr] [--alone] [--compiled build/compiled]
+    python bench/gateway.py [--rounds 5] [--seconds 1] [--router tr] [--alone] [--compiled build/compiled] [--logged]
 
 Processes on loopback: a backend that answers fixed bytes, a load client, and `maitred serve` between them, with classes and
 metrics on. Beside it nginx, haproxy and smg do the same as far as they are installed, and a bare proxy in Python always
@@ -297,7 +297,18 @@ def ours(backend: int, port: int, router: str, folder: str = "") -> OtherProxy:
     return OtherProxy(name, (*command, *(["--router", router, "--state", "none"] if router else [])), port)
 
 
-def main(rounds: int, seconds: float, only: str, router: str, alone: bool, compiled: str) -> None:
+def logged(backend: int, port: int, folder: Path) -> list[OtherProxy]:
+    """Return our gateway with an access log that nothing keeps, and with a recording."""
+    quiet = ["sh", "-c", 'exec "$@" 2>/dev/null', "sh"]
+    with_log = [*quiet, *ours(backend, port, "").command, "--access-log"]
+    with_record = [*ours(backend, port + 1, "").command, "--record", str(folder / "recording.csv")]
+    return [
+        OtherProxy("maitred, access log", tuple(with_log), port),
+        OtherProxy("maitred, recording", tuple(with_record), port + 1),
+    ]
+
+
+def main(rounds: int, seconds: float, only: str, router: str, alone: bool, compiled: str, with_logs: bool) -> None:
     chosen = [scenario for scenario in SCENARIOS.values() if only in scenario.name]
     cores = sorted(os.sched_getaffinity(0))
     mine, rest = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
@@ -312,6 +323,7 @@ def main(rounds: int, seconds: float, only: str, router: str, alone: bool, compi
         stack.enter_context(process([sys.executable, __file__, "--role", "backend", "--port", str(backend)], rest))
         wait_until_ready(OtherProxy("the backend", (), backend))  # smg looks at it at once, and then not for long
         proxies = [ours(backend, port, router), *([ours(backend, port + 2, router, compiled)] if compiled else [])]
+        proxies += logged(backend, port + 10, folder) if with_logs else []
         proxies += [] if alone else others(backend, port + 3, folder)
         running = {proxy: stack.enter_context(process(proxy.command, mine)) for proxy in proxies}
         for proxy in proxies:
@@ -341,6 +353,7 @@ if __name__ == "__main__":
     parser.add_argument("--router", default="", help="that of `maitred serve`: tr or default, for each request is a program")
     parser.add_argument("--alone", action="store_true", help="measure no other proxies")
     parser.add_argument("--compiled", default="", help="folder of the compiled package (`make compile`), measured as well")
+    parser.add_argument("--logged", action="store_true", help="measure maitred with an access log and a recording as well")
     parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)
@@ -350,4 +363,4 @@ if __name__ == "__main__":
     elif options.role == "client":
         uvloop.run(client(options.port, SCENARIOS[options.scenario], options.seconds))
     else:
-        main(options.rounds, options.seconds, options.only, options.router, options.alone, options.compiled)
+        main(options.rounds, options.seconds, options.only, options.router, options.alone, options.compiled, options.logged)
