@@ -145,6 +145,10 @@ class Exchange:
         if self._expects_continue and not (self.unread or self._body_is_whole):
             self._connection.send_continue()
         self._expects_continue = False
+        if self._body_is_whole and len(self.unread) == 1 and self.unread_bytes <= limit:  # the usual small request
+            (piece,), self.unread, self.unread_bytes = self.unread, [], 0
+            on_piece(len(piece))
+            return piece
         taken: list[bytes] = []
         size = 0
         while True:
