@@ -14,7 +14,7 @@ from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.admission import AdmissionConfig
-    from maitred.config import Config
+    from maitred.config import Config, ConfigSources
 
 
 def run(
@@ -47,6 +47,22 @@ def run(
     from msgspec.structs import replace
 
     from maitred.compat.instance_rules import instance_rules
+
+    sources = _sources(file, admission_config)
+    if capacity is not None and not sources.merged().is_given("admission", "mode"):
+        sources = replace(sources, flags={"admission.mode": "priority"})  # The files of SMG do not say it: it is a flag there.
+    config = sources.load()
+    instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
+    typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
+    slots = _capacity(config) if capacity is None else capacity
+    for line in _summary_lines(config, slots):
+        typer.echo(f"  {printable(line)}")
+    for warning in _warnings(config, slots):
+        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
+
+
+def _sources(file: str | None, admission_config: str | None) -> ConfigSources:
+    """Return the sources of a configuration, which has no errors. Raises Exit(2), with every error printed, if it has any."""
     from maitred.config import ConfigSources
 
     sources = ConfigSources(
@@ -62,16 +78,7 @@ def run(
         typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
     if problems:
         raise typer.Exit(2)
-    if capacity is not None and not sources.merged().is_given("admission", "mode"):
-        sources = replace(sources, flags={"admission.mode": "priority"})  # The files of SMG do not say it: it is a flag there.
-    config = sources.load()
-    instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
-    typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
-    slots = _capacity(config) if capacity is None else capacity
-    for line in _summary_lines(config, slots):
-        typer.echo(f"  {printable(line)}")
-    for warning in _warnings(config, slots):
-        typer.echo(f"maitred: warning: {printable(warning)}", err=True)
+    return sources
 
 
 def _file_path(name: str, given: str | None) -> Path | None:

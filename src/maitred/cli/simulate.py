@@ -119,11 +119,7 @@ def run(flags: SimulateFlags) -> None:
         with progress_bar(quiet=bool(flags.quiet)) as show:
             results = recording.results = simulate(
                 recording.jobs,
-                config.cluster,
-                config.instance,
-                config.routing,
-                config.admission,
-                config.programs,
+                *(config.cluster, config.instance, config.routing, config.admission, config.programs),
                 seed=flags.run_seed,
                 horizon=last,
                 progress=_arrival_progress(flags, trace, show),

@@ -23,7 +23,7 @@ from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
-from maitred.sim.admission_driver import make_admission_driver
+from maitred.sim.admission_driver import AdmissionDriver, make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
 from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
@@ -85,10 +85,7 @@ def simulate(
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
     pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools, slots)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
-    timeline_log = None if sampler is None else TimelineLog()
-    pipeline.timeline_log = timeline_log
-    if driver is not None:
-        driver.timeline_log = timeline_log
+    timelines = None if sampler is None else _log_timelines(pipeline, driver)
     arrivals.read_next(0)
     _run(event_queue, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
     if arrivals or pipeline.live:
@@ -97,9 +94,16 @@ def simulate(
     if progress is not None:
         progress(arrivals.num_arrived)
     results = _collect_results(rows, fleet, pipeline.last_end, agents, sampler)
-    timelines = None if timeline_log is None else timeline_log.timelines()
     rejections = sum((each.rejections for each in (driver, agents) if each is not None), Counter[str]())
-    return replace(results, rejections=dict(rejections), timelines=timelines)
+    return replace(results, rejections=dict(rejections), timelines=timelines and timelines.timelines())
+
+
+def _log_timelines(pipeline: Pipeline, driver: AdmissionDriver | None) -> TimelineLog:
+    """Return a log that both of them write to."""
+    log = pipeline.timeline_log = TimelineLog()
+    if driver is not None:
+        driver.timeline_log = log
+    return log
 
 
 def _collect_results(
