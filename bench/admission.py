@@ -45,7 +45,7 @@ def config(**keys: Any) -> AdmissionConfig:
     plain = {**patient, "reserved_per_slot": 0.0, "can_preempt": False}
     said = keys.pop("classes", {})
     classes = {c.label: {**plain, **said.get(c.label, {}), **said.get("all", {})} for c in PriorityClass}
-    return msgspec.convert({"mode": "priority", "classes": classes, **keys}, AdmissionConfig)
+    return msgspec.convert({"mode": "priority", "on_preempt": "reject", "classes": classes, **keys}, AdmissionConfig)
 
 
 class LoadedCore:

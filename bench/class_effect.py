@@ -38,6 +38,7 @@ MODEL = "bench"
 LEGACY = {"mode": "legacy", "legacy": {"max_concurrent_requests": SLOTS, "queue_size": 1000}}
 PRIORITY = {
     "mode": "priority",
+    "on_preempt": "reject",
     "default_max_class": "interactive",
     "classes": {"interactive": {"reserved_floor": 2, "reserved_per_slot": 0.0}, "system": {"reserved_per_slot": 0.0}},
 }

@@ -4,7 +4,8 @@
 
 For each limit: bulk clients in a closed loop (twice the limit and 20) and chats at random instants, before one engine behind
 one gateway. First with `--slots-per-backend LIMIT`, then as the gateway comes. In the second run the engine is restarted with
-half the limit after `--secs`. Engines with more sequences run slower, so that one machine can play them.
+half the limit after `--secs`. Bulk is not streamed, so that a large engine costs one machine little; engines of more than 128
+sequences run slower still, and are measured for longer in proportion.
 
 A row says: bulk answers per second and the times to first token of chats (p50, p99, ms) by hand and learned; when the slots
 were first within 10 % of the limit, and when again after the restart, in seconds. All times are wall times of this machine.
@@ -27,7 +28,7 @@ import processes
 
 PORT = 19_480
 CHATS_PER_SEC = 4.0
-BODY = {"model": "m", "stream": True, "max_tokens": 200}
+BODY = {"model": "m", "max_tokens": 200}
 
 
 @dataclass
@@ -58,9 +59,8 @@ class Load:
 
 
 @contextlib.contextmanager
-def run_engine(limit: int, port: int) -> Iterator[str]:
+def run_engine(limit: int, speed: float, port: int) -> Iterator[str]:
     """Run an engine with `limit` sequences, which reports no slots."""
-    speed = min(1.0, 24 / limit)
     flags = ["--port", str(port), "--model", "m", "--max-num-seqs", str(limit), "--hide-slots", "--speed", f"{speed:g}"]
     flags += ["--output-tokens", "uniform:30,90", "--total-kv-blocks", "100000"]
     with subprocess.Popen([*processes.MAITRED, "engine", *flags], stderr=subprocess.DEVNULL) as process:
@@ -80,22 +80,19 @@ async def send(load: Load, cls: str, rng: Random) -> None:
     """Send one request, and note what came."""
     host, port = load.url.removeprefix("http://").split(":")
     began, first = load.now, None
-    body = json.dumps({**BODY, "prompt": "hello world " * rng.randint(10, 40)}).encode()
+    prompt = "hello world " * rng.randint(10, 40)
+    body = json.dumps({**BODY, "stream": cls != "bulk", "prompt": prompt}).encode()
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-smg-priority: {cls}\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-smg-priority: {cls}\r\nconnection: close\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         if b" 200 " not in await reader.readline():
             await asyncio.sleep(0.2)
             return
-        tail = b""
-        while not tail.endswith(b"\r\n0\r\n\r\n"):
-            piece = await reader.read(65_536)
-            if not piece:
-                return
-            if first is None and b"data:" in piece:
+        async for line in reader:
+            if first is None and line.startswith(b"data:"):
                 first = load.now
-            tail = (tail + piece)[-16:]
     except (ConnectionError, asyncio.IncompleteReadError):
         await asyncio.sleep(0.2)
         return
@@ -132,20 +129,20 @@ async def play(load: Load, clients: int, secs: float) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def measure(limit: int, secs: float, *, by_hand: bool) -> Load:
+def measure(limit: int, speed: float, secs: float, *, by_hand: bool) -> Load:
     """Measure one limit; learned slots also before an engine that comes back with half of it."""
     flags = ["--admission", "priority", "--default-max-class", "system"]
     flags += ["--slots-per-backend", str(limit)] if by_hand else []
     clients = 2 * limit + 20
     with contextlib.ExitStack() as gateways:
-        with run_engine(limit, PORT) as url:
+        with run_engine(limit, speed, PORT) as url:
             gateway = gateways.enter_context(processes.run_gateway([url], *flags))
             while not processes.fetch_json(f"{gateway.url}/maitred/state")["ready"]:
                 time.sleep(0.05)
             load = Load(gateway.url)
             asyncio.run(play(load, clients, secs))
         if not by_hand:
-            with run_engine(limit // 2, PORT):
+            with run_engine(limit // 2, speed, PORT):
                 while not processes.fetch_json(f"{gateway.url}/maitred/state")["ready"]:
                     time.sleep(0.05)
                 load.slots.append((load.now, -1))  # From here on the limit is another.
@@ -155,7 +152,10 @@ def measure(limit: int, secs: float, *, by_hand: bool) -> Load:
 
 def row(limit: int, secs: float) -> str:
     """Return a row of the table."""
-    settled, hand, learned = secs / 2, measure(limit, secs, by_hand=True), measure(limit, secs, by_hand=False)
+    speed = min(1.0, 128 / limit)
+    secs /= speed
+    settled = secs / 2
+    hand, learned = measure(limit, speed, secs, by_hand=True), measure(limit, speed, secs, by_hand=False)
     restarted = next(at for at, slots in learned.slots if slots == -1)
     by_hand, found = hand.bulk_per_sec(settled, secs), learned.bulk_per_sec(settled, secs)
     cells = [str(limit), f"{by_hand:.1f}", f"{found:.1f} ({found / by_hand:.2f})" if by_hand else "-"]

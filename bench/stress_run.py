@@ -76,7 +76,13 @@ def settings(scale: Scale, *, bulk_queue: float, default_patience: float) -> byt
         "header:t2": {"max_queued": max(1, scale.clients // 400)},
         "header:t3": {"weight": 4},
     }
-    admission = {"mode": "priority", "classes": classes, "tenant_policies": policies, "default_max_class": "system"}
+    admission = {
+        "mode": "priority",
+        "on_preempt": "reject",
+        "classes": classes,
+        "tenant_policies": policies,
+        "default_max_class": "system",
+    }
     gateway = {
         "health_interval_secs": 0.5,
         "health_timeout_secs": PATIENCE_SECS,  # a slow machine must not look like a backend that is down

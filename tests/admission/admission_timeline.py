@@ -26,9 +26,9 @@ BASE = {
 
 def classes(said: dict[str, Any] | None = None, **given: dict[str, float]) -> AdmissionConfig:
     """Return the base of SMG's recorded scenarios: no reservations, 8 may wait, 20 s at most, system and interactive may
-    preempt. `given` changes classes, and `said` other keys of the section."""
+    preempt, and victims are rejected. `given` changes classes, and `said` other keys of the section."""
     entries = {c.label: {**BASE, "can_preempt": c >= INTERACTIVE, **given.get(c.label, {})} for c in PriorityClass}
-    return msgspec.convert({"mode": "priority", "classes": entries, **(said or {})}, AdmissionConfig)
+    return msgspec.convert({"mode": "priority", "on_preempt": "reject", "classes": entries, **(said or {})}, AdmissionConfig)
 
 
 class Timeline:

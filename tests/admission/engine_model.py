@@ -41,6 +41,7 @@ class Sequence:
     own: OwnRequest | None
     left_to_prefill: int
     tokens: int = 0
+    is_stopped: bool = False
 
 
 @dataclass
@@ -70,6 +71,8 @@ class Engine:
         end = now + self.step + self.per_sequence * len(self.running)
         budget = self.prefill
         for seq in list(self.running):
+            if seq.is_stopped:  # by what another one's end has led to
+                continue
             if seq.left_to_prefill:
                 chunk = min(budget, seq.left_to_prefill)
                 budget -= chunk
@@ -119,6 +122,7 @@ class Gateway:
         prompt: tuple[int, int] = (50, 250),
         streams: bool = True,
         poll: Micros = 0,
+        on_preempt: str = "reject",
     ) -> None:
         self.engine = engine
         self.rng = Random(seed)
@@ -130,7 +134,7 @@ class Gateway:
         self.poll, self.next_poll, self.next_tick = poll, 0, 0
         self.next_chat = 0
         classes = {"bulk": {"queue_size": 100_000, "queue_timeout_secs": 9999}, "interactive": {"queue_timeout_secs": 9999}}
-        section = {"mode": "priority", "default_max_class": "system", "classes": classes}
+        section = {"mode": "priority", "default_max_class": "system", "on_preempt": on_preempt, "classes": classes}
         self.core = Admission(msgspec.convert(section, AdmissionConfig), {"m": slots or self.slots})
         self.jobs: dict[int, tuple[Request, int]] = {}
         self.ttfts: list[tuple[Micros, Micros]] = []
@@ -215,7 +219,7 @@ class Gateway:
     def _apply(self, decisions: Any, now: Micros) -> None:
         for decision in decisions:
             if decision.action is Action.ADMIT:
-                request, output = self.jobs.pop(decision.subject)
+                request, output = self.jobs[decision.subject]
                 self.in_flight += 1
                 self.most_beyond = max(self.most_beyond, self.in_flight - self.slots)
                 own = self.own.add(request.prompt_tokens, self.streams, now)
@@ -224,16 +228,18 @@ class Gateway:
                 self._stop(decision.subject, now)
 
     def _stop(self, request_id: int, now: Micros) -> None:
-        """Stop a victim, and send it again as another bulk request."""
+        """Stop a victim, which waits again, or is sent again as another bulk request."""
         for place in (self.engine.queue, self.engine.running):
             for seq in list(place):
                 if seq.gateway is self and seq.request.id == request_id:
                     place.remove(seq)
+                    seq.is_stopped = True
                     self.in_flight -= 1
                     assert seq.own is not None
                     self.own.remove(seq.own, now, completed=False)
-        self.clients += 1
-        self._apply(self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, now), now)
+        decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, now)
+        self.clients += not any(d.subject == request_id for d in decisions)  # It is gone, and its client sends another.
+        self._apply(decisions, now)
 
 
 class World:

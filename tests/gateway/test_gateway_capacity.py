@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -110,6 +110,34 @@ def test_a_vllm_is_asked_for_its_configuration_as_json() -> None:
             return w.state.capacity, vllm.info_polls[:2]
 
     assert run(scenario()) == (9, ["/server_info", "/server_info?config_format=json"])
+
+
+@pytest.mark.parametrize("has_info", [True, False])
+def test_tensorrt_llm_has_the_number_in_its_iterations_and_is_read_until_it_is_known(has_info: bool) -> None:
+    class TensorRt(Backend):
+        pages: ClassVar[list[bytes]] = []
+
+        async def _answer(self, received: BackendRequest) -> None:
+            if received.head.startswith(b"GET /metrics"):
+                self.pages.append(
+                    b"[]" if len(self.pages) < 2 else b'[{"iter": 1, "maxNumActiveRequests": 9, "numActiveRequests": 1}]'
+                )
+                await received.send(whole(self.pages[-1]))
+            else:
+                await super()._answer(received)
+
+    async def scenario() -> None:
+        engine = TensorRt()
+        engine.pages.clear()
+        engine.info = {"disaggregated_params": None} if has_info else None
+        async with world(engine, slots=None, health_interval_secs=0.02) as w:
+            await w.wait_until(lambda: w.state.capacity == 9)
+            assert w.state.models["m"].source == "reported"
+            await asyncio.sleep(0.1)
+            assert len(engine.pages) == 3
+            assert w.state.capacity == 9
+
+    run(scenario())
 
 
 def test_trouble_with_the_page_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -243,8 +243,9 @@ class GatewayWorld:
 
 
 def admission_config(**section: Any) -> AdmissionConfig:
-    """Return a config whose classes, unless `section` sets them, reserve nothing, never preempt and are open to all tenants."""
-    given = {"mode": "priority", "default_max_class": "system", **section}
+    """Return a config whose classes, unless `section` sets them, reserve nothing, never preempt and are open to all tenants.
+    Victims are rejected."""
+    given = {"mode": "priority", "default_max_class": "system", "on_preempt": "reject", **section}
     if given.get("flavour") != "smg":
         bare = {"reserved_floor": 0, "reserved_per_slot": 0.0, "can_preempt": False}
         classes = section.get("classes", {})

@@ -134,7 +134,7 @@ def test_one_that_gives_up_on_its_way_is_in_flight_no_more() -> None:
 
 def admission(**keys: Any) -> AdmissionConfig:
     free = {c: {"reserved_per_slot": 0.0} for c in ("system", "interactive")}
-    return msgspec.convert({"mode": "priority", "classes": free} | keys, AdmissionConfig)
+    return msgspec.convert({"mode": "priority", "on_preempt": "reject", "classes": free} | keys, AdmissionConfig)
 
 
 @pytest.mark.parametrize(("at", "instance_of_victim"), [(5, -1), (25, 0)])

@@ -37,9 +37,11 @@ def chat(number: int, arrival: int, output: int = 2, **fields: Any) -> Job:
 
 
 def admission(bulk: dict[str, Any] | None = None, **keys: Any) -> AdmissionConfig:
-    """Return a configuration without reservations, with these settings of the class `bulk`, and these keys."""
+    """Return a configuration without reservations that rejects victims, with these settings of the class `bulk`, and these
+    keys."""
     free = {c: {"reserved_per_slot": 0.0} for c in ("system", "interactive")}
-    return msgspec.convert({"mode": "priority", "classes": free | {"bulk": bulk or {}}} | keys, AdmissionConfig)
+    said = {"mode": "priority", "on_preempt": "reject", "classes": free | {"bulk": bulk or {}}}
+    return msgspec.convert(said | keys, AdmissionConfig)
 
 
 def run(jobs: list[Job], cluster: ClusterConfig = ONE_SLOT, **said: Any) -> Results:
@@ -198,7 +200,9 @@ def test_who_is_admitted_too_late_beside_a_victim_is_not_forgotten() -> None:
     """At 102 the starving 1 gets the reserved slot, its deadline passes, and 2 takes the slot of 0, all at the same instant."""
     free = {"reserved_per_slot": 0.0, "reserved_floor": 0}
     classes = {"system": free, "interactive": free | {"reserved_floor": 1}, "bulk": {"starvation_threshold_secs": 100e-6}}
-    config = msgspec.convert({"mode": "priority", "promotion_share": 1.0, "classes": classes}, AdmissionConfig)
+    config = msgspec.convert(
+        {"mode": "priority", "on_preempt": "reject", "promotion_share": 1.0, "classes": classes}, AdmissionConfig
+    )
     control = Job(Request(id=2, arrival=102, prompt_tokens=50, priority_class=PriorityClass.SYSTEM), 2)
     jobs = [bulk(0, stream=False, output=50), bulk(1, 1, deadline=102), control, chat(3, 120)]
     lines: list[bytes] = []

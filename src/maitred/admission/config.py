@@ -269,12 +269,13 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """Promotions that may follow each other directly."""
     preemption_budget_ms: float = 50.0
     """Longest wait of a preemptor for its victim's slot before it queues, in ms, 0 to 60000."""
-    on_preempt: OnPreempt = "reject"
+    on_preempt: OnPreempt | None = None
     """What happens to a victim: `reject` answers 503, to be tried again; `retry` puts it back at the head of its class, once,
-    and its client notices nothing."""
-    reserve: Reserve = "fixed"
+    and its client notices nothing. Null: `retry` with `mode: priority`, else `reject` (smg, blis: `reject`)."""
+    reserve: Reserve | None = None
     """How much of the reservations is kept free: `fixed`, all that the class does not use; `adaptive`, only what its arrivals
-    of the last minutes needed, at least `reserved_floor` (meant for `on_preempt: retry`, which covers most arrivals)."""
+    of the last minutes needed, at least `reserved_floor`. Null: `adaptive` where victims are tried again, else `fixed` (smg,
+    blis: `fixed`)."""
     slot_cost: SlotCost = "requests"
     """What a slot is: one request, or `slot_tokens` tokens of prompt and output."""
     slot_tokens: int = 2048
@@ -366,6 +367,20 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     def effective_promotion_share(self) -> float:
         """The share of the admissions from the queues that may be promotions, 0 to 1."""
         return self.preset.promotion_share if self.promotion_share is None else self.promotion_share
+
+    @property
+    def retries_victims(self) -> bool:
+        """Whether a victim waits again; else it is rejected."""
+        if self.on_preempt is None:
+            return self.mode == "priority" and self.preset.retries_victims
+        return self.on_preempt == "retry"
+
+    @property
+    def adapts_reservations(self) -> bool:
+        """Whether only what arrivals need is kept free of the reservations."""
+        if self.reserve is None:
+            return self.retries_victims and self.preset.retries_victims
+        return self.reserve == "adaptive"
 
     @property
     def uses_classes(self) -> bool:

@@ -88,6 +88,8 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a starving request counts as promoted even if it is next in any case."""
     fixed_retry_after: Micros | None = None
     """`Retry-After` of every rejection, µs, or None for an estimate from the speed of the queue."""
+    retries_victims: bool = True
+    """Whether victims of class admission are tried again, and reservations adapt, where the keys are null."""
     has_rate_limit_code: bool = True
     """Whether the request rate has an error code of its own; else its answers are those of a full queue."""
     describes_unauthorized: bool = True

@@ -67,7 +67,7 @@ class RecordedAdmission(Admission):
     def _record(self, verb: str, now: Micros, decisions: Sequence[Decision], **what: Any) -> Sequence[Decision]:
         self._log.log_input(LOG_ROOM, verb, now, **what)
         self._log.log_decisions(LOG_ROOM, decisions)
-        if self.config.reserve == "adaptive":
+        if self.config.adapts_reservations:
             self._log.log_decisions(LOG_ROOM, self._headroom_changes(now))
         return decisions
 

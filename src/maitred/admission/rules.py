@@ -177,13 +177,13 @@ def _with_classes(config: AdmissionConfig) -> PoolRules:
         lanes=lanes,
         lane_of=LANES,
         keeps_exact_fit=config.preset.keeps_exact_fit,
-        adapts_reservations=config.reserve == "adaptive",
+        adapts_reservations=config.adapts_reservations,
         tokens_per_slot=config.slot_tokens if config.slot_cost == "tokens" else None,
         promotion_share=config.effective_promotion_share,
         promotion_burst=config.promotion_burst,
         promotes_next_waiter=config.preset.promotes_next_waiter,
         preemption_budget=from_ms(config.preemption_budget_ms),
-        retries_victims=config.on_preempt == "retry",
+        retries_victims=config.retries_victims,
         fixed_retry_after=config.preset.fixed_retry_after,
         tenant_weights=weights or None,
     )
@@ -211,7 +211,7 @@ def _with_flow_control(config: AdmissionConfig) -> PoolRules:
         lanes=[lane] * len(LANES),
         lane_of=[SHARED_LANE] * len(LANES),
         capacity=MAX_SLOTS,
-        retries_victims=config.on_preempt == "retry",
+        retries_victims=config.retries_victims,
     )
 
 

@@ -30,6 +30,7 @@ ROUTING_POLICIES: Final[Mapping[str, tuple[str, str | None]]] = {
 """Our routing policy that is nearest to each of SMG's, and its scorers."""
 
 ADMISSION: Final = AdmissionPreset(
+    retries_victims=False,
     classes={
         PriorityClass.SYSTEM: ClassRules(
             reserved_floor=32, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True

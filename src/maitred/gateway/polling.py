@@ -11,7 +11,8 @@ been down. Any other problem keeps the last value, because a busy engine is not 
 for each data-parallel rank an internal state with `effective_max_running_requests_per_dp`, which that rank really runs. The
 sum over the ranks counts if all report it, otherwise what is configured. Two ranks that run 256 each make 512 slots. Other
 engines and routers report `max_running_requests` at the top, or pass their arguments on as `server_args`. vLLM, started with
-`VLLM_SERVER_DEV_MODE=1`, has `vllm_config.scheduler_config.max_num_seqs`, for each data-parallel engine.
+`VLLM_SERVER_DEV_MODE=1`, has `vllm_config.scheduler_config.max_num_seqs`, for each data-parallel engine. TensorRT-LLM writes
+its last iterations to `/metrics`, a list in JSON; each has `maxNumActiveRequests`.
 
 **Load.** The gauges of vLLM and SGLang in Prometheus' text format:
 
@@ -98,6 +99,8 @@ class BackendPoller:
         self._wants_slots = config.slots_per_backend is None
         self._reports_slots = True
         self._slots: int | None = None
+        self._may_have_iterations = True
+        self._iteration_slots: int | None = None
         self._last_problem = ""
         self._load: ReportedLoad | None = None
         self._reports_load = True
@@ -148,6 +151,7 @@ class BackendPoller:
     def reset_reported(self) -> None:
         """Forget what the backend has reported. Called when it is down: what comes up again may be another engine."""
         self._reports_slots, self._slots, self._info_capacities = True, None, ()
+        self._may_have_iterations, self._iteration_slots = True, None
         self._reports_load, self._load, self._kv = True, None, None
 
     @property
@@ -179,6 +183,8 @@ class BackendPoller:
         try:
             async with asyncio.timeout(self._timeout_secs):
                 await self._fetch_server_info()
+                if self._wants_slots and self._slots is None and self._may_have_iterations:
+                    await self._fetch_iterations()
         except TimeoutError:
             trouble = f"no answer within {self._timeout_secs:g} s"
         except Exception as error:  # A backend may answer anything.
@@ -200,6 +206,15 @@ class BackendPoller:
             if not 400 <= status < 500:
                 raise ProtocolError(f"{path} answered {status}")
         self._reports_slots, self._slots, self._info_capacities = False, None, ()
+
+    async def _fetch_iterations(self) -> None:
+        """Look for the number that TensorRT-LLM reports. Its page has what was not read yet, so it is read no more then."""
+        if self._iteration_slots is None:
+            status, body = await self._fetch(METRICS_PATH, MAX_INFO_BYTES)
+            self._may_have_iterations = status == 200 and body.startswith(b"[")
+            self._iteration_slots = parse_iteration_slots(body) if self._may_have_iterations else None
+            self._reports_slots = self._reports_slots or self._may_have_iterations
+        self._slots = self._iteration_slots
 
     async def _get(self, path: str) -> bytearray:
         status, body = await self._fetch(path, MAX_POLL_BYTES)
@@ -270,6 +285,19 @@ def parse_reported_slots(body: bytes | bytearray) -> int | None:
             slots: int = arguments.max_running_requests
             return slots
     return None
+
+
+class Iteration(msgspec.Struct):
+    """One iteration of TensorRT-LLM, as far as it is read."""
+
+    max_active: Any = msgspec.field(default=None, name="maxNumActiveRequests")
+
+
+def parse_iteration_slots(page: bytes | bytearray) -> int | None:
+    """Return how many requests TensorRT-LLM runs at once, from its `/metrics`; None if there was no iteration since it was last
+    read. Raises msgspec.DecodeError."""
+    found: list[int] = [each.max_active for each in msgspec.json.decode(page, type=list[Iteration])]
+    return found[-1] if found and _is_plausible(found[-1]) else None
 
 
 def has_text_config(body: bytes | bytearray) -> bool:

@@ -56,6 +56,7 @@ from maitred.admission.flow_config import FairnessPolicy
 from maitred.admission.presets import AdmissionPreset, FlowControlPreset
 
 ADMISSION: Final = AdmissionPreset(
+    retries_victims=False,
     flow_control=FlowControlPreset(
         detector="never",
         dispatch="one",
@@ -66,5 +67,5 @@ ADMISSION: Final = AdmissionPreset(
         },
         creates_all_bands=False,
         counts_unseen_in_flight=False,
-    )
+    ),
 )
