@@ -79,11 +79,25 @@ class World:
         return self.t.of(INTERACTIVE).held
 
 
-def test_before_the_first_arrival_nothing_is_kept_free_but_the_floor() -> None:
-    assert World(0.04, streams=True).t.of(BULK).in_flight == 16
-    assert World(0.04, streams=True, reserved_floor=2).t.of(BULK).in_flight == 14
+def test_all_is_kept_free_at_first_and_without_arrivals_nothing_but_the_floor() -> None:
+    w = World(0.04, streams=True)
+    assert (w.t.of(BULK).in_flight, w.held) == (11, 5)
+    w.run(9.9, None)
+    assert w.t.of(BULK).in_flight == 11
+    w.run(1.2, None)
+    assert (w.t.of(BULK).in_flight, w.held) == (16, 0)
+    floor = World(0.04, streams=True, reserved_floor=2)
+    floor.run(12, None)
+    assert (floor.t.of(BULK).in_flight, floor.held) == (14, 2)
     fixed = World(0.04, streams=True, said={"reserve": "fixed"})
+    fixed.run(12, None)
     assert (fixed.t.of(BULK).in_flight, fixed.held) == (11, 5)
+
+
+def test_twenty_arrivals_are_enough_to_go_by() -> None:
+    w = World(0.0151, streams=True)
+    w.run(3, 0.1)
+    assert w.held == 0
 
 
 def test_what_cannot_be_preempted_in_time_is_kept_free() -> None:
@@ -116,7 +130,10 @@ def test_victims_that_are_refused_cover_nothing() -> None:
 
 def test_the_configured_share_is_the_most_that_is_kept_free() -> None:
     w = World(0.5, streams=True)
-    w.run(30, 0.04)  # more chats than slots that become free
+    for _ in range(20):
+        w.run(1, None)
+        for _ in range(8):
+            w.come(INTERACTIVE)
     w.run(5, None)
     assert w.t.core._pools.headroom()["m"][INTERACTIVE] > 5
     assert w.held == 5
@@ -187,8 +204,8 @@ def test_needs_are_those_of_a_naive_count(events: list[tuple[str, int, int]], un
         assert still is not None
         expected.append(ceil(still / unit))
     ordered = sorted(expected)
-    # The smallest number that is enough for 95 of 100.
-    assert needs.headroom == (ordered[len(ordered) - 1 - len(ordered) // 20] if ordered else 0)
+    # The smallest number that is enough for 99 of 100.
+    assert needs.headroom == (ordered[len(ordered) - 1 - len(ordered) // 100] if ordered else 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -10,13 +10,13 @@ time. This is measured, without a model of arrivals or of the engine:
     need      of an arrival: `missing` after it, less the slots freed within the next 20 ms; 0 if it could have preempted
               a victim that is tried again, or if more slots are idle than all classes reserve
 
-    headroom  the smallest number that was enough for 95 % of the arrivals of the last 5 minutes
+    headroom  the smallest number that was enough for 99 % of the arrivals of the last 5 minutes
 
     held back = max(floor - in flight, min(reserved - in flight, headroom)), and never less than 0
 
-So the reservation is bounded by what is configured, and `reserved_floor` is kept in any case. Before the first arrival, and
-after 5 minutes without any, only the floor is kept: the first requests preempt, or wait for the next slot. The headroom is
-set anew at most once a second, as waiting requests are considered.
+So the reservation is bounded by what is configured, and `reserved_floor` is kept in any case. In the first 10 s all of it is
+kept, unless 20 arrivals are known before. After 5 minutes without arrivals only the floor is: the next one preempts, or waits
+for the next slot. The headroom is set anew at most once a second, as waiting requests are considered.
 
 *Example.* 16 slots, 5 of them reserved for chats. All bulk is streamed, so nothing can be preempted, and a bulk request ends
 every 40 ms. Chats come every 300 ms. Each finds nothing missing and leaves 1. For half of them a slot is freed within 20 ms, so
@@ -31,16 +31,18 @@ from typing import Final
 
 from maitred.admission.preemption import PreemptionCandidates
 from maitred.admission.rules import LANES, PoolRules
-from maitred.admission.slots import Slots
+from maitred.admission.slots import ALL_UNITS, Slots
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 TOLERATED_WAIT: Final = 20 * MILLISECOND
 """A slot that is freed within this time comes soon enough: an engine takes as long for a step or two."""
-COVERED_SHARE: Final = 0.95
+COVERED_SHARE: Final = 0.99
 PERIOD: Final = 30 * SECOND
 NUM_PERIODS: Final = 10
 """Arrivals are remembered for this many periods."""
 REVIEW_INTERVAL: Final = SECOND
+LEARNING_TIME: Final = 10 * SECOND
+ENOUGH_ARRIVALS: Final = 20
 
 
 class ArrivalNeeds:
@@ -92,6 +94,11 @@ class ArrivalNeeds:
             self._by_period[-1][-(-units // units_per_slot)] += 1
 
     @property
+    def num_known(self) -> int:
+        """Arrivals with a need that is known."""
+        return sum(of_period.total() for of_period in self._by_period)
+
+    @property
     def headroom(self) -> int:
         """The smallest number of slots that was enough for COVERED_SHARE of the arrivals."""
         needs: Counter[int] = Counter()
@@ -112,18 +119,21 @@ class AdaptiveReserve:
         self._rules, self._slots, self._victims = rules, slots, victims
         self._needs = [ArrivalNeeds() for _ in LANES]
         self._review_at: Micros = 0
-        slots.headroom = [0 for _ in LANES]
+        self._began_at: Micros | None = None
+        """When the first request came."""
 
     def inherit_from(self, previous: AdaptiveReserve) -> None:
         """Take over what is known of the arrivals, unless slots cost something else now."""
         if previous._slots.units_per_slot != self._slots.units_per_slot:
             return
-        self._needs = previous._needs
+        self._needs, self._began_at = previous._needs, previous._began_at
         self._slots.headroom = previous._slots.headroom
 
     def on_arrival(self, lane: int, units: int, now: Micros) -> None:
         """Note that a request has come that its tenant's limit does not hold back, before it takes a slot."""
         slots, needs = self._slots, self._needs[lane]
+        if self._began_at is None:
+            self._began_at = now
         if not slots.reserved[lane]:
             return
         self._settle(now)
@@ -149,7 +159,11 @@ class AdaptiveReserve:
             return
         self._review_at = now + REVIEW_INTERVAL
         self._settle(now)
-        self._slots.headroom = [needs.headroom * self._slots.units_per_slot for needs in self._needs]
+        is_new = self._began_at is None or now < self._began_at + LEARNING_TIME
+        self._slots.headroom = [
+            ALL_UNITS if is_new and needs.num_known < ENOUGH_ARRIVALS else needs.headroom * self._slots.units_per_slot
+            for needs in self._needs
+        ]
 
     def _settle(self, now: Micros) -> None:
         for needs in self._needs:

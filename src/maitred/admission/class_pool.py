@@ -75,6 +75,8 @@ class ClassPool(SlotPool):
         lane = ticket.lane = ticket.victim_group = self.rules.lane_of[ticket.priority_class]
         ticket.submitted_at = now
         ticket.counters.arrived += 1
+        if self.reserve is not None and not self.waiting:  # While requests wait, `dispatch` does it, and lets them in.
+            self.reserve.review(now)
         blocked_by = self.priority.blocking_reason(ticket)
         if self.reserve is not None and blocked_by is not Reason.TENANT_LIMIT:
             self.reserve.on_arrival(lane, self.priority.set_slot_units(ticket), now)

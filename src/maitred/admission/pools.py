@@ -105,9 +105,9 @@ class PoolDirectory:
         return self.by_name[name].view(self.counters_of(name))
 
     def headroom(self) -> dict[str, list[int]]:
-        """Return the slots that adaptive reservations keep free, by model and class; only of models with such."""
+        """Return the slots that adaptive reservations keep free at most, by model and class; only of models with such."""
         return {
-            name: [units // pool.slots.units_per_slot for units in pool.slots.headroom]
+            name: [min(units, pool.slots.capacity) // pool.slots.units_per_slot for units in pool.slots.headroom]
             for name, pool in self.by_name.items()
             if pool.rules.adapts_reservations
         }

@@ -29,6 +29,7 @@ Everything is counted in units: one for each slot, or, where requests are charge
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from maitred.admission.config import MAX_SLOTS
 from maitred.admission.rules import LANES, PoolRules
@@ -59,6 +60,10 @@ def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, kee
     return reserved
 
 
+ALL_UNITS: Final = MAX_SLOTS * MAX_SLOTS
+"""More units than there ever are."""
+
+
 class Slots:
     """The units of one pool, reserved and in flight, per lane. Queues and time play no part here."""
 
@@ -76,7 +81,7 @@ class Slots:
         """Units that the lanes reserve."""
         self.floors = [0] * len(LANES)
         """Units that are held back for the lanes whatever `headroom` says."""
-        self.headroom = [MAX_SLOTS * MAX_SLOTS] * len(LANES)
+        self.headroom = [ALL_UNITS] * len(LANES)
         """The most units that are held back for the lanes beyond those they have in flight, apart from the floors."""
         self.reserved_above = [0] * len(LANES)
         """Units that all higher lanes reserve together."""
