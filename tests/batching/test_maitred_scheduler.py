@@ -134,6 +134,20 @@ def test_an_urgent_request_takes_the_memory_of_a_less_urgent_one() -> None:
     assert [tokens for _, kind, number, tokens in events if (kind, number) == ("FINISHED", 0)] == [30]
 
 
+def test_memory_that_will_suffice_in_some_steps_is_taken_then() -> None:
+    """Request 2 finds no blocks. Without request 1, which is less urgent, it would lack a token for each of some steps yet:
+    just before request 0 ends, 65 + 35 + 2 x 55 tokens are needed at first, of 200."""
+    jobs = [
+        (request(0, 0, 60, 55, priority=1.0), 55),
+        (request(1, 0, 100, 14), 14),
+        (request(2, 25, 30, 100, priority=1.0), 100),
+    ]
+    keys = {"total_kv_blocks": 20, "max_num_batched_tokens": 200, "enable_priority_scheduling": True}
+    events = drive(config("maitred", **keys), jobs)
+    assert [number for _, kind, number, _ in events if kind == "KV_PREEMPTED"] == [1]
+    assert events == drive(config("maitred", step_by_step=True, **keys), jobs)
+
+
 def test_none_gives_way_for_nothing() -> None:
     """Neither to a request that is as urgent, nor if those that are less urgent do not suffice, nor more often than it may be
     paused, nor for a place, which takes no computed KV to wait for."""
