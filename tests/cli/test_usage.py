@@ -91,7 +91,7 @@ def test_a_burstiness_that_cannot_be(maitred: Any, flags: tuple[Any, ...], probl
         (("simulate", "trace.csv"), "trace.csv: this is more than the command takes; see"),
         (("sirve",), "unknown command 'sirve' (did you mean"),
         (("models", "--tp", 0), "--tensor-parallel-size must be at least 1; see"),
-        (("calibrate",), "MEASURED is missing; see"),
+        (("convert",), "IN is missing; see"),
     ],
 )
 def test_a_mistake_in_a_flag_is_told_in_our_words(maitred: Any, arguments: tuple[Any, ...], problem: str) -> None:

@@ -19,7 +19,7 @@ import typer
 
 from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
 from maitred.cli.flags import NO_VALUE, as_flag_error, command, flag
-from maitred.cli.outputs import FileFlags, OutputFlags, open_outputs
+from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_SEED: Final = 42
 _SAMPLE_EVERY: Final = 5 * MILLISECOND
+_INSTANCES_PER_SAMPLE: Final = 16
+"""A sample costs as much as it has instances: with more than these, the first samples are farther apart."""
 _FLOW_CONTROL: Final = "admission.flow_control."
 _MIXES: Final = {"workload.class_mix", "workload.tenant_mix"}
 """Keys that describe no workload by themselves."""
@@ -102,8 +104,7 @@ def run(flags: SimulateFlags) -> None:
     last, per, stated = horizon(flags), breakdown(flags), build_config(flags)
     config = _resolve_names(stated, flags)
     flags = _with_some_workload(flags, config)
-    load = flags.load
-    workload = read_workload_spec(load, as_flag)
+    load, workload = flags.load, read_workload_spec(flags.load, as_flag)
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
     print_warnings([*_warnings(flags, stated), *config.instance.table_warnings(), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
@@ -114,7 +115,6 @@ def run(flags: SimulateFlags) -> None:
         jobs = build_jobs(load, flags.seed, trace, workload, as_flag)
         files = open_outputs(flags, _inputs(flags), trace, stack)
         recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=bool(flags.summary_only)))
-        is_judged = files.need_samples or not (flags.quiet or flags.prints_a_file)
         began = monotonic()
         with progress_bar(quiet=bool(flags.quiet)) as show:
             results = recording.results = simulate(
@@ -125,14 +125,12 @@ def run(flags: SimulateFlags) -> None:
                 progress=_arrival_progress(flags, trace, show),
                 log=DecisionLog(files.decisions.write) if files.decisions else None,
                 sink=streaming.add if streaming else None,
-                sample_every=_SAMPLE_EVERY * (1 + config.cluster.num_instances // 16) if is_judged else None,
+                sample_every=_sample_distance(flags, files, config.cluster.num_instances),
                 log_itl=streaming is None,
             )
         took = monotonic() - began
-        by = [*By] if flags.metrics_file or flags.report else [per, *_judged_groups(results)]
-        summary = streaming.summary(results) if streaming else summarise(results, targets, by)
-        score = None if weights is None else fitness(summary, weights)
-        setup = _setup(flags, stated, config, last)
+        summary = streaming.summary(results) if streaming else summarise(results, targets, _breakdowns(flags, per, results))
+        score, setup = None if weights is None else fitness(summary, weights), _setup(flags, stated, config, last)
         assessment = assess(results, summary, setup)
         files.write(flags, results, summary, setup, assessment, score)
     _print_summary(flags, trace, summary, per, assessment, took)
@@ -140,12 +138,20 @@ def run(flags: SimulateFlags) -> None:
         typer.echo(score.in_words())
 
 
-def _judged_groups(results: Results) -> Iterator[By]:
-    """Yield the breakdowns that verdicts look at beside that by class."""
+def _sample_distance(flags: SimulateFlags, files: Outputs, num_instances: int) -> Micros | None:
+    """Return the first distance of the samples, or None if nothing is printed or written that looks at them."""
+    if not files.need_samples and (flags.quiet or flags.prints_a_file):
+        return None
+    return _SAMPLE_EVERY * (1 + num_instances // _INSTANCES_PER_SAMPLE)
+
+
+def _breakdowns(flags: SimulateFlags, per: By, results: Results) -> list[By]:
+    """Return the breakdowns that are printed or written, and those that verdicts look at beside that by class."""
     from maitred.report import By
 
-    if 1 < len(results.tenants) <= _MOST_TENANTS:
-        yield By.TENANT
+    if flags.metrics_file or flags.report:
+        return [*By]
+    return [per, By.TENANT] if 1 < len(results.tenants) <= _MOST_TENANTS else [per]
 
 
 def _with_some_workload(flags: SimulateFlags, config: Config) -> SimulateFlags:

@@ -132,6 +132,11 @@ class ArrivalFeed:
             self.read_next(now)
         return job
 
+    def report_progress(self) -> None:
+        """Report the number of arrived requests."""
+        if self._progress is not None:
+            self._progress(self.num_arrived)
+
     def on_request_end(self, request: Request, completed: bool, output_tokens: int, now: Micros) -> None:
         """Report the end of a request to the reactive workload, and schedule the jobs that follow from it.
 

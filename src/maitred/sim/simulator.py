@@ -68,7 +68,7 @@ def simulate(
         progress: Called from time to time with the number of arrived requests.
         log: Receives the inputs and decisions of admission and of programs.
         sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
-        sample_every: First distance of the samples of the instances, in µs, or None for no samples and no timelines.
+        sample_every: First distance of the samples of the instances, in µs; None: no samples, no timelines (nor with a sink).
         log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
     Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.
     """
@@ -85,21 +85,18 @@ def simulate(
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
     pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools, slots)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
-    timelines = None if sampler is None else _log_timelines(pipeline, driver)
+    timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
     arrivals.read_next(0)
     _run(event_queue, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
     if arrivals or pipeline.live:
         assert horizon is not None
         pipeline.record_unfinished(horizon)
-    if progress is not None:
-        progress(arrivals.num_arrived)
-    results = _collect_results(rows, fleet, pipeline.last_end, agents, sampler)
-    rejections = sum((each.rejections for each in (driver, agents) if each is not None), Counter[str]())
-    return replace(results, rejections=dict(rejections), timelines=timelines and timelines.timelines())
+    arrivals.report_progress()
+    return _collect_results(rows, fleet, pipeline.last_end, driver, agents, sampler, timeline_log)
 
 
-def _log_timelines(pipeline: Pipeline, driver: AdmissionDriver | None) -> TimelineLog:
-    """Return a log that both of them write to."""
+def _attach_timelines(pipeline: Pipeline, driver: AdmissionDriver | None) -> TimelineLog:
+    """Return a log that the pipeline and admission will write."""
     log = pipeline.timeline_log = TimelineLog()
     if driver is not None:
         driver.timeline_log = log
@@ -107,13 +104,25 @@ def _log_timelines(pipeline: Pipeline, driver: AdmissionDriver | None) -> Timeli
 
 
 def _collect_results(
-    rows: ResultRows, fleet: SimulatedFleet, end: Micros, agents: ProgramsDriver | None, sampler: Sampler | None
+    rows: ResultRows,
+    fleet: SimulatedFleet,
+    end: Micros,
+    driver: AdmissionDriver | None,
+    agents: ProgramsDriver | None,
+    sampler: Sampler | None,
+    timeline_log: TimelineLog | None,
 ) -> Results:
     """Return the results of a run that ended at `end`."""
-    samples = None if sampler is None else sampler.samples()
-    results, totals = rows.results(end), fleet.totals(rows.totals_by_instance())
-    columns = None if agents is None else agents.statistics.columns(end)
-    return replace(results, instances=totals, samples=samples, itl_gaps=fleet.itl_gaps(), programs=columns)
+    rejections = sum((each.rejections for each in (driver, agents) if each is not None), Counter[str]())
+    return replace(
+        rows.results(end),
+        instances=fleet.totals(rows.totals_by_instance()),
+        samples=None if sampler is None else sampler.samples(),
+        itl_gaps=fleet.itl_gaps(),
+        programs=None if agents is None else agents.statistics.columns(end),
+        rejections=dict(rejections),
+        timelines=None if timeline_log is None else timeline_log.timelines(),
+    )
 
 
 def _run(event_queue: EventQueue, fleet: SimulatedFleet, handlers: Sequence[_Handler], last: Micros) -> None:

@@ -73,18 +73,13 @@ def capacity(
 
     Raises ConfigError for impossible arguments, and for a workload whose requests do not arrive at a rate.
     """
-    load = as_load(workload)
     _check(tolerance, max_instances, num_instances, constraints)
-    candidates = option_candidates(base or Candidate(), model, hardware, tensor_parallel_sizes)
+    load, candidates = as_load(workload), option_candidates(base or Candidate(), model, hardware, tensor_parallel_sizes)
     _check_prices(candidates, prices)
     parsed = tuple(parse_constraint(text, "--constraint") for text in constraints)
     targets, contained = _slo(slo, load), make_self_contained(load, as_key)
-    settings = RunSettings(
-        seeds=parse_seeds(seeds if seeds is not None else 1 if load.trace else 3),
-        slo=targets,
-        horizon=horizon,
-        metrics=tuple(dict.fromkeys((*(each.metric for each in parsed), *_SHOWN))),
-    )
+    numbers, metrics = parse_seeds(seeds if seeds is not None else 1 if load.trace else 3), [each.metric for each in parsed]
+    settings = RunSettings(seeds=numbers, slo=targets, horizon=horizon, metrics=tuple(dict.fromkeys((*metrics, *_SHOWN))))
     plan = CapacityPlan(
         load=contained,
         traffic=measure_traffic(contained, settings.seeds[0]),
@@ -97,17 +92,29 @@ def capacity(
     searches = [OptionSearch(plan, candidate, prices) for candidate in candidates]
     with make_workers(run_task, jobs=jobs, ray=ray) as workers:
         runs = _run(searches, workers, progress)
+    options = tuple(search.result() for search in searches)
+    return _result(plan, describe(load), tuple(constraints), prices is not None, runs, options)
+
+
+def _result(
+    plan: CapacityPlan,
+    workload: str,
+    constraints: tuple[str, ...],
+    has_prices: bool,
+    runs: int,
+    options: tuple[CapacityOption, ...],
+) -> CapacityResult:
     return CapacityResult(
-        workload=describe(load),
-        slo=format_slo(targets),
-        constraints=tuple(constraints),
-        limits=parsed,
-        seeds=settings.seeds,
-        tolerance=tolerance,
+        workload=workload,
+        slo=format_slo(plan.settings.slo),
+        constraints=constraints,
+        limits=plan.constraints,
+        seeds=plan.settings.seeds,
+        tolerance=plan.tolerance,
         today=plan.traffic.rate,
-        has_prices=prices is not None,
+        has_prices=has_prices,
         runs=runs,
-        options=tuple(search.result() for search in searches),
+        options=options,
     )
 
 
