@@ -7,7 +7,7 @@ from enum import StrEnum
 import pytest
 
 from maitred.core.decisions import Decision, DecisionLog
-from maitred.core.errors import ConfigError, MaitredError, nearest_name_hint
+from maitred.core.errors import ConfigError, MaitredError, describe_json_error, describe_read_error, nearest_name_hint
 from maitred.core.registry import Registry
 from maitred.core.request import PriorityClass
 from maitred.core.units import from_ms, from_seconds, to_ms, to_seconds
@@ -24,6 +24,24 @@ def test_nearest_names_one_or_shows_the_choice() -> None:
     assert nearest_name_hint("intercative", ["interactive", "bulk"]) == "did you mean 'interactive'?"
     assert nearest_name_hint("urgent", ["bulk", "default"]) == "valid: bulk, default"
     assert nearest_name_hint("x", []) == "there is nothing to choose from"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), "no such file or directory"),
+        (EOFError("Compressed file ended before the end-of-stream marker was reached"), "the gzip file ends in the middle"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is not text (UTF-8)"),
+        (ValueError("whatever a library says"), "it is damaged, or of another kind"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_in_our_words(error: Exception, words: str) -> None:
+    assert describe_read_error(error) == words
+
+
+def test_json_of_another_kind_is_told_in_our_words() -> None:
+    assert describe_json_error("Object contains unknown field `a`") == "it has a key 'a', which does not belong there"
+    assert describe_json_error("Object missing required field `b`") == "it has no b"
 
 
 def test_seconds_become_whole_microseconds_and_back() -> None:

@@ -35,3 +35,23 @@ def test_what_is_kept_was_seen_then() -> None:
     after = (samples.at > results.finished[0]) & (samples.at < 20_000_000)
     assert not samples.running[after].any()
     assert np.all(np.diff(samples.blocks_used[here, 0]) >= 0)
+
+
+def test_samples_count_what_has_arrived_and_ended() -> None:
+    jobs = [Job(Request(id=number, arrival=number * 1_000_000, prompt_tokens=10), 5) for number in range(9)]
+    results = simulate(jobs, sample_every=1_000)
+    samples = results.samples
+    assert samples is not None
+    for at, arrived, ended in zip(samples.at, samples.arrived, samples.ended, strict=True):
+        assert arrived == np.count_nonzero(results.arrival <= at)
+        assert ended == np.count_nonzero(results.finished <= at)
+    assert (samples.arrived[-1], samples.ended[-1]) == (9, 9)
+
+
+def test_a_run_that_keeps_no_rows_keeps_no_timelines() -> None:
+    """They grow with the requests; samples do not."""
+    jobs = [Job(Request(id=number, arrival=number, prompt_tokens=10), 5) for number in range(9)]
+    kept, streamed = simulate(jobs, sample_every=1_000), simulate(jobs, sample_every=1_000, sink=lambda part: None)
+    assert kept.timelines is not None
+    assert streamed.timelines is None
+    assert streamed.samples is not None
