@@ -250,6 +250,14 @@ def test_all_problems_of_a_file_at_once(write) -> None:  # type: ignore[no-untyp
     assert ConfigSources(file=write("gateway: {port: 1}")).problems() == []
 
 
+def test_a_wrong_value_is_not_said_to_be_missing_as_well(write) -> None:  # type: ignore[no-untyped-def]
+    text = "admission: {flavour: smg, classes: {bulk: {queue_size: 1, queue_timeout_secs: 0}}}"
+    problems = [problem.problem for problem in ConfigSources(file=write(text)).problems()]
+    assert [problem for problem in problems if "queue_timeout_secs" in problem] == [
+        "admission.classes.bulk.queue_timeout_secs must be > 0, and at most 1e+09 seconds, found 0"
+    ]
+
+
 @pytest.mark.parametrize("key", ["api_key", "tenant_api_keys", "upstream_api_key"])
 def test_an_api_key_without_a_value_is_a_slip_and_opens_no_gateway(write, key: str) -> None:  # type: ignore[no-untyped-def]
     path = write(f"gateway:\n  {key}:\n")

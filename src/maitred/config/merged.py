@@ -156,13 +156,17 @@ class MergedConfig(Generic[T]):
         return value is not None
 
     def problems(self) -> list[ConfigError]:
-        """Return every mistake. After each, the wrong value is removed to validate the rest."""
+        """Return every mistake. After each, the wrong value is removed to validate the rest; that it misses is none."""
         errors: list[ConfigError] = []
+        removed: list[KeyPath] = []
         # A mistake that stays when its value is removed, such as a key that the root lacks, would be found for ever.
         tree, before = self._tree, None
         while tree != before and (problem := self._problem(tree)):
-            errors.append(problem.error)
-            before, tree = tree, _remove_at(tree, problem.path)
+            path, text = problem.path, str(problem.error)
+            if not any(path == other[: len(path)] and f"missing field `{other[-1]}`" in text for other in removed):
+                errors.append(problem.error)
+            removed.append(path)
+            before, tree = tree, _remove_at(tree, path)
         return errors
 
     def _problem(self, tree: Any) -> ConfigProblem | None:
