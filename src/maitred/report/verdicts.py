@@ -3,7 +3,8 @@
     the queue diverges     Over the second half of the arrivals the number of waiting requests rose from each fifth to the next,
                            by half or more in all, to at least 10 requests, and grew by at least 2 % of the arrival rate. It
                            began when fewer than a tenth of the final ones waited for the last time. The rate at which it would
-                           not grow is that of the requests that ended meanwhile.
+                           not grow is that of the requests that ended in the second half of the time since then, when the
+                           batches had filled.
     KV is the bottleneck   In a quarter of the samples of instances with work, requests waited while the batch had room for one
                            more sequence, and the free blocks held no more than 5 % of the memory or the mean prompt. Or the
                            KV preemptions were a tenth of the completed requests.
@@ -99,6 +100,8 @@ def _diverges(samples: Samples) -> Iterator[Verdict]:
     begun = int(np.flatnonzero(waiting < fifths[-1] / 10).max(initial=0))
     span = float(at[-1] - at[begun])
     arrived, ended = (float(column[last] - column[begun]) / span for column in (samples.arrived, samples.ended))
+    middle = int(np.searchsorted(at, (at[begun] + at[-1]) / 2))
+    served = float(samples.ended[last] - samples.ended[middle]) / max(float(at[-1] - at[middle]), 1e-6)
     growth = float(waiting[-1] - waiting[begun]) / span
     if growth < _LEAST_GROWTH * arrived:
         return
@@ -106,7 +109,7 @@ def _diverges(samples: Samples) -> Iterator[Verdict]:
         VerdictKind.DIVERGES,
         f"The queue diverges: since {format_number(float(at[begun]))} s {format_number(arrived)} requests/s have arrived and "
         f"{format_number(ended)} have ended, and {int(waiting[-1]):,} waited when the last one came. At about "
-        f"{format_number(ended)}/s it would not grow. The latencies hold for a run of this length only.",
+        f"{format_number(served)}/s it would not grow. The latencies hold for a run of this length only.",
     )
 
 
