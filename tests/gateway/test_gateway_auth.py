@@ -206,7 +206,7 @@ def test_it_is_refused_before_its_body_is_read() -> None:
         ("/v1/models/m", 401, 200, 200),
         ("/maitred/state", 401, 200, 200),
         ("/admin/config", 401, 403, 200),
-        ("/nowhere", 404, 404, 404),
+        ("/nowhere", 401, 404, 200),  # what the gateway does not know is for the operator, and the backend answers it
     ],
 )
 def test_pages(path: str, without: int, tenant: int, shared: int) -> None:

@@ -219,13 +219,14 @@ class Gateway(App):
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
-        if exchange.path not in ROUTES:
+        route = ROUTES.get(exchange.path)
+        if (route is None and not self._endpoints.answers(exchange.path)) or (route is not None and exchange.method == "POST"):
+            await self._proxy.proxy_request(exchange)
+        elif route is None:
             began_at = self._driver.now()
             await self._endpoints.answer_request(exchange)
             if self._access_log is not None:
                 self._access_log.write_answer(exchange, exchange.status, "", began_at, self._driver.now())
-        elif exchange.method == "POST":
-            await self._proxy.proxy_request(exchange)
         else:
             error = error_responses.method_not_allowed(exchange.method, "POST")
             send_error(exchange, error)

@@ -19,6 +19,7 @@ from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import AUTHORIZATION_HEADER
+from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayState
 from maitred.wire.exchange import ApiError, Exchange, Handler, send_bytes, send_error, send_json
 
@@ -89,6 +90,9 @@ class AdminEndpoints:
         self._endpoints = {
             "/health": Endpoint(self._health, EndpointAccess.OPEN),
             "/ready": Endpoint(self._ready, EndpointAccess.OPEN),
+            "/liveness": Endpoint(self._liveness, EndpointAccess.OPEN),
+            "/readiness": Endpoint(self._readiness, EndpointAccess.OPEN),
+            "/get_loads": Endpoint(self._loads, EndpointAccess.KEY),
             "/metrics": Endpoint(self._metrics, EndpointAccess.OPEN),
             "/v1/models": Endpoint(self._models, EndpointAccess.KEY),
             "/maitred/state": Endpoint(self._state, EndpointAccess.KEY),
@@ -112,6 +116,15 @@ class AdminEndpoints:
         self._by_prefix.update(by_prefix)
         self._health_fields = health_fields
 
+    def answers(self, path: str) -> bool:
+        """Return whether the gateway itself answers this path."""
+        return self._endpoint(path) is not None
+
+    def _endpoint(self, path: str) -> Endpoint | None:
+        return self._endpoints.get(path) or next(
+            (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
+        )
+
     async def answer_request(self, exchange: Exchange) -> None:
         """Answer a request for any path that is not forwarded."""
         try:
@@ -121,9 +134,7 @@ class AdminEndpoints:
 
     async def _dispatch(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method
-        endpoint = self._endpoints.get(path) or next(
-            (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
-        )
+        endpoint = self._endpoint(path)
         if endpoint is None:
             raise error_responses.no_route(path)
         if method not in endpoint.methods:
@@ -156,6 +167,20 @@ class AdminEndpoints:
     async def _ready(self, exchange: Exchange) -> None:
         state = self._take_snapshot()
         send_json(exchange, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
+
+    async def _liveness(self, exchange: Exchange) -> None:
+        send_json(exchange, 200, {"status": "alive"})
+
+    async def _readiness(self, exchange: Exchange) -> None:
+        """Answer as SMG does: ready while a backend is."""
+        backends, healthy = self._fleet.backends, len(self._fleet.backends_serving(ANY_MODEL))
+        status = {"status": "ready" if healthy else "not_ready", "healthy_workers": healthy, "total_workers": len(backends)}
+        send_json(exchange, 200 if healthy else 503, status)
+
+    async def _loads(self, exchange: Exchange) -> None:
+        """Answer as SMG does, with the requests that each backend has from this gateway; -1 for one that is down."""
+        loads = [{"worker": b.url, "load": b.in_flight if b.healthy else -1} for b in self._fleet.backends]
+        send_json(exchange, 200, {"workers": loads})
 
     async def _metrics(self, exchange: Exchange) -> None:
         send_bytes(exchange, 200, self._collector.render(), b"text/plain; version=0.0.4; charset=utf-8")

@@ -24,6 +24,8 @@ _BEARER = ((b"www-authenticate", b"Bearer"),)
 
 def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
     """Return the error for a model that no backend serves now: 404 only if no backend that may come up could serve it."""
+    if not model:
+        return upstream_failed(None)
     if fleet.may_serve(model):
         message = f"no backend that serves `{_abbreviate(model)}` is up"
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)

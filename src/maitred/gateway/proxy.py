@@ -43,6 +43,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
@@ -68,6 +69,7 @@ from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
 from maitred.wire.response import UpstreamResponse
 
 log = logging.getLogger("maitred.gateway")
+_NOT_FOUND: Final = 404
 
 
 class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, not a fault)
@@ -80,7 +82,13 @@ class BackendAbandoned(UpstreamError):  # noqa: N818
     reason = "abandoned"
 
 
-RETRYABLE_ERRORS = (ConnectError, Disconnected, Truncated, BackendAbandoned)
+class NotFoundThere(UpstreamError):  # noqa: N818
+    """The backend has not what a request without a model is about; another one may have it."""
+
+    reason = "not_found"
+
+
+RETRYABLE_ERRORS = (ConnectError, Disconnected, Truncated, BackendAbandoned, NotFoundThere)
 """The failures after which another backend is tried. A ConnectError does not count as an attempt. A truncated response can be
 retried because its head is withheld until the first data of its body; a later failure never gets here (`_try_backend`). A
 timeout is not one of them: the same request would keep the next backend busy for as long."""
@@ -227,6 +235,7 @@ class Proxy:
             if failure is not None:
                 self._counters.retries += 1
                 self._admission.set_stranded(proxied.request.id, stranded=False)  # It leaves the backend that failed.
+            proxied.may_be_elsewhere = proxied.route.asks_each and len(untried) > 1
             choice = self._router.choose(proxied.request, self._fleet.with_free_slots(untried), self._admission.now())
             backend = self._fleet.backends[choice.instance]
             try:
@@ -234,7 +243,7 @@ class Proxy:
             except UpstreamError as error:
                 failure = error
                 self._count_failure(backend, error)
-            attempts += not isinstance(failure, ConnectError)  # A backend that was not reached has not had it.
+            attempts += not isinstance(failure, ConnectError | NotFoundThere)  # A backend not reached has not had it.
             if attempts == self._config.max_attempts or not isinstance(failure, RETRYABLE_ERRORS):
                 break
             tried.append(backend)
@@ -288,7 +297,11 @@ class Proxy:
         response: UpstreamResponse | None = None
         try:
             headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
-            response = await self._client.request(backend.origin, "POST", proxied.path, headers, proxied.body, resends=False)
+            response = await self._client.request(
+                *(backend.origin, proxied.method, proxied.path, headers, proxied.body), resends=False
+            )
+            if response.status == _NOT_FOUND and proxied.may_be_elsewhere:
+                raise NotFoundThere(f"{backend.url} answers 404")
             forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record)
             if proxied.step is not None or (proxied.route.generates and self._observer.reads_usage):
                 forwarder.reader = self._answer_reader(proxied, response, forwarder)
@@ -349,7 +362,8 @@ class Proxy:
                 proxied.step.usage = proxied.record.reported
 
     def _count_failure(self, backend: Backend, error: UpstreamError) -> None:
-        self._counters.upstream_failures[error.reason] += 1
+        if not isinstance(error, NotFoundThere):
+            self._counters.upstream_failures[error.reason] += 1
         if isinstance(error, ConnectError):
             self._fleet.mark_down(backend, str(error))
 

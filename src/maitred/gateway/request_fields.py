@@ -45,6 +45,10 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """Whether the response is generated token by token."""
     reports_usage_on_demand: bool = False
     """Whether a stream tells its usage only if `stream_options.include_usage` asks for it."""
+    is_json: bool = True
+    """Whether the body must be a JSON object; if not, it may be a form (`passed_routes`)."""
+    asks_each: bool = False
+    """Whether a backend that answers 404 is followed by another one."""
 
 
 ROUTES: Final[Mapping[str, Route]] = {
@@ -59,6 +63,15 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("/v1/classify", generates=False),
         Route("/generate", needs_model=False),
         Route("/rerank", needs_model=False, generates=False),
+        Route("/v2/rerank", needs_model=False, generates=False),
+        Route("/score", needs_model=False, generates=False),
+        Route("/v1/score", needs_model=False, generates=False),
+        Route("/classify", needs_model=False, generates=False),
+        Route("/pooling", needs_model=False, generates=False),
+        Route("/v1/audio/speech", needs_model=False, generates=False),
+        Route("/v1/audio/transcriptions", needs_model=False, generates=False, is_json=False),
+        Route("/v1/audio/translations", needs_model=False, generates=False, is_json=False),
+        Route("/v1/messages/count_tokens", needs_slot=False, generates=False),
         Route("/v1/tokenize", needs_slot=False, needs_model=False, generates=False),
         Route("/v1/detokenize", needs_slot=False, needs_model=False, generates=False),
         Route("/tokenize", needs_slot=False, needs_model=False, generates=False),

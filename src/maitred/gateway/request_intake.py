@@ -30,6 +30,7 @@ from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.passed_routes import read_passed
 from maitred.gateway.program_driver import ProgramStep
 from maitred.gateway.program_fields import (
     NO_PROGRAM,
@@ -41,6 +42,7 @@ from maitred.gateway.program_fields import (
 )
 from maitred.gateway.request_fields import (
     AUTHORIZATION_HEADER,
+    NO_HINTS,
     REQUEST_ID_HEADER,
     ROUTES,
     BodyFields,
@@ -55,6 +57,7 @@ from maitred.gateway.request_fields import (
 )
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.request_record import CLIENT_GONE, RequestRecord
+from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
@@ -113,7 +116,19 @@ class ProxyRequest:
     """A request that is ready to be forwarded, and what is forwarded."""
 
     __slots__ = (
-        *("body", "body_lease", "headers", "hides_usage", "path", "program", "record", "request", "request_id"),
+        *(
+            "body",
+            "body_lease",
+            "headers",
+            "hides_usage",
+            "may_be_elsewhere",
+            "method",
+            "path",
+            "program",
+            "record",
+            "request",
+            "request_id",
+        ),
         *("response_started", "route", "step", "waiting_stream"),
     )
 
@@ -134,6 +149,9 @@ class ProxyRequest:
         self.request = request
         self.path = path
         """The path with its query string."""
+        self.method = "POST"
+        self.may_be_elsewhere = False
+        """Whether another backend is asked if this one answers 404."""
         self.headers = headers
         """All headers for the backend."""
         self.body = body
@@ -255,18 +273,23 @@ class RequestIntake:
 
     async def _read_request(self, exchange: Exchange, lease: BodyLease) -> ProxyRequest:
         """Read a request whole. Raises ApiError for one that cannot be forwarded, and ClientDisconnected."""
-        route, rules = ROUTES[exchange.path], self._rules
+        route, rules = ROUTES.get(exchange.path), self._rules
         inbound = rules.headers.sort_headers(exchange.headers)
         tenant = resolve_tenant(rules.keys.authenticate(inbound.authorization), inbound.tenant, exchange.client)
         body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
-        fields = parse_body_fields(body, route)
-        model = self._model_of(fields)
+        if route is not None and route.is_json:
+            fields = parse_body_fields(body, route)
+        else:
+            route, fields = read_passed(exchange, body, rules.keys)
+        model = ANY_MODEL if route.asks_each else self._model_of(fields)
         if not self._fleet.backends_serving(model):
             raise error_responses.model_unavailable(self._fleet, model)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
         stream = fields.stream is True
-        found = rules.programs.read(exchange.headers, body, route, stream=stream) if rules.programs else NO_PROGRAM
-        hints = self._hint_reader.read_hints(exchange.headers, body, model)
+        found, hints = NO_PROGRAM, NO_HINTS
+        if route.is_json:
+            found = rules.programs.read(exchange.headers, body, route, stream=stream) if rules.programs else NO_PROGRAM
+            hints = self._hint_reader.read_hints(exchange.headers, body, model)
         number = next(self._ids)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
@@ -286,11 +309,12 @@ class RequestIntake:
         )
         forward = [*inbound.forwarded, *rules.authorization, (REQUEST_ID_HEADER, request_id)]
         proxied = ProxyRequest(route, request, _target(exchange), forward, body, request_id, lease)
-        if rules.programs is not None:
+        proxied.method = exchange.method
+        if rules.programs is not None and route.is_json:
             _set_program(proxied, found, body)
         elif route.generates and self._observer.reads_usage:
             _ask_for_usage(proxied, body)
-        if route.needs_slot and rules.config.forward_priority != "off":
+        if route.needs_slot and route.is_json and rules.config.forward_priority != "off":
             priority = engine_priority(priority_class, rules.config.forward_priority)
             proxied.body = set_body_priority(proxied.body, priority)
         return proxied

@@ -24,6 +24,10 @@ MAX_FORMER_MODELS: Final = 1_000
 """Models that have vanished and are remembered; beyond, the one that vanished first is forgotten."""
 
 
+ANY_MODEL: Final = ""
+"""Stands for all models: every backend that is in use serves it."""
+
+
 class ServedModels:
     """The models of one fleet. Call `update` when a backend has changed."""
 
@@ -32,6 +36,7 @@ class ServedModels:
         """Models that no backend lists any more, and that are still known."""
         self._backends = backends
         self._serving: dict[str, tuple[Backend, ...]] = {}
+        self._usable: tuple[Backend, ...] = ()
         self._former: dict[str, None] = {}
 
     @property
@@ -41,7 +46,7 @@ class ServedModels:
 
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
         """Return the healthy backends that serve `model` and are not drained."""
-        return self._serving.get(model, ())
+        return self._serving.get(model, ()) if model else self._usable
 
     def is_known(self, model: str) -> bool:
         """Return whether a backend serves `model`, or requests of it may be left."""
@@ -54,7 +59,7 @@ class ServedModels:
     def update(self) -> Sequence[str]:
         """Look at all backends anew, and return all models that are known, which may have other backends now."""
         listed = {name for backend in self._backends for name in backend.models}
-        usable = [backend for backend in self._backends if backend.healthy and not backend.is_draining]
+        usable = self._usable = tuple(backend for backend in self._backends if backend.healthy and not backend.is_draining)
         names = dict.fromkeys([*self._serving, *(name for backend in self._backends for name in backend.models)])
         self._serving = {name: tuple(backend for backend in usable if name in backend.models) for name in names}
         self.vanished = [name for name in names if name not in listed]
