@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from test_gateway_programs import body, program, small
-from world import Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
+from world import NOT_FOUND, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
 
 from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig, program_profiles
@@ -175,11 +175,16 @@ def test_programs_with_one_id_are_told_apart() -> None:
     run(scenario())
 
 
+async def not_found(received: BackendRequest) -> None:
+    await received.send(NOT_FOUND)
+
+
 def test_health_has_the_fields_of_thunderagent_and_keeps_its_own() -> None:
     async def scenario() -> None:
         async with world() as w:
             assert await get(w, "/health") == {"status": "ok"}
-            assert (await w.request("/programs", method="GET"))[0] == 404
+            w.backends[0].respond = not_found
+            assert (await w.request("/programs", method="GET"))[0] == 404  # the engine knows no such page either
         async with world(Backend(small), programs=CAPACITY) as w:
             await w.request(body=body("a"))
             counts = {"total": 1, "reasoning": 0, "acting": 1, "paused": 0, "marked_for_pause": 0, "future_paused_tokens": 0}

@@ -325,7 +325,7 @@ def test_a_client_that_leaves_while_it_sends_its_body() -> None:
 def test_routes() -> None:
     async def scenario() -> None:
         async with world() as w:
-            status, _, body = await w.request("/v1/nothing", method="GET")
+            status, _, body = await w.request("/v1/nothing", method="OPTIONS")
             assert (status, msgspec.json.decode(body)["error"]["code"]) == (404, "unknown_url")
             status, headers, _ = await w.request(CHAT, method="GET")
             assert (status, headers["allow"]) == (405, "POST")
