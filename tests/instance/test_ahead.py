@@ -71,7 +71,7 @@ def test_a_slot_is_filled_one_step_after_it_is_free() -> None:
 
 @pytest.mark.parametrize("step_by_step", [True, False])
 def test_an_arrival_under_a_full_batch_stands_before_an_arrival_at_an_empty_one(step_by_step: bool) -> None:
-    engine = ahead(max_num_seqs=1, step_by_step=step_by_step)
+    engine = ahead(max_num_seqs=1, step_by_step=step_by_step, scheduler="sjf")
     engine.enqueue(limited(0, 4), 4, 0)
     while (due := engine.next_event()) is not None and due < 200:
         engine.advance(due)
@@ -167,7 +167,7 @@ def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room()
 def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that learns lengths from sequences that have finished is told of an arrival before it is told of that end."""
     told: list[tuple[str, int]] = []
-    queue_class = type(ahead()._core.waiting)
+    queue_class = type(ahead(scheduler="sjf")._core.waiting)
     add, finished = queue_class.add, queue_class.on_finished
 
     def adding(queue: WaitQueue, seq: SequenceState, now: Micros, **more: bool) -> None:
@@ -180,7 +180,7 @@ def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: b
 
     monkeypatch.setattr(queue_class, "add", adding)
     monkeypatch.setattr(queue_class, "on_finished", finishing)
-    engine = ahead(max_num_seqs=1, step_by_step=step_by_step)
+    engine = ahead(max_num_seqs=1, step_by_step=step_by_step, scheduler="sjf")
     engine.enqueue(request(0), 6, 0)
     while (due := engine.next_event()) is not None and due < 200:
         engine.advance(due)

@@ -138,7 +138,8 @@ class ContinuousBatch(RunningBatch):
         if prefixed is not None:
             prefixed.reserve_next_step()  # decodes take their blocks before prompts do, so they evict first
             prefixed.apply_evictions()
-        waiting.on_step_start(self, now)
+        if self.announces_steps:
+            waiting.on_step_start(self, now)
         while budget > 0 and len(sequences) < most:
             seq = waiting.peek()
             if seq is None:

@@ -34,6 +34,8 @@ class RunningBatch:
 
     requeues_at_front: bool = True
     """Whether a preempted sequence goes back to the front of the wait queue, and not to its end."""
+    keeps_notes: bool = False
+    """Whether `forget` does anything."""
     discounts_stalls: bool = False
     """Whether the time that a sequence stands still is not counted as latency (BLIS)."""
 
@@ -45,6 +47,7 @@ class RunningBatch:
         "_prefilling",
         "_prefix_blocks",
         "_stalled",
+        "announces_steps",
         "context_tokens",
         "leaving",
         "num_decodes",
@@ -56,6 +59,8 @@ class RunningBatch:
     )
 
     def __init__(self, limits: BatchLimits, blocks: BlockManager) -> None:
+        self.announces_steps = True
+        """Whether the wait queue is told that a step is about to be formed."""
         self._limits = limits
         self._max_num_seqs = limits.max_num_seqs
         self._num_admissions = 0

@@ -66,6 +66,7 @@ class EngineCore:
         self._order_changes = is_overridden(self.waiting, "next_order_change")
         self._counts_service = is_overridden(self.waiting, "on_served")
         self._learns = is_overridden(self.waiting, "on_finished")
+        self.batch.announces_steps = is_overridden(self.waiting, "on_step_start")
         self._forgets = is_overridden(self.waiting, "on_sequence_end")
         self._unseen = UnseenArrivals(self.waiting, self.batch) if config.async_scheduling else None
         """Arrivals that the scheduler has not seen yet, or None if it does not plan one step ahead."""
@@ -348,7 +349,8 @@ class EngineCore:
             self._prefix_blocks.forget(seq)
         if self._forgets:
             self.waiting.on_sequence_end(seq, now)
-        self.batch.forget(seq)
+        if self.batch.keeps_notes:
+            self.batch.forget(seq)
         if not self.sequences:
             self.batch.on_idle()
         self.events.append(InstanceEvent(now, kind, seq))

@@ -173,7 +173,10 @@ class BlockManager:
 
     def max_steps(self, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, for which the blocks are free now."""
-        return self.max_steps_with(self.free + self._num_opened, limit)
+        free = self.free + self._num_opened
+        if self._num_decodes * -(-limit // self.block_size) <= free:
+            return limit  # at most: each opens one block in `block_size` steps
+        return self.max_steps_with(free, limit)
 
     def max_steps_with(self, free: int, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, that open no more than `free` blocks."""

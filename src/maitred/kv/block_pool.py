@@ -82,12 +82,19 @@ class BlockPool(PrefixCache[RunLock]):
     def free_uncached(self) -> int:
         """Blank blocks at the front of the free list."""
         self.apply_evictions()
-        blocks = 0
+        # Each request that ends leaves an extent. Those at the front become one here, so that none is counted twice.
+        extents: list[FreeExtent] = []
         for entry in self._free_list:
             if isinstance(entry, BlockRun):
                 break
-            blocks += entry.blocks
-        return blocks
+            extents.append(entry)
+        if not extents:
+            return 0
+        first = extents[0]
+        for extent in extents[1:]:
+            first.blocks += extent.blocks
+            del self._free_list[extent]
+        return first.blocks
 
     @property
     def referenced(self) -> int:

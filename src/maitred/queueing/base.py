@@ -24,6 +24,7 @@ from maitred.core.registry import Registry
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
+from maitred.queueing.fcfs_queue import FcfsQueue
 from maitred.queueing.subqueues import Subqueues
 
 SCHEDULERS: Registry[QueuePolicy] = Registry(
@@ -124,7 +125,9 @@ class KeyQueue(BaseQueue):
 
 
 def is_overridden(queue: WaitQueue, callback: str) -> bool:
-    """Return whether `queue` does anything in a callback, in which `BaseQueue` does nothing."""
+    """Return whether `queue` does anything in a callback, in which `BaseQueue` and `FcfsQueue` do nothing."""
+    if isinstance(queue, FcfsQueue):
+        return False
     return getattr(getattr(queue, callback), "__func__", None) is not getattr(BaseQueue, callback)
 
 

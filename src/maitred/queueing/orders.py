@@ -1,14 +1,13 @@
 """The orders that do not look at the prefix cache: `fcfs`, `sjf`, `edf`, `lof`, `random` and `routing-key`.
 
-Three of them are one key. The others have a small queue of their own, because they change with the step (`random`,
-`routing-key`) or because preempted sequences go to the front (`fcfs`). The orders that do look at the cache are in
+Three of them are one key. The others have a queue of their own, because they change with the step (`random`, `routing-key`) or
+because preempted sequences go to the front (`fcfs`, in `fcfs_queue`). The orders that do look at the cache are in
 `prefix_orders`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterable
 from math import inf
 from random import Random
@@ -19,6 +18,7 @@ from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.queueing.base import SCHEDULERS, BaseQueue, KeyPolicy, PolicyInfo
+from maitred.queueing.fcfs_queue import FcfsQueue
 
 
 @SCHEDULERS.register("fcfs")
@@ -33,33 +33,7 @@ class FirstComeFirstServed(QueuePolicy):
     )
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        return _FcfsQueue()
-
-
-class _FcfsQueue(BaseQueue):
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[RequestId, SequenceState] = OrderedDict()
-
-    def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        self._waiting[seq.request.id] = seq
-        if front:
-            self._waiting.move_to_end(seq.request.id, last=False)
-
-    def remove(self, request_id: RequestId) -> SequenceState | None:
-        return self._waiting.pop(request_id, None)
-
-    def peek(self) -> SequenceState | None:
-        for seq in self._waiting.values():
-            return seq
-        return None
-
-    def pop(self) -> SequenceState:
-        if not self._waiting:
-            raise IndexError("pop from an empty wait queue")
-        return self._waiting.popitem(last=False)[1]
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        return FcfsQueue()
 
 
 @SCHEDULERS.register("sjf")

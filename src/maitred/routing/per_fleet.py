@@ -33,7 +33,9 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeAlias, TypeVar
 
-from maitred.core.contracts import FleetView, InstanceView
+from maitred.core.contracts import Choice, FleetView, InstanceView
+from maitred.core.request import Request
+from maitred.core.units import Micros
 
 T = TypeVar("T")
 _MAX_FLEETS = 64
@@ -70,6 +72,22 @@ class PerFleetCache(Generic[T]):
             self._cached.move_to_end(id(fleet))
         self._last = cached
         return cached[1]
+
+
+class InFlightRouter:
+    """The router `least-loaded`. (It is registered in `policies`, since a compiled class cannot be.)"""
+
+    def __init__(self) -> None:
+        self._heaps = PerFleetCache(InFlightHeap)
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        heap: InFlightHeap = self._heaps.get(fleet)
+        return Choice(heap.least_loaded().index, "least_loaded")
+
+    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
+        heap: InFlightHeap
+        for heap in self._heaps.values:
+            heap.mark_changed(instance)
 
 
 _Entry: TypeAlias = tuple[int, int, int]

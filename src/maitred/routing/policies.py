@@ -29,7 +29,7 @@ from maitred.core.contracts import Choice, FleetView, InstanceView, Router
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.routing.base import ROUTERS, BaseRouter, RandomTieBreaker, RouterInfo, Signals, effective_load, signals_read
-from maitred.routing.per_fleet import InFlightHeap, PerFleetCache
+from maitred.routing.per_fleet import InFlightRouter, PerFleetCache
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 from maitred.routing.scorers import SCORERS
 
@@ -82,17 +82,14 @@ class LeastLoaded(RandomTieBreaker):
     def __init__(self, rng: Random, load: LoadMeasure = LoadMeasure.IN_FLIGHT) -> None:
         super().__init__(rng)
         self._is_effective = load is LoadMeasure.EFFECTIVE
-        self._heaps = PerFleetCache(InFlightHeap)
         self.signals = Signals.LOAD if self._is_effective else Signals.NOTHING
+        if not self._is_effective:
+            router = InFlightRouter()
+            self.choose = router.choose  # type: ignore[method-assign]  # without a call between, for it is asked very often
+            self.on_request_end = router.on_request_end  # type: ignore[method-assign]
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        if self._is_effective:
-            return Choice(self._break_tie(request, _least_effective(fleet)).index, "least_effective_load")
-        return Choice(self._heaps.get(fleet).least_loaded().index, "least_loaded")
-
-    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
-        for heap in self._heaps.values:
-            heap.mark_changed(instance)
+        return Choice(self._break_tie(request, _least_effective(fleet)).index, "least_effective_load")
 
 
 def _least_effective(fleet: FleetView) -> Sequence[InstanceView]:

@@ -41,6 +41,7 @@ class SGLangBatch(ContinuousBatch):
     """The running batch of one instance. See `ContinuousBatch` for the methods."""
 
     requeues_at_front = False
+    keeps_notes = True
 
     __slots__ = (
         "_chunked",
