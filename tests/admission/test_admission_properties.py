@@ -287,8 +287,7 @@ def test_a_log_run_again_is_the_same_byte_for_byte(
     replay(first, DecisionLog(second.append))
 
     assert b"".join(second) == b"".join(first)
-    about_requests = [line for line in first if b'"decision"' in line and b'"action":"headroom"' not in line]
-    assert len(about_requests) == len(said)
+    assert sum(b'"decision"' in line for line in first) == len(said)
 
 
 @given(configs(), configs(), events)

@@ -29,7 +29,7 @@ def crowded() -> Result:
         workload,
         ClusterConfig(capacity=12),
         InstanceConfig(max_num_seqs=16, total_kv_blocks=80),
-        admission=AdmissionConfig(mode="priority", flavour="maitred"),
+        admission=AdmissionConfig(mode="priority", flavour="maitred", on_preempt="reject"),
     )
 
 

@@ -36,7 +36,6 @@ class HeadroomChange(msgspec.Struct, frozen=True):
     priority_class: str
     slots: int
     before: int
-    action: str = "headroom"
 
 
 class RecordedAdmission(Admission):
@@ -68,7 +67,8 @@ class RecordedAdmission(Admission):
         self._log.log_input(LOG_ROOM, verb, now, **what)
         self._log.log_decisions(LOG_ROOM, decisions)
         if self.config.adapts_reservations:
-            self._log.log_decisions(LOG_ROOM, self._headroom_changes(now))
+            for change in self._headroom_changes(now):
+                self._log.log_change(LOG_ROOM, change)
         return decisions
 
     def _headroom_changes(self, now: Micros) -> Iterator[HeadroomChange]:

@@ -36,7 +36,8 @@ class DecisionLog:
     """Inputs and decisions as JSON lines in the order of time.
 
     A line is `{"room": ..., "input": ..., "at": ..., arguments}` for an input of a core, and `{"room": ..., "decision": ...}`
-    for a decision. `write` receives each line as bytes with its newline.
+    for a decision. What a core has changed by itself, about no single request, is `{"room": ..., "change": ...}`. `write`
+    receives each line as bytes with its newline.
     """
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
@@ -51,3 +52,7 @@ class DecisionLog:
         """Log decisions of a core of `room`."""
         for decision in decisions:
             self._write(self._encode({"room": room, "decision": decision}) + b"\n")
+
+    def log_change(self, room: str, change: msgspec.Struct) -> None:
+        """Log what a core of `room` has changed by itself, about no single request."""
+        self._write(self._encode({"room": room, "change": change}) + b"\n")
