@@ -134,6 +134,18 @@ def test_an_urgent_request_takes_the_memory_of_a_less_urgent_one() -> None:
     assert [tokens for _, kind, number, tokens in events if (kind, number) == ("FINISHED", 0)] == [30]
 
 
+def test_a_request_that_gave_way_waits_until_another_one_has_ended() -> None:
+    active, kv_cache = scheduler(blocks=12)
+    running = generating(kv_cache, 1, 50, 20, priority=0.1)
+    active.schedule_request([running, LlmRequest(2, 10, 10, priority=0.1)], set())
+    urgent = LlmRequest(3, 80, 10, priority=0.9)
+    assert ids(active.schedule_request([running, urgent], set()).paused_requests) == [1]
+    kv_cache.remove_sequence(running)
+    running.pause(1 << 20)
+    assert ids(active.schedule_request([running, urgent], set()).context_requests) == [3]
+    assert active.why_waiting(running) == "it was paused, and no request has ended since"
+
+
 def test_memory_that_will_suffice_in_some_steps_is_taken_then() -> None:
     """Request 2 finds no blocks. Without request 1, which is less urgent, it would lack a token for each of some steps yet:
     just before request 0 ends, 65 + 35 + 2 x 55 tokens are needed at first, of 200."""
@@ -179,8 +191,8 @@ def test_by_default_prompts_beside_decodes_get_sixteen_times_the_prefill_speed()
     assert long.context_chunk_size == 700
 
     resources = SchedulerResources(100, kv_cache, 100, 1000, None)
-    make_scheduler("maitred(prefill_speed=10)", resources).schedule_request([running, long], set())
-    assert long.context_chunk_size == 700
+    whole = make_scheduler("maitred(prefill_speed=10)", resources)
+    assert ids(whole.schedule_request([running, long], set()).context_requests) == [2]
 
 
 def test_a_paused_request_waits_until_another_one_has_ended() -> None:
