@@ -71,10 +71,12 @@ def test_a_reload_brings_a_new_certificate_or_changes_nothing(tmp_path: Path) ->
         await backend.start()
         config = GatewayConfig(backends=(backend.url,), tls_cert=cert, tls_key=key)
         gateway = Gateway(config, admission_config(), reload=lambda: files.read(config))
-        async with running_server(gateway, certificate=gateway.certificate) as url:
-            assert url.startswith("https://")
-            await asyncio.to_thread(reloads, url, files)
-        await backend.stop()
+        try:
+            async with running_server(gateway, certificate=gateway.certificate) as url:
+                assert url.startswith("https://")
+                await asyncio.to_thread(reloads, url, files)
+        finally:
+            await backend.stop()
 
     run(scenario())
 
