@@ -152,31 +152,16 @@ class BlockManager:
 
     def run_steps(self, steps: int) -> None:
         """Make `steps` steps: the decoding sequences take the blocks that they open."""
-        size, phase, openings = self.block_size, self._phase, self._openings_by_phase
-        if steps == 1:
-            self.free -= openings[phase]
-            phase += 1
-        else:  # `decode_blocks`, without its call
-            rest = steps % size
-            opened = steps // size * self._num_decodes
-            phase += rest
-            if rest:
-                opened += sum(openings[self._phase : phase])
-                if phase > size:
-                    opened += sum(openings[: phase - size])
-            self.free -= opened
-        self._phase = phase if phase < size else phase - size
+        self.free -= self._openings_by_phase[self._phase] if steps == 1 else self.decode_blocks(steps)
         if self._num_opened:  # these are taken already
             self.free += self._num_opened
             self._num_opened = 0
             self._opened_for.clear()
+        self._phase = (self._phase + steps) % self.block_size
 
     def max_steps(self, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, for which the blocks are free now."""
-        free = self.free + self._num_opened
-        if self._num_decodes * -(-limit // self.block_size) <= free:
-            return limit  # at most: each opens one block in `block_size` steps
-        return self.max_steps_with(free, limit)
+        return self.max_steps_with(self.free + self._num_opened, limit)
 
     def max_steps_with(self, free: int, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, that open no more than `free` blocks."""
