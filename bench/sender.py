@@ -27,7 +27,7 @@ from maitred.cli.terminal import raise_file_limit
 from maitred.core.request import Request
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.emulator.clients.sender import Endpoint, Sender, SentRequest
+from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
 from maitred.wire.client import Origin
 from maitred.workload import Job
 
@@ -124,8 +124,8 @@ def jobs(count: int, rate: float) -> list[Job]:
 async def run_sender(port: int, count: int, rate: float) -> tuple[float, list[SentRequest]]:
     """Return the CPU seconds of a run, and its requests."""
     done: list[SentRequest] = []
-    endpoint = Endpoint(origin=Origin.parse(f"http://127.0.0.1:{port}"), path="/v1/completions")
-    sender = Sender(endpoint, PromptWriter("m", chat=False, scale=TokenScale(), nonce=time.time_ns()), done.append)
+    endpoint = SendTarget(origin=Origin.parse(f"http://127.0.0.1:{port}"), path="/v1/completions")
+    sender = RequestSender(endpoint, PromptWriter("m", chat=False, scale=TokenScale(), nonce=time.time_ns()), done.append)
     await sender.run(SendSchedule(jobs(count // 4, rate)))  # connections
     done.clear()
     began = time.process_time()

@@ -171,7 +171,7 @@ def _at_one_per_second(flags: BenchFlags) -> BenchFlags:
 
 def _plan(flags: BenchFlags) -> BenchPlan:
     """Return how the flags want requests to be sent. Raises ConfigError."""
-    from maitred.emulator.clients.sender import Endpoint
+    from maitred.emulator.clients.sender import SendTarget
     from maitred.study.live.benchmark import BenchPlan, check_plan
     from maitred.wire.client import Origin
 
@@ -184,7 +184,7 @@ def _plan(flags: BenchFlags) -> BenchPlan:
     where = "URL" if flags.base_url is None else "--base-url"
     url = (flags.url or flags.base_url or "").rstrip("/").removesuffix("/v1")
     plan = BenchPlan(
-        endpoint=Endpoint(
+        endpoint=SendTarget(
             origin=Origin.parse(url, where=where),
             path=flags.endpoint,
             headers=tuple(_headers(flags)),

@@ -21,7 +21,7 @@ from maitred.compat.sglang.orders import (
     match_all,
     next_order,
 )
-from maitred.compat.sglang.prefill_adder import PrefillAdder, Verdict
+from maitred.compat.sglang.prefill_adder import AddResult, PrefillAdder
 from maitred.compat.sglang.prefill_pass import PrefillHost, PrefillPass
 from maitred.compat.sglang.prefill_request import PrefillRequest
 from maitred.compat.sglang.rules import PassRules, PrefillLimits
@@ -101,7 +101,7 @@ class _RecordingAdder(PrefillAdder):
         self.replay.calls.append(["chunk", self.replay.rids[request], goes_on])
         return goes_on
 
-    def add(self, request: PrefillRequest) -> Verdict:
+    def add(self, request: PrefillRequest) -> AddResult:
         verdict = super().add(request)
         self.replay.calls.append(["add", self.replay.rids[request], verdict.value])
         return verdict

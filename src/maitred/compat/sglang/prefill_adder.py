@@ -32,7 +32,7 @@ from maitred.compat.sglang.prefill_request import PrefillRequest
 from maitred.compat.sglang.rules import PrefillLimits
 
 
-class Verdict(Enum):
+class AddResult(Enum):
     """Whether the next request may be tried."""
 
     CONTINUE = "CONTINUE"
@@ -114,13 +114,13 @@ class PrefillAdder:
         most = min(request.max_new_tokens - request.output_tokens, self._limits.clip_max_new_tokens)
         return most * (1.0 if request.ignores_eos else self._ratio)
 
-    def budget_state(self) -> Verdict:
+    def budget_state(self) -> AddResult:
         """Return whether another request may be tried."""
         if self.rem_total <= 0 or self.rem_current <= 0:
-            return Verdict.NO_TOKEN
+            return AddResult.NO_TOKEN
         if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
-            return Verdict.OTHER
-        return Verdict.CONTINUE
+            return AddResult.OTHER
+        return AddResult.CONTINUE
 
     def add_chunked(self, request: PrefillRequest) -> bool:
         """Take as much as may be of the chunked request. Return whether it goes on in the next batch."""
@@ -138,11 +138,11 @@ class PrefillAdder:
             self.chunked = request
         return truncated
 
-    def add(self, request: PrefillRequest) -> Verdict:
+    def add(self, request: PrefillRequest) -> AddResult:
         """Take `request`, which is the head of the queue, whole or cut, if the budgets allow it."""
         most = self._limits.prefill_max_requests
         if most is not None and len(self.admitted) >= most:
-            return Verdict.OTHER
+            return AddResult.OTHER
         if request.ignores_eos and not self._has_cache:
             return self._add_by_forecast(request)
         self._memory.lock(request)
@@ -157,44 +157,44 @@ class PrefillAdder:
         self._running.remove(victim)
         self.total_offset -= self.expected_tokens(victim)
 
-    def _add_locked(self, request: PrefillRequest) -> Verdict | None:
+    def _add_locked(self, request: PrefillRequest) -> AddResult | None:
         """Take `request`. Return None, or why it is not taken."""
         tokens = request.uncached_tokens
         to_generate = min(max(request.max_new_tokens - request.output_tokens, 0), self._limits.clip_max_new_tokens)
         if tokens + to_generate + self._page >= self.rem_total:
-            return Verdict.NO_TOKEN
+            return AddResult.NO_TOKEN
         if self.rem_chunk is None and self.admitted and self._whole_pages(tokens) >= self.rem_input:
-            return Verdict.OTHER
+            return AddResult.OTHER
         if not self._memory.allows_prefill():
-            return Verdict.OTHER
+            return AddResult.OTHER
         if self.rem_chunk is None or self._whole_pages(tokens) <= self.rem_chunk:
             self._take(request, tokens, self._reserve(request))
             return None
         piece = self._cut(request.cached_tokens, self.rem_chunk) if self.may_chunk else 0
         if piece <= 0:
-            return Verdict.OTHER
+            return AddResult.OTHER
         self._take(request, piece, 0)
         self.chunked = request
         return None
 
-    def _add_by_forecast(self, request: PrefillRequest) -> Verdict:
+    def _add_by_forecast(self, request: PrefillRequest) -> AddResult:
         """Take `request`, which does not end by itself, without a prefix cache: when each answer ends is known then."""
         tokens = request.uncached_tokens
         paged = self._whole_pages(tokens) + self._page
         if paged > min(self.rem_current, self.rem_total):
-            return Verdict.NO_TOKEN
+            return AddResult.NO_TOKEN
         if self._forecast is None:
             self._forecast = FreeTokenForecast([request, *self._running, *self.admitted], self._ratio)
         else:
             self._forecast.insert(request)
         if not self._forecast.lasts(self.rem_current - paged):
-            return Verdict.NO_TOKEN
+            return AddResult.NO_TOKEN
         if not self._memory.allows_prefill():
-            return Verdict.OTHER
+            return AddResult.OTHER
         if self.rem_chunk is None or tokens <= self.rem_chunk:
             self._take(request, tokens, self._reserve(request))
         elif self.rem_chunk <= 0:
-            return Verdict.OTHER
+            return AddResult.OTHER
         else:
             self._take(request, self.rem_chunk, 0)
             self.chunked = request

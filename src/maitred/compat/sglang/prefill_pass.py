@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
-from maitred.compat.sglang.prefill_adder import PrefillAdder, PrefillMemory, Verdict
+from maitred.compat.sglang.prefill_adder import AddResult, PrefillAdder, PrefillMemory
 from maitred.compat.sglang.prefill_request import PrefillRequest
 from maitred.compat.sglang.retraction import RETRACT_DECODE_STEPS
 from maitred.compat.sglang.rules import PassRules
@@ -116,7 +116,7 @@ class PrefillPass:
 
     def _add_waiting(self, adder: PrefillAdder, allocatable: int) -> None:
         host = self._host
-        while adder.budget_state() is not Verdict.OTHER:
+        while adder.budget_state() is not AddResult.OTHER:
             request = host.head()
             if request is None:
                 return
@@ -129,9 +129,9 @@ class PrefillPass:
             verdict = adder.add(request)
             if len(adder.admitted) > taken:
                 host.take_head()
-            if verdict is Verdict.NO_TOKEN:
+            if verdict is AddResult.NO_TOKEN:
                 self.is_full = bool(adder.admitted or len(self._running) > len(self.preempted))
-            if verdict is not Verdict.CONTINUE:
+            if verdict is not AddResult.CONTINUE:
                 return
 
     def _preempt_for(self, request: PrefillRequest, adder: PrefillAdder) -> bool:

@@ -36,7 +36,7 @@ _GRAIN: Final[Micros] = 500
 half a millisecond early or late, and not always late."""
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class SendTarget(msgspec.Struct, frozen=True):
     """Where requests go."""
 
     origin: Origin
@@ -78,12 +78,12 @@ TIMED_OUT: Final = "its deadline has passed"
 STOPPED: Final = "the run was stopped"
 
 
-class Sender:
+class RequestSender:
     """One run. Used inside one event loop."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: SendTarget,
         prompts: PromptWriter,
         on_end: Callable[[SentRequest], object],
         on_send: Callable[[SentRequest], object] | None = None,
@@ -273,7 +273,7 @@ class Sender:
         self._connections.discard(connection)
 
 
-def _headers(endpoint: Endpoint, request: Request) -> Sequence[tuple[bytes, bytes]]:
+def _headers(endpoint: SendTarget, request: Request) -> Sequence[tuple[bytes, bytes]]:
     headers = [(b"content-type", b"application/json"), *endpoint.headers]
     if endpoint.names_classes:
         headers.append((b"x-smg-priority", request.priority_class.label.encode()))

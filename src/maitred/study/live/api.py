@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from maitred.core.units import Micros
-from maitred.emulator.clients.sender import Endpoint
+from maitred.emulator.clients.sender import SendTarget
 from maitred.report import DEFAULT_SLO, Result, RunSetup, Slo
 from maitred.study.live.benchmark import CHAT, COMPLETIONS, BenchPlan, LiveRun, check_plan, run_benchmark
 from maitred.wire.client import Origin
@@ -43,7 +43,7 @@ def bench(
     """
     sent = tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers)
     plan = BenchPlan(
-        endpoint=Endpoint(origin=Origin.parse(url, where="url"), path=CHAT if chat else COMPLETIONS, headers=sent),
+        endpoint=SendTarget(origin=Origin.parse(url, where="url"), path=CHAT if chat else COMPLETIONS, headers=sent),
         model=model,
         max_concurrency=max_concurrency,
         num_warmups=num_warmups,

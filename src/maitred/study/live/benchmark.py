@@ -26,7 +26,7 @@ from maitred.core.errors import JSON_ERRORS, ConfigError, MaitredError
 from maitred.core.units import Micros, to_seconds
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.emulator.clients.sender import Endpoint, Sender, SentRequest
+from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
 from maitred.sim import Results
 from maitred.study.live.observed import Lateness, Observation
 from maitred.wire.client import UpstreamClient
@@ -49,7 +49,7 @@ class BenchError(MaitredError):
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a workload is sent."""
 
-    endpoint: Endpoint
+    endpoint: SendTarget
     model: str = ""
     """The model to name in requests; empty: the first that the endpoint serves."""
     max_concurrency: int | None = None
@@ -110,7 +110,7 @@ async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[in
             if progress is not None:
                 progress(len(observed))
 
-    sender = Sender(plan.endpoint, prompts, on_end)
+    sender = RequestSender(plan.endpoint, prompts, on_end)
     is_counted = False
     try:
         if plan.num_warmups:
@@ -130,7 +130,7 @@ async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[in
     )
 
 
-async def _run_until_signal(sender: Sender, schedule: SendSchedule, plan: BenchPlan) -> bool:
+async def _run_until_signal(sender: RequestSender, schedule: SendSchedule, plan: BenchPlan) -> bool:
     """Run `schedule`, and return whether a signal ended it."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -193,7 +193,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def _served_model(client: UpstreamClient, endpoint: Endpoint) -> str:
+async def _served_model(client: UpstreamClient, endpoint: SendTarget) -> str:
     status, body = await _ask(client, endpoint, "GET", "/v1/models", b"")
     try:
         served = msgspec.json.decode(body, type=_Models).data if status == 200 else []
@@ -254,7 +254,7 @@ def _refusal(plan: BenchPlan, status: int, body: bytes) -> str:
     return f"{where} answers {status}: {said}{hint}"
 
 
-async def _ask(client: UpstreamClient, endpoint: Endpoint, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+async def _ask(client: UpstreamClient, endpoint: SendTarget, method: str, path: str, body: bytes) -> tuple[int, bytes]:
     """Return the status and the body of a response. Raises BenchError if there is none."""
     headers = [(b"content-type", b"application/json"), *endpoint.headers]
     try:
