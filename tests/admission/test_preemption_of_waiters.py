@@ -267,3 +267,15 @@ def test_only_a_request_that_holds_a_slot_can_lose_it_with_its_backend() -> None
 
     assert t.strand(2, "held") == []
     assert t.submit(3, "vip", INTERACTIVE)[0] == "waits preempt higher_class vip"
+
+
+def test_a_preemptor_that_cannot_have_its_slot_and_finds_the_queue_full_is_rejected() -> None:
+    t = Timeline(1, interactive={"queue_size": 1})
+    t.submit(0, "bulk", BULK)
+    t.submit(1, "vip", INTERACTIVE)
+    assert t.submit(1.001, "next", INTERACTIVE) == ["next queue no_slot"]
+    t.resize(1.002, 0)
+
+    assert t.release(1.003, "bulk", GONE) == ["vip reject queue_full"]
+    assert 1 not in t.core._tickets
+    assert t.resize(1.004, 1) == ["next admit slot_free"]

@@ -274,8 +274,10 @@ class Admission:
             return settled
         if release_reason is _PREEMPTED and ticket.state is not _VICTIM:
             raise TransitionError(f"{ticket} was not preempted")
-        pool = self._pool_of_model[ticket.pool]
+        pool, was_victim = self._pool_of_model[ticket.pool], ticket.state is _VICTIM
         decisions = pool.release(ticket, release_reason, now)
+        if was_victim:  # Its preemptor may have been rejected: it could not have the slot, and found the queue full.
+            self._coordinator.forget_rejected(decisions)
         if ticket.state is _LEFT:
             del self._tickets[request_id]
         else:
