@@ -1,4 +1,4 @@
-"""Build hook of the wheel: the hot modules of a simulation are compiled with mypyc, if that is asked for.
+"""Build hook of the wheel: the hot modules of a simulation and of the gateway are compiled with mypyc, if that is asked for.
 
     MAITRED_COMPILE=1 pip install .                 the same source, about twice as fast; `maitred --version` says "compiled"
     make compile                                    the same in a folder of its own, build/compiled, for tests and benchmarks
@@ -6,7 +6,7 @@
 hatchling calls this hook for every wheel (pyproject.toml). Without MAITRED_COMPILE it does nothing: the wheel is pure Python.
 With it, the modules that pyproject.toml names (`[tool.maitred] compiled`) get a compiled sibling in the wheel, which Python
 prefers. They are compiled in a copy of the package: nothing in `src` changes, so compiled code that is older than its source
-never runs by accident. Needs a C compiler and Python's headers, and two minutes of CPU.
+never runs by accident. Needs a C compiler and Python's headers, and three minutes of CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A timer that rings at the next deadline of a core."""
+"""A timer that rings at the next deadline of a core. Compiled (`tools/compile.py`)."""
 
 from __future__ import annotations
 

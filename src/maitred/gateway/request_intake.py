@@ -13,6 +13,7 @@ A request that is refused here is counted by its error code, and admission never
 memory, and a thousand clients may upload slowly at once. Each piece that is read is charged to one budget for all bodies
 (`max_parked_body_bytes`); a body that needs more than is left is refused with 503. For example, with a budget of 100 bytes and
 two bodies of 80, the one with the next piece that exceeds the remaining bytes is refused, and returns what it holds at once.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

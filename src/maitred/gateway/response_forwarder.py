@@ -11,6 +11,8 @@ of an event, where a backend may fall silent as well. Nor does it send to a clie
 
     b"data: {...}\\n\\n"  then silence   -> b": keepalive\\n\\n"
     b"data: {..."        then silence   -> nothing
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ it is left, or a backend that lists other names at each poll would fill the memo
 (`MAX_FORMER_MODELS`), so that its clients still get a 503 and not a 404: it may be on its way to another backend.
 
 Example: a and b list m. b goes down: m has the slots of a. a drops m: m is known, because b has listed it last. b comes up and
-lists n: m has vanished, and its pool goes with its last request.
+lists n: m has vanished, and its pool goes with its last request. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ A response with both of the first two, with two lengths, or with another coding,
 only if its response ended in one of the first three ways, and nothing followed it (RFC 9112, 6.3 and 9.3).
 
 Interim responses, such as 103, are dropped. They count towards the limit of the head, so that there can be no endless row.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

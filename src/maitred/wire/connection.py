@@ -6,6 +6,7 @@ request had been sent completely. What one read of the socket brought of a body 
 **Silence.** One timer watches a connection: `head_secs` until the head, then `idle_secs` between two pieces, not counting time
 in which the connection is paused. A timer that is due early is left alone and set again when it rings, so that a busy
 connection sets hardly any. For example, with `idle_secs: 300` and a piece every 2 s, the timer rings every 298 s or so.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

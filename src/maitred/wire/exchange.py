@@ -9,7 +9,7 @@ as bytes, and they are compared as bytes: decoding them all would cost more than
     watch_disconnect   calls back when the client leaves
 
 What is sent to a client that has left is dropped. A handler that returns without the end of a response has its connection cut,
-because a response that breaks off must not look whole.
+because a response that breaks off must not look whole. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ Limits hold for what a message has beside its body, so that none of it can grow 
     one line    `max_head` bytes without a complete header or a piece of a body: an endless line, an endless chunk extension
     trailers    `max_head` bytes; they are dropped, and never become headers
     chunks      what is no data may be `max_head` bytes and 16 bytes for each byte of data
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

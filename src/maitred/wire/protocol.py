@@ -17,7 +17,7 @@ of both machines. That is why what is parked is dropped in the end.
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
 begun before enough of the last answer was taken. With a send timeout of 60 s, one that takes under 14,400 bytes is cut off.
 
-**Time.** One timer watches all of this. One that is due early is set again when it rings: a usual request sets none.
+**Time.** One timer watches all of this. One that is due early is set again when it rings. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

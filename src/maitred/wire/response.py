@@ -7,7 +7,7 @@
 the wake-up of a task for each of them. Either way, pieces that arrive together are handed over as one.
 
 Example: `high_water` is 64 KiB, and four pieces of 16 KiB arrive before the task reads. The source pauses; `read_piece` then
-returns all 64 KiB at once, and the source resumes.
+returns all 64 KiB at once, and the source resumes. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ same head without the offer, and what follows. For example, `GET / HTTP/1.1`, `u
 
 A response has the length that its headers declare, else chunks. A client of HTTP/1.0 knows none, so that its response ends with
 the connection. A response to HEAD, and one with 204 or 304, has no body, whatever is sent.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Example: a client has sent more requests than are kept, is paused, and waits for
 readable, and its connection is closed within the same turn of the loop, so that its answer is no longer worked on.
 
 Where there is no epoll, a hangup is noticed when the socket is read again.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
