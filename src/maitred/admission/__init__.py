@@ -9,7 +9,8 @@ A driver acts on the decisions: `admit` (the request holds a slot until `release
 follow), `preempt` (stop the work of a request that holds a slot, and release it), `reject` and `cancel` (the request
 has left).
 
-    core.py         Admission: the inputs and their answers; what follows in time and in other pools
+    core.py         Admission: the inputs and their answers; how inputs settle what is due
+    coordinator.py  what one pool's events mean for the others, and when time changes something
     pools.py        which pools there are, and which models use them
     pool.py         what all pools have in common
     class_pool.py   pools with classes, or with one limit for all requests
