@@ -89,12 +89,7 @@ class Gateway(App):
         self._fleet = BackendFleet(
             config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished, self._on_stranded
         )
-        self._decision_log = _open_decision_log(config)
-        self._recorder = None if config.record is None else TrafficRecorder(config.record)
-        self._log_output = log_output or LogOutput(config.log_format)
-        self._access_log = AccessLog(self._log_output) if config.access_log else None
-        self.request_metrics = RequestMetrics(config.model_metric_top_n)
-        self._observer = RequestObserver(self.request_metrics, self._access_log, self._recorder)
+        self._open_outputs(log_output)
         self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
         self._driver = RealTimeAdmission(self.core, self._fleet.model_load)
         self._programs_config = programs or ProgramsConfig()
@@ -114,10 +109,24 @@ class Gateway(App):
         self._poll_task: asyncio.Task[None] | None = None
         self._descriptors, self._loop_lag = DescriptorWatch(), LoopLag()
         self._server: ServerContext | None = None
-        admission, routing = self.core.config, routing or RoutingConfig()
-        settings = GatewaySettings(gateway=config, admission=admission, routing=routing, programs=self._programs_config)
-        self._reloader = ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
+        self._reloader = self._make_reloader(routing or RoutingConfig(), reload)
         self._endpoints = self._make_endpoints()
+
+    def _open_outputs(self, log_output: LogOutput | None) -> None:
+        """Open what is written: the log of decisions, the recording, the lines about requests; and what each request tells."""
+        config = self.config
+        self._decision_log = _open_decision_log(config)
+        self._recorder = None if config.record is None else TrafficRecorder(config.record)
+        self._log_output = log_output or LogOutput(config.log_format)
+        self._access_log = AccessLog(self._log_output) if config.access_log else None
+        self.request_metrics = RequestMetrics(config.model_metric_top_n)
+        self._observer = RequestObserver(self.request_metrics, self._access_log, self._recorder)
+
+    def _make_reloader(self, routing: RoutingConfig, reload: Callable[[], GatewaySettings] | None) -> ConfigReloader:
+        """Return what reads the configuration again; now this one is in force."""
+        admission, programs = self.core.config, self._programs_config
+        settings = GatewaySettings(gateway=self.config, admission=admission, routing=routing, programs=programs)
+        return ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
 
     def _make_slot_learning(self) -> SlotLearning:
         """Return what learns how many requests each backend takes, with the source of each chosen."""

@@ -292,8 +292,7 @@ class Proxy:
         """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
         and ApiError if the request loses its slot before its first byte."""
         sent, record = self._fleet.add_request(backend, proxied.request), proxied.record
-        record.on_sent(backend)
-        record.on_events = sent.on_events
+        record.on_sent(backend, sent.on_events)
         response: UpstreamResponse | None = None
         try:
             headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
@@ -332,8 +331,7 @@ class Proxy:
             sent.has_failed = True
             raise
         finally:
-            # If the response is not complete, this closes the connection, so that the engine stops working on it.
-            if response is not None:
+            if response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
                 response.close()
             self._fleet.remove_request(sent)
             if proxied.step is None:  # The router has chosen the backend.

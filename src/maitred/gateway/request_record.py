@@ -83,9 +83,9 @@ class RequestRecord:
         self.generates = generates
         self.series = series
 
-    def on_sent(self, backend: Backend) -> None:
-        """Note that the request is about to be sent to `backend`."""
-        self.backend, self.sent_at = backend, monotonic_now()
+    def on_sent(self, backend: Backend, on_events: Callable[[int, Micros], object] | None) -> None:
+        """Note that the request is about to be sent to `backend`. `on_events` is told of the events of its answer."""
+        self.backend, self.sent_at, self.on_events = backend, monotonic_now(), on_events
         self.num_attempts += 1
         if self.num_attempts > 1:
             self.first_data_at, self.num_bytes, self.num_events = None, 0, 0
