@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, replay
@@ -93,6 +93,23 @@ def run(
     return simulate(jobs, cluster, config, RoutingConfig(policy="least-loaded"), admission, log=log), lines
 
 
+ENDS_TOGETHER = {
+    "mode": "priority",
+    "on_overcommit": "clamp",
+    "on_preempt": "reject",
+    "preemption_budget_ms": 0,
+    "promotion_share": 0.0,
+    "slot_cost": "tokens",
+    "slot_tokens": 60,
+    "classes": {
+        "interactive": {"can_preempt": False, "reserved_per_slot": 0.25},
+        "default": {"can_preempt": False, "starvation_threshold_secs": 0.001},
+        "bulk": {"starvation_threshold_secs": 0.0003, "queue_timeout_secs": 0.002, "queue_size": 3},
+    },
+}
+"""The end of a request makes a victim of another, which ends at the same instant."""
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 1000),
@@ -101,6 +118,7 @@ def run(
     capacity=st.integers(1, 9),
     blocks=st.sampled_from([10, 30, 1000]),
 )
+@example(seed=1, section=ENDS_TOGETHER, instances=1, capacity=4, blocks=10)
 def test_skipping_changes_nothing_whatever_admission_does(
     seed: int, section: dict[str, Any], instances: int, capacity: int, blocks: int
 ) -> None:

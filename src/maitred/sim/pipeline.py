@@ -104,6 +104,10 @@ class Pipeline:
         self.last_end: Micros = 0
         """When the last request ended."""
         self.timeline_log: TimelineLog | None = None
+        self._turn: Replica | None = None
+        """The instance whose events are being handled."""
+        self._withdrawn: set[RequestId] = set()
+        """Requests that were withdrawn from it meanwhile, by what followed from an earlier one of these events."""
 
     def on_arrival(self, request_id: RequestId, now: Micros) -> None:
         job = self._arrivals.pop_arrival(request_id, now)
@@ -167,8 +171,11 @@ class Pipeline:
         elif index > event_queue.last_turn_index:
             event_queue.last_turn_index = index
         self._dirty[replica] = None
+        self._turn = replica
         # The common case calls the instance directly: a list of deferred events exists only after a withdrawal.
         for event in replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now):
+            if self._withdrawn and event.seq.request.id in self._withdrawn:
+                continue  # What it would get at this very instant is lost with its slot.
             kind = event.kind
             if kind is _FIRST_TOKEN:
                 if self._admission is not None:
@@ -181,6 +188,9 @@ class Pipeline:
                 self._on_instance_done(event, replica, now)
             elif self.timeline_log is not None:
                 self.timeline_log.on_kv_preempted(event.seq, event.at)
+        self._turn = None
+        if self._withdrawn:
+            self._withdrawn.clear()
 
     def on_transfer_due(self, delay_id: int, now: Micros) -> None:
         assert self._disaggregation is not None
@@ -303,6 +313,8 @@ class Pipeline:
         """Stop the work on a request, and drop its output."""
         replica = state.replica
         if replica is not None and state.stage is _IN_INSTANCE:
+            if replica is self._turn:
+                self._withdrawn.add(state.job.request.id)
             if replica.withdraw(state.job.request.id, now):
                 self._fleet.schedule_now(replica, now)
             elif self._starts_in_turn:
