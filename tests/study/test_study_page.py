@@ -89,6 +89,7 @@ def test_capacity_shows_the_knee_of_the_chosen_size(tmp_path: Path) -> None:
     option = CapacityOption(
         hardware="H100",
         tensor_parallel_size=1,
+        simulated="llama-3.1-8b",
         instances=2,
         gpus=2,
         cost=None,

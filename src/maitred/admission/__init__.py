@@ -31,7 +31,8 @@ has left).
     ticket.py       the record of one request, and the table of its states
     enums.py        actions and reasons
     counters.py     what became of every request
-    config.py       the keys of the `admission` section; those of flow control are in flow_config.py
+    config.py       the keys of the `admission` section; those of policies and of flow control are in policy_config.py and
+                    flow_config.py
     presets.py      defaults of the configuration, and options in which other systems differ
     rules.py        the configuration, resolved into what pools work with
     learned_slots/  how many slots an engine should have, where it does not say
@@ -45,7 +46,6 @@ from maitred.admission.config import (
     ClassConfig,
     ClassesConfig,
     LegacyConfig,
-    PolicyConfig,
     TenantPolicy,
     class_from_name,
     parse_class,
@@ -54,6 +54,7 @@ from maitred.admission.core import EMPTY_LOAD, Admission, no_load
 from maitred.admission.counters import ClassView, PoolView
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow_config import FlowControlConfig
+from maitred.admission.policy_config import PolicyConfig
 from maitred.admission.policy_gate import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.pool import LoadProbe
 from maitred.admission.pools import SHARED_POOL

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from maitred.admission.config import PolicyConfig
 from maitred.admission.enums import Action, Reason
+from maitred.admission.policy_config import PolicyConfig
 from maitred.admission.ticket import Ticket, TicketEvent
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
