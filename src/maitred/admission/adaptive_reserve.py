@@ -70,6 +70,16 @@ class ArrivalNeeds:
         """Note a request that needs nothing to be kept free."""
         self._by_period[-1][0] += 1
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether a slot is missing that the next one freed would be."""
+        return self._missing > 0
+
+    @property
+    def next_settle_at(self) -> Micros:
+        """When `settle` has something to do."""
+        return min(self._pending[0][0], self._period_ends_at) if self._pending else self._period_ends_at
+
     def on_freed(self, units: int) -> int:
         """Note that `units` were freed. Return how many of them were not missing here."""
         taken = min(units, self._missing)
@@ -118,6 +128,10 @@ class AdaptiveReserve:
     def __init__(self, rules: PoolRules, slots: Slots, victims: PreemptionCandidates) -> None:
         self._rules, self._slots, self._victims = rules, slots, victims
         self._needs = [ArrivalNeeds() for _ in LANES]
+        self._missing_units = False
+        """Whether any class may miss a slot. While none does, a slot that is freed changes nothing."""
+        self._settle_at: Micros = 0
+        """When a need becomes known, or a period ends."""
         self._review_at: Micros = 0
         self._began_at: Micros | None = None
         """When the first request came."""
@@ -127,6 +141,7 @@ class AdaptiveReserve:
         if previous._slots.units_per_slot != self._slots.units_per_slot:
             return
         self._needs, self._began_at = previous._needs, previous._began_at
+        self._missing_units, self._settle_at = previous._missing_units, previous._settle_at
         self._slots.headroom = previous._slots.headroom
 
     def on_arrival(self, lane: int, units: int, now: Micros) -> None:
@@ -136,22 +151,31 @@ class AdaptiveReserve:
             self._began_at = now
         if not slots.reserved[lane]:
             return
-        self._settle(now)
+        if now >= self._settle_at:
+            self._settle(now)
         if slots.idle > sum(slots.reserved):
-            for other in self._needs:
-                other.on_plenty()
+            if self._missing_units:
+                for other in self._needs:
+                    other.on_plenty()
+                self._missing_units = False
             needs.on_covered_arrival()
         elif self._rules.lanes[lane].can_preempt and self._rules.retries_victims and self._victims.newest_below(lane, units):
             needs.on_covered_arrival()
         else:
             needs.on_arrival(units, now)
+            self._missing_units = True
+            self._settle_at = min(self._settle_at, now + TOLERATED_WAIT)
 
     def on_freed(self, units: int, now: Micros) -> None:
         """Note that a request has given back `units`. The most urgent class has them first."""
-        self._settle(now)
+        if now >= self._settle_at:
+            self._settle(now)
+        if not self._missing_units:
+            return
         units = min(units, self._slots.idle)  # After a shrink, what is given back may be gone.
         for needs in reversed(self._needs):
             units = needs.on_freed(units)
+        self._missing_units = any(needs.is_missing for needs in self._needs)
 
     def review(self, now: Micros) -> None:
         """Set the headroom anew, if that is due."""
@@ -166,5 +190,7 @@ class AdaptiveReserve:
         ]
 
     def _settle(self, now: Micros) -> None:
+        """Work out the needs that are known by now."""
         for needs in self._needs:
             needs.settle(now, self._slots.units_per_slot)
+        self._settle_at = min(needs.next_settle_at for needs in self._needs)
