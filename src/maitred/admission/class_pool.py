@@ -111,7 +111,10 @@ class ClassPool(SlotPool):
             if preemptor is None and ticket.state is _VICTIM:
                 self._leaving -= _leaving_units(ticket)
             decisions = self._end_or_retry(ticket, release_reason, now)
-            if preemptor is not None:
+            if preemptor is None:
+                if self.reserve is not None:  # A victim's slot is its preemptor's, and fills nothing that is missing.
+                    self.reserve.on_freed(ticket.slot_units, now)
+            else:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
                 unlink_peers(ticket)
                 decisions += self._admit_preemptor(preemptor, ticket, now)
@@ -141,12 +144,6 @@ class ClassPool(SlotPool):
 
     def _set_slot_units(self, ticket: Ticket) -> None:
         self.priority.set_slot_units(ticket)
-
-    def _release_slot(self, ticket: Ticket, now: Micros) -> None:
-        super()._release_slot(ticket, now)
-        # A victim's slot is its preemptor's, and fills nothing that is missing.
-        if self.reserve is not None and ticket.preemption_peer is None:
-            self.reserve.on_freed(ticket.slot_units, now)
 
     def inherit_from(self, previous: SlotPool) -> None:
         super().inherit_from(previous)
