@@ -127,7 +127,8 @@ class ServerFraming(MessageFraming):
         while at < size and not self._num_ends and self._parser is not None:
             left = self._length - self.body_bytes if self._in_body and self._length is not None else None
             if left is not None and (self._skips_parser or left > SLICE_BYTES):
-                self._take_body(data[at : at + left])
+                begun = self._take_back_body() if at else 0
+                self._take_body(data[at - begun : at + left])
             else:
                 self._feed_slice(data[at : at + (left or SLICE_BYTES)])
             at += left or SLICE_BYTES
@@ -141,6 +142,13 @@ class ServerFraming(MessageFraming):
         else:
             self._slice, self._is_at_start = data, not self._in_body
         self._feed_parser(data)
+
+    def _take_back_body(self) -> int:
+        """Take back what the parser has copied of a body behind its head, and return its size: it is part of a larger piece."""
+        size, self.body_bytes = self.body_bytes, 0
+        if size:
+            self._inbox.pop()
+        return size
 
     def _take_body(self, piece: bytes) -> None:
         """Take a piece of a body of known length as it is: the parser would copy it."""

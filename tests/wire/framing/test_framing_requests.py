@@ -169,6 +169,17 @@ def test_a_large_body_ends_where_its_length_says() -> None:
             assert rest == (["end"] if further else ["end", HEAD, "end"])
 
 
+def test_a_large_body_is_copied_once() -> None:
+    body = b"x" * 200_000
+    head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
+    framing = ServerFraming(MAX_HEAD)
+    assert framing.receive_data(head + body)[1:] == [body, END]  # One piece, which needs no joining.
+    framing = ServerFraming(MAX_HEAD)
+    framing.receive_data(head + body[:1])
+    rest = body[1:]
+    assert framing.receive_data(rest)[0] is rest
+
+
 def test_trailers_are_never_headers() -> None:
     data = CHUNKED + b"1\r\na\r\n0\r\nAuthorization: Bearer x\r\nx-smg-priority: system\r\n\r\n" + GET + HOST + b"\r\n"
     for pieces in cuts(data):
