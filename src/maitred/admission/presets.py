@@ -105,7 +105,7 @@ _COMPATIBLE: Final[Mapping[Flavour, str]] = {"smg": "maitred.compat.smg", "blis"
 @cache
 def preset_of(flavour: Flavour) -> AdmissionPreset:
     """Return the preset that `flavour` names."""
-    if flavour == "maitred":
+    if flavour not in _COMPATIBLE:
         return _OURS
     preset: AdmissionPreset = import_module(_COMPATIBLE[flavour]).ADMISSION
     return preset

@@ -153,7 +153,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def _check_flavour(self) -> None:
         """Raise ValueError for a key that the flavour does not take, or does not do without."""
-        flavour = self._flavour
+        flavour = self.flavour_rules
         if self.async_scheduling and not flavour.takes_async_scheduling:
             problem = f"async_scheduling is not for flavour {self.flavour}"
             raise ValueError(f"{problem}: leave out one of async_scheduling and flavour {self.flavour}")
@@ -168,7 +168,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             problem = f"flavour {self.flavour} needs batching"
             raise ValueError(f"{problem}: InstanceConfig.of_flavour({self.flavour!r}) has its defaults")
 
-        if self.flavour == "sglang":
+        if flavour.takes_sglang_keys:
             self._check_sglang()
 
     def _check_sglang(self) -> None:
@@ -195,7 +195,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     def _check_host_memory(self) -> None:
         if not 0 <= self.kv_cpu_blocks <= _UPPER_LIMITS["total_kv_blocks"]:
             raise ValueError(f"kv_cpu_blocks must be from 0 to {_UPPER_LIMITS['total_kv_blocks']:,}, not {self.kv_cpu_blocks}")
-        if self.kv_cpu_blocks and not self._flavour.takes_host_memory:
+        if self.kv_cpu_blocks and not self.flavour_rules.takes_host_memory:
             raise ValueError("kv_cpu_blocks must be 0 unless flavour is blis: only BLIS has this second tier of KV memory")
         if not _MIN_BANDWIDTH <= self.kv_transfer_bandwidth < inf:
             raise ValueError(f"kv_transfer_bandwidth must be a number above 0, not {self.kv_transfer_bandwidth}")
@@ -238,7 +238,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             yield f"preemption_policy {self.preemption_policy} has no effect with batching, which chooses what to pause"
         if self.batching is None and self.context_chunking_policy != "first-come-first-served":
             yield f"context_chunking_policy {self.context_chunking_policy} has no effect without batching"
-        if self.sglang != SGLangConfig() and self.flavour != "sglang":
+        if self.sglang != SGLangConfig() and not self.flavour_rules.takes_sglang_keys:
             yield "the keys of sglang have no effect without flavour sglang"
 
     def _cache_warnings(self) -> Iterator[str]:
@@ -287,7 +287,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
 
     @property
-    def _flavour(self) -> Flavour:
+    def flavour_rules(self) -> Flavour:
+        """What the flavour says about the keys."""
         return NO_FLAVOUR if self.flavour is None else FLAVOURS[self.flavour]
 
     @property
@@ -337,6 +338,6 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         held = self.kv_blocks * self.block_size_in_tokens
         if not self.enable_chunked_prefill or (self.batching is not None and self.context_chunking_policy == "none"):
             held = min(held, self.max_num_batched_tokens)  # a paused request computes prompt and output again in one step
-        if self.flavour == "sglang":
+        if self.flavour_rules.takes_sglang_keys:
             held -= self.sglang.unused_tokens(self.block_size_in_tokens)
         return held if self.max_model_len is None else min(held, self.max_model_len)

@@ -34,24 +34,30 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     takes_async_scheduling: bool = False
     takes_vllm_keys: bool = True
     """Whether it takes the keys of `vllm_keys.py` beside the limits of a step."""
+    takes_sglang_keys: bool = False
+    """Whether SGLang's rules plan its steps, with the keys of the section `sglang`."""
     takes_batching: bool = False
     """Whether a batch scheduler decides its steps, which is then the key `batching`."""
     takes_host_memory: bool = False
     """Whether it has KV blocks in main memory (`kv_cpu_blocks`)."""
+    always_caches_prefixes: bool = False
+    """Whether it reuses KV blocks of equal prompts whatever `enable_prefix_caching` says."""
 
 
 NO_FLAVOUR: Final = Flavour(takes_async_scheduling=True, takes_batching=True)
-"""The rules of vLLM, or those of `batching`, and no defaults but those of the keys."""
+"""That of an instance without `flavour`: the rules of vLLM, or those of `batching`, and no defaults but those of the keys."""
 FLAVOURS: Final[Mapping[FlavourName, Flavour]] = {
     "vllm": Flavour(keys={"enable_prefix_caching": True, "async_scheduling": True}, takes_async_scheduling=True),
     "sglang": Flavour(
-        keys={"scheduler": "sglang(fcfs)", "enable_prefix_caching": True, "prefix_cache": "radix"}, takes_vllm_keys=False
+        keys={"scheduler": "sglang(fcfs)", "enable_prefix_caching": True, "prefix_cache": "radix"},
+        takes_vllm_keys=False,
+        takes_sglang_keys=True,
     ),
     "trtllm": Flavour(keys={"batching": "guaranteed-no-evict", "enable_prefix_caching": True}, takes_batching=True),
     "maitred": Flavour(
         keys={"batching": "maitred", "enable_prefix_caching": True}, takes_async_scheduling=True, takes_batching=True
     ),
-    "blis": Flavour(takes_host_memory=True, takes_vllm_keys=False),
+    "blis": Flavour(takes_host_memory=True, takes_vllm_keys=False, always_caches_prefixes=True),
 }
 
 

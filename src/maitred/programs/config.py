@@ -10,6 +10,7 @@ import msgspec
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros, from_seconds
 from maitred.programs.acting_estimators import ACTING_ESTIMATORS
+from maitred.programs.rules import ProgramRules, ProgramsFlavour, rules_of
 from maitred.programs.token_estimator import MAX_TOKENS
 
 MAX_SECS: Final = 10 * 365 * 86_400.0
@@ -22,7 +23,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mode: Literal["off", "default", "tr"] = "off"
     """`tr`: programs are paused and resumed so that they fit into the KV memory of the backends. `default`: a program stays
     with the backend that had the fewest programs when it came, whatever its memory. `off`: requests are routed one by one."""
-    flavour: Literal["ours", "thunderagent"] = "ours"
+    flavour: ProgramsFlavour = "ours"
     """`thunderagent`: pause and resume at ticks only, smallest program first, as ThunderAgent documents it; no headroom,
     ageing, hold or minimum stay, and no limit for reported usage. The keys for these have no effect then."""
     acting_estimator: str | None = None
@@ -110,12 +111,12 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def estimator(self) -> str:
         """The acting estimator, with the default filled in."""
-        return self.acting_estimator or ("fixed" if self.is_strict else "learned")
+        return self.acting_estimator or self.rules.acting_estimator
 
     @property
-    def is_strict(self) -> bool:
-        """Whether ThunderAgent's documented rules hold."""
-        return self.flavour == "thunderagent"
+    def rules(self) -> ProgramRules:
+        """The rules of the flavour."""
+        return rules_of(self.flavour)
 
     @property
     def interval(self) -> Micros:

@@ -52,7 +52,7 @@ class Programs:
     def __init__(self, config: ProgramsConfig, now: Micros = 0) -> None:
         self.config = config
         self._last_tick = now
-        self._tokens = TokenEstimator(is_limited=not config.is_strict)
+        self._tokens = TokenEstimator(is_limited=config.rules.limits_reports)
         self._table = ProgramTable()
         self._places = ProgramPlaces(config, self._table)
         self._departures = Departures(config, self._places, self._table)
@@ -308,9 +308,10 @@ class Programs:
         assert program.backend is not None, "a request is under way at a backend"
         backend = self._places.backends[program.backend]
         program.last_total = context
-        if usage is not None and usage.total_tokens >= 0 and (self.config.is_strict or usage.total_tokens <= MAX_TOKENS):
+        limits_reports = self.config.rules.limits_reports
+        if usage is not None and usage.total_tokens >= 0 and (not limits_reports or usage.total_tokens <= MAX_TOKENS):
             # No context is larger than the memory that held it; a backend that says so is not believed.
-            limit = usage.total_tokens if self.config.is_strict or backend.capacity is None else backend.capacity
+            limit = usage.total_tokens if not limits_reports or backend.capacity is None else backend.capacity
             program.last_total = min(usage.total_tokens, limit)
             self._note_inherited(program, usage)
         program.update_tokens()
@@ -339,7 +340,7 @@ class Programs:
         reason = self._places.backends.reason_to_leave(program)
         if reason is not None:
             self._places.lose_place(program, reason, now)
-        elif was_marked and self.config.is_strict:  # else it is paused below, if the pressure lasts
+        elif was_marked and self.config.rules.pauses_marked_at_once:  # else it is paused below, if the pressure lasts
             self._places.pause(program, ProgramReason.OVERFLOW, now)
 
     def _run_due(self, now: Micros) -> None:

@@ -40,8 +40,6 @@ from maitred.programs.waiting_programs import WaitingPrograms
 
 LOOKAHEAD: Final = 4
 """Waiting programs that are tried at an event."""
-_MAX_ROUNDS: Final = 4
-"""Times that the resume pass of a tick is repeated while it places programs."""
 
 
 class ModelPool:
@@ -57,13 +55,13 @@ class ModelPool:
 
     def set_config(self, config: ProgramsConfig) -> None:
         """Go by `config` from now on."""
-        self._is_strict = config.is_strict
+        self._rules = rules = config.rules
         self._buffer = config.buffer_tokens
-        self._headroom = 0.0 if config.is_strict else config.headroom
-        self._patience = None if config.is_strict else from_seconds(config.patience_secs)
-        self._displace_after = None if config.is_strict else from_seconds(config.displace_secs)
+        self._headroom = config.headroom if rules.keeps_headroom else 0.0
+        self._patience = from_seconds(config.patience_secs) if rules.bounds_waiting else None
+        self._displace_after = from_seconds(config.displace_secs) if rules.bounds_waiting else None
         # Seconds per 1,000 tokens are thousandths of a second per token: the factor from s to µs, divided by 1,000.
-        self.waiting.set_ageing(None if config.is_strict else config.ageing_secs_per_1k_tokens * 1000)
+        self.waiting.set_ageing(config.ageing_secs_per_1k_tokens * 1000 if rules.bounds_waiting else None)
 
     def set_backends(self, backends: list[BackendMemory]) -> None:
         """Note which backends serve the model now."""
@@ -85,7 +83,7 @@ class ModelPool:
     def need(self, program: Program, now: Micros) -> int:
         """Return the tokens that a paused program needs at a backend, buffer included. One without a request is resumed as an
         acting one, and an estimator may charge more than its tokens for that."""
-        if program.waiting or self._is_strict:
+        if program.waiting or not self._rules.charges_acting_share:
             return program.tokens + self._buffer
         share = self._estimator.share(now - program.acting_since, program.tools)
         return (ceil(share * program.tokens) if share > 1 else program.tokens) + self._buffer
@@ -93,7 +91,7 @@ class ModelPool:
     def is_oversized(self, tokens: int) -> bool:
         """Return whether no backend, not even an empty one, could hold a program of `tokens`. False while a capacity is not
         known."""
-        if self._is_strict or not self.backends:
+        if not self._rules.refuses_oversized or not self.backends:
             return False
         need = tokens + self._buffer
         return all(backend.capacity is not None and need > backend.capacity for backend in self.backends)
@@ -131,7 +129,7 @@ class ModelPool:
         """Yield which waiting programs fit where, for all that wait. The caller places each before it asks for the next, and
         the rest is planned again while anything was placed."""
         candidates: list[ResumeCandidate] | None = None
-        for _ in range(1 if self._is_strict else _MAX_ROUNDS):
+        for _ in range(self._rules.resume_rounds):
             held = yield from self._serve_oldest(now)
             rooms = [
                 Room(b.index, room, b.active_tokens) for b in self.open_backends if b is not held and (room := self.room(b))
@@ -145,7 +143,7 @@ class ModelPool:
                 candidates = [ResumeCandidate(program, self.need(program, now)) for program in self.waiting]
             else:
                 candidates = [candidate for candidate in candidates if candidate.program in self.waiting]
-            placements = plan_resumes(candidates, rooms, is_strict=self._is_strict)
+            placements = plan_resumes(candidates, rooms, by_class=self._rules.places_by_class)
             yield from placements
             if not placements:
                 return
@@ -209,7 +207,7 @@ class ModelPool:
     def plan_idle(self, now: Micros) -> Sequence[Program]:
         """Return the idle programs of the backend with most room without which the program that has waited longest, for any
         time, fits there; none of a higher class than that."""
-        oldest = None if self._is_strict else self._waits_too_long(0, now)
+        oldest = self._waits_too_long(0, now) if self._rules.bounds_waiting else None
         best = self._roomiest(self.open_backends)
         if oldest is None or best is None:
             return ()
@@ -236,7 +234,7 @@ class ModelPool:
     def _spare(self, backend: BackendMemory, victims: Sequence[Program], missing: float) -> Sequence[Program]:
         """Return those of `victims` that must be paused to free `missing` tokens; put the others back. Only programs of the
         class of the last one are spared: one of a lower class never stays while one of a higher class goes."""
-        if self._is_strict:
+        if not self._rules.spares_victims:
             return victims
         spare = sum(map(backend.freed_by, victims)) - missing
         kept = []

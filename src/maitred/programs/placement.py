@@ -45,21 +45,22 @@ class Placement(NamedTuple):
     backend: int
 
 
-def plan_resumes(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], *, is_strict: bool) -> list[Placement]:
-    """Return which of `waiting`, programs in the order of their turns, are to be resumed where."""
-    chosen = _choose(waiting, rooms, is_strict=is_strict)
+def plan_resumes(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], *, by_class: bool) -> list[Placement]:
+    """Return which of `waiting`, programs in the order of their turns, are to be resumed where. `by_class`:
+    `ProgramRules.places_by_class`."""
+    chosen = _choose(waiting, rooms, max(room.tokens for room in rooms) if by_class else inf)
     # Python's sort keeps the order of equals, so programs of one size keep that of their turns.
-    if is_strict:
-        chosen.sort(key=lambda candidate: -candidate.program.tokens)
-    else:
+    if by_class:
         chosen.sort(key=lambda candidate: (-candidate.program.root.priority_class, -candidate.program.tokens))
+    else:
+        chosen.sort(key=lambda candidate: -candidate.program.tokens)
     return _place(chosen, rooms)
 
 
-def _choose(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], *, is_strict: bool) -> list[ResumeCandidate]:
-    """Return the programs that fit together into the sum of `rooms`, first come first; one that does not fit is passed over."""
+def _choose(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], largest: float) -> list[ResumeCandidate]:
+    """Return the programs that fit together into the sum of `rooms`, first come first; one that does not fit, or needs more
+    than `largest` tokens, is passed over."""
     budget = sum(room.tokens for room in rooms)
-    largest = budget if is_strict else max(room.tokens for room in rooms)
     chosen = []
     for candidate in waiting:
         need = candidate.need

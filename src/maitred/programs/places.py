@@ -46,7 +46,7 @@ class ProgramPlaces:
     def set_config(self, config: ProgramsConfig) -> None:
         """Go by `config` from now on."""
         self._mode = config.mode
-        self._has_events = config.mode == "tr" and not config.is_strict
+        self._has_events = config.mode == "tr" and config.rules.acts_at_events
         """Whether anything is paused and resumed between ticks."""
         self._max_wait = from_seconds(config.max_wait_secs)
         self._min_stay = from_seconds(config.min_stay_secs) if self._has_events else 0

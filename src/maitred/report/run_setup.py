@@ -151,7 +151,7 @@ def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig)
         parts.append(f"flavour {instance.flavour}")
     if instance.batching is not None:
         parts.append(f"batching {instance.batching}")
-    if instance.enable_prefix_caching or instance.flavour == "blis":
+    if instance.enable_prefix_caching or instance.flavour_rules.always_caches_prefixes:
         parts.append("prefix caching")
     if programs.mode != "off":
         parts.append(f"programs {programs.mode}")
@@ -207,7 +207,7 @@ def _of_instance(instance: InstanceConfig) -> Iterator[str]:
         "caching": instance.enable_prefix_caching,
         "radix": instance.prefix_cache == "radix",
         "batching": instance.batching is not None,
-        "sglang": instance.flavour == "sglang",
+        "sglang": instance.flavour_rules.takes_sglang_keys,
         "priorities": instance.enable_priority_scheduling,
         "host memory": instance.kv_cpu_blocks > 0,
     }
