@@ -26,7 +26,7 @@ class Client:
     def __init__(self, w: GatewayWorld, body: bytes) -> None:
         self.sent: list[tuple[int, bytes]] = []
         headers = [(b"x-smg-priority", b"bulk")]
-        head = RequestHead("POST", b"/v1/chat/completions", headers, True, False, len(body), True)
+        head = RequestHead("POST", b"/v1/chat/completions", headers, True, False, len(body), True, "/v1/chat/completions", b"")
         self._exchange = Exchange(head, self)
         self._exchange.on_body(body)
         self._exchange.on_body_end()

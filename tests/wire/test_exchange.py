@@ -10,14 +10,23 @@ import pytest
 from raw_upstream import run
 
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_error
-from maitred.wire.messages import FramingMisuse, Headers, RequestHead
+from maitred.wire.messages import FramingMisuse, Headers, RequestHead, split_target
 
 
 class Incoming:
     """A connection on which a body arrives piece by piece, each when the handler has read the ones before."""
 
     def __init__(self, *pieces: bytes, whole: bool = True, length: int | None = None, waits: bool = False) -> None:
-        head = RequestHead("POST", b"/a%20b?c=%20d", [(b"a", b"1"), (b"b", b"2"), (b"b", b"3")], True, waits, length, True)
+        head = RequestHead(
+            "POST",
+            b"/a%20b?c=%20d",
+            [(b"a", b"1"), (b"b", b"2"), (b"b", b"3")],
+            True,
+            waits,
+            length,
+            True,
+            *split_target(b"/a%20b?c=%20d"),
+        )
         self.exchange = Exchange(head, self)
         self.pieces = list(pieces)
         self.whole = whole

@@ -18,7 +18,6 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, TypeAlias
-from urllib.parse import unquote
 
 import msgspec
 
@@ -103,10 +102,8 @@ class Exchange:
     def __init__(self, head: RequestHead, connection: ExchangeConnection, client: ClientAddress = None) -> None:
         self.method = head.method
         self.headers = head.headers
-        path, _, query = head.target.partition(b"?")
-        self.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
-        self.query = query
-        """The query as it came, without `?`; empty if there is none."""
+        self.path = head.path
+        self.query = head.query
         self.client = client
         self.is_disconnected = False
         """Whether the client has left before the end of the response."""

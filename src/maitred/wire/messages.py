@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum, auto
 from typing import Final, Literal, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 
@@ -46,6 +47,15 @@ class EndOfMessage(Enum):
 END: Final = EndOfMessage.END
 
 
+class HeadMemo:
+    """A place for what follows from a head, whatever the length of the body. It must follow from nothing else."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: object = None
+
+
 class RequestHead(msgspec.Struct, gc=False):
     """The head of a request."""
 
@@ -61,6 +71,27 @@ class RequestHead(msgspec.Struct, gc=False):
     """The declared length of the body, or None."""
     keep_alive: bool
     """Whether the client leaves the connection open for another request."""
+    path: str
+    """That of the target, decoded."""
+    query: bytes
+    """That of the target as it came, without `?`; empty if there is none."""
+    memo: HeadMemo | None = None
+    """What a handler has worked out from this head, for the next request that has the same (`known_heads`); or None if the head
+    is not kept."""
+
+    def with_length(self, length: int) -> RequestHead:
+        """Return the head of another request, which differs in the length of its body alone."""
+        headers = [(name, b"%d" % length if name == b"content-length" else value) for name, value in self.headers]
+        expects, keep_alive = self.expects_continue, self.keep_alive
+        return RequestHead(
+            *(self.method, self.target, headers, self.is_http_11, expects, length, keep_alive, self.path, self.query, self.memo)
+        )
+
+
+def split_target(target: bytes) -> tuple[str, bytes]:
+    """Return the path of a target, decoded, and its query as it came."""
+    path, _, query = target.partition(b"?")
+    return (unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")), query
 
 
 class ResponseHead(msgspec.Struct, gc=False):

@@ -63,7 +63,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._loop = context.loop
-        self._framing = ServerFraming(MAX_HEAD_BYTES)
+        self._framing = ServerFraming(MAX_HEAD_BYTES, context.known_heads)
         self._exchange: Exchange | None = None
         """The exchange under way, until both its request and its response have ended."""
         self._client: ClientAddress = None

@@ -6,6 +6,8 @@ import asyncio
 from typing import Final, Protocol
 
 from maitred.wire.exchange import Handler
+from maitred.wire.known_heads import KnownHeads
+from maitred.wire.messages import RequestHead
 from maitred.wire.sockets import HangupWatch
 
 SEND_TIMEOUT_SECS: Final = 60.0
@@ -36,6 +38,7 @@ class ServerContext:
         """The handlers that run."""
         self.parked_bytes = 0
         """Bytes of requests that wait behind others."""
+        self.known_heads: KnownHeads[RequestHead] = KnownHeads()
         self.hangups = HangupWatch(loop)
         self.is_draining = False
         """Whether no connection may be used for a further request."""

@@ -28,7 +28,19 @@ from typing import Any, Final
 import httptools
 
 from maitred.wire.framing import SLICE_BYTES, MessageFraming
-from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, Kind, RequestHead, State
+from maitred.wire.known_heads import KnownHeads, SeenHead
+from maitred.wire.messages import (
+    END,
+    Event,
+    FramingError,
+    FramingMisuse,
+    Headers,
+    HeadMemo,
+    Kind,
+    RequestHead,
+    State,
+    split_target,
+)
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
@@ -40,6 +52,7 @@ _DONE: Final = State.DONE
 _IDLE: Final = State.IDLE
 _MUST_CLOSE: Final = State.MUST_CLOSE
 _SEND_RESPONSE: Final = State.SEND_RESPONSE
+_SEND_BODY: Final = State.SEND_BODY
 _ERROR: Final = State.ERROR
 
 
@@ -63,6 +76,11 @@ class ServerFraming(MessageFraming):
     """What the parser was given last; of a head that came in several slices, all of them."""
     _is_at_start = True
     """Whether the next head is the first thing in there."""
+
+    def __init__(self, max_head: int, known_heads: KnownHeads[RequestHead] | None = None) -> None:
+        """`known_heads` are those of all connections of a server."""
+        super().__init__(max_head)
+        self._known_heads = known_heads or KnownHeads[RequestHead]()
 
     def _make_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -89,8 +107,35 @@ class ServerFraming(MessageFraming):
                 self._pending.append(data)
                 self.pending_bytes += len(data)
             return []
+        seen = self._known_heads.look_up(data) if self.peer is _IDLE and not self.is_in_head else None
+        if seen is not None and seen.known is not None:
+            return self._take_known(seen, seen.known, data)
         self._feed(data)
-        return self._take_events()
+        events = self._take_events()
+        if seen is not None and events and type(events[0]) is RequestHead and events[0].length == int(seen.digits):
+            events[0].memo = HeadMemo()
+            self._known_heads.keep(seen, events[0])
+        return events
+
+    def _take_known(self, seen: SeenHead[RequestHead], known: RequestHead, data: bytes) -> list[Event]:
+        """Return the events of a request with a head that was parsed before. The parser sees nothing of it."""
+        length = int(seen.digits)
+        head = known if length == known.length else known.with_length(length)
+        self.own, self.peer, self.keep_alive = _SEND_RESPONSE, _SEND_BODY, head.keep_alive
+        self._is_http_11, self._is_head_request = head.is_http_11, head.method == "HEAD"
+        body = data[seen.end :]
+        if len(body) < length:
+            self._begin_message()
+            self._length, self._in_body, self._skips_parser = length, True, True
+            self.body_bytes = len(body)
+            return [head, body] if body else [head]
+        self.peer = _DONE if self.keep_alive else _MUST_CLOSE
+        if len(body) > length:
+            if self.keep_alive:
+                self._pending.append(body[length:])
+                self.pending_bytes += len(body) - length
+            body = body[:length]
+        return [head, body, END] if body else [head, END]
 
     def next_exchange(self) -> list[Event]:
         """Begin the next exchange, when both ends are DONE, and return the events in what was received of it."""
@@ -228,7 +273,10 @@ class ServerFraming(MessageFraming):
         expects_continue = self._expects_continue and is_http_11
         keep_alive = is_http_11 and parser.should_keep_alive()
         name = method.decode("ascii")
-        self._inbox.append(RequestHead(name, target, self._headers, is_http_11, expects_continue, self._length, keep_alive))
+        length, (path, query) = self._length, split_target(target)
+        self._inbox.append(
+            RequestHead(name, target, self._headers, is_http_11, expects_continue, length, keep_alive, path, query)
+        )
 
     def on_message_complete(self) -> None:
         if not self._is_restarting:

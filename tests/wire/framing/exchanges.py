@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from maitred.wire.client_framing import ClientFraming
+from maitred.wire.known_heads import KnownHeads
 from maitred.wire.messages import END, Event, FramingError, RequestHead, ResponseHead
 from maitred.wire.server_framing import ServerFraming
 
@@ -44,8 +45,16 @@ def plain(events: Iterable[Event]) -> list[object]:
 
 
 def serve(pieces: Iterable[bytes]) -> list[object]:
-    """Receive requests on a server that answers each at once, and return the events of all."""
-    framing = ServerFraming(MAX_HEAD)
+    """Receive requests on a server that answers each at once, and return the events of all. They are the same on a connection
+    of a server that has received them before."""
+    received, known_heads = list(pieces), KnownHeads[RequestHead]()
+    events = _serve_once(received, known_heads)
+    assert _serve_once(received, known_heads) == events
+    return events
+
+
+def _serve_once(pieces: Iterable[bytes], known_heads: KnownHeads[RequestHead]) -> list[object]:
+    framing = ServerFraming(MAX_HEAD, known_heads)
     seen: list[Event] = []
 
     def answer(events: list[Event]) -> None:

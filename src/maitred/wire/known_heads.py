@@ -1,0 +1,65 @@
+r"""Known heads: a head that came before, byte for byte, means what it meant then.
+
+A client sends the same head with request after request, and a backend with answer after answer: only the digits of
+Content-Length differ. So httptools parses such a head once. What came of it is kept under its bytes without these digits:
+
+    POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 17\r\n\r\n      is parsed, and kept
+    POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4096\r\n\r\n    is found again; its length is 4096
+
+**Why this is safe.** Nothing is interpreted here that was not parsed. A head is looked up only where a message begins, and kept
+only if the parser has taken it whole, with this one length and no transfer coding. A number of one to nine digits in the place
+of another moves no line end and changes no other value, so the parser would return the same, with the other length. Every rule
+that refuses a head has refused it before it could be kept. A head with anything else in it that differs, such as a request id,
+is another head, and is parsed.
+
+**Bounds.** At most `MAX_HEADS` heads of `MAX_HEAD_BYTES` are kept. Instead of one more, all are dropped: those in use come back
+with their next message, and nothing need be noted when one is used. Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Generic, TypeVar
+
+HeadT = TypeVar("HeadT")
+MAX_HEADS: Final = 512
+MAX_HEAD_BYTES: Final = 4_096
+_LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
+
+
+class SeenHead(Generic[HeadT]):
+    """The head at the beginning of a read."""
+
+    __slots__ = ("digits", "end", "key", "known")
+
+    def __init__(self, key: bytes, digits: bytes, end: int, known: HeadT | None) -> None:
+        self.key = key
+        """The head without the digits of its length."""
+        self.digits = digits
+        self.end = end
+        """Where the body begins."""
+        self.known = known
+        """The head that was kept, with another length perhaps; None if there is none."""
+
+
+class KnownHeads(Generic[HeadT]):
+    """The heads that are kept, of requests or of responses. Serves any number of connections."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, HeadT] = {}
+
+    def look_up(self, data: bytes) -> SeenHead[HeadT] | None:
+        """Return the head with which `data` begins, or None if it is not one that could be kept."""
+        end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
+        length = _LENGTH.search(data, 0, end + 2) if end > 0 else None
+        if length is None:
+            return None
+        begin, behind = length.span(1)
+        key = data[:begin] + data[behind : end + 2]
+        return SeenHead(key, data[begin:behind], end + 4, self._heads.get(key))
+
+    def keep(self, seen: SeenHead[HeadT], head: HeadT) -> None:
+        """Keep `head`, which the parser has made of what was seen."""
+        if len(self._heads) >= MAX_HEADS:
+            self._heads.clear()
+        self._heads[seen.key] = head

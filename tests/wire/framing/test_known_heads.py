@@ -1,0 +1,91 @@
+"""Heads that are known: what is found again, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from maitred.wire.known_heads import MAX_HEADS, KnownHeads
+from maitred.wire.messages import END, RequestHead
+from maitred.wire.server_framing import ServerFraming
+
+MAX_HEAD = 65_536
+
+
+def post(length: int, *headers: bytes, body: bytes | None = None) -> bytes:
+    lines = [b"POST /a%20b?c=d HTTP/1.1", b"Host: a", b"Content-Length: %d" % length, *headers]
+    return b"\r\n".join([*lines, b"", b""]) + (b"x" * length if body is None else body)
+
+
+def receive(known_heads: KnownHeads[RequestHead], data: bytes) -> RequestHead:
+    """Return the head of a request that is received on a connection of its own."""
+    head = ServerFraming(MAX_HEAD, known_heads).receive_data(data)[0]
+    assert type(head) is RequestHead
+    return head
+
+
+def test_a_head_is_known_whatever_the_length_of_the_body() -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    first, second, third = (receive(known, post(length)) for length in (3, 12_345, 3))
+    assert first.memo is not None
+    assert first.memo is second.memo is third.memo
+    assert (second.length, second.headers) == (12_345, [(b"host", b"a"), (b"content-length", b"12345")])
+    assert (third.length, third.headers, third.path, third.query) == (3, first.headers, "/a b", b"c=d")
+
+
+OTHERS = {
+    "another header": post(3, b"x: y"),
+    "another value": post(3).replace(b"Host: a", b"Host: b"),
+    "another target": post(3).replace(b"c=d", b"c=e"),
+    "another version": post(3).replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "another case": post(3).replace(b"Content", b"content"),
+    "another order": post(3).replace(b"Host: a\r\nContent-Length: 3", b"Content-Length: 3\r\nHost: a"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_head_with_anything_else_in_it_is_another(what: str) -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    assert receive(known, post(3)).memo is not receive(known, OTHERS[what]).memo
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        post(3, b"x: " + b"y" * 5_000),
+        post(3).replace(b"Content-Length: ", b"Content-Length:"),
+    ],
+    ids=["no length", "chunks", "a long head", "written in an unusual way"],
+)
+def test_a_head_that_is_not_kept(head: bytes) -> None:
+    assert receive(KnownHeads(), head).memo is None
+
+
+def test_a_refused_head_is_refused_again() -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    for _ in range(2):
+        events = ServerFraming(MAX_HEAD, known).receive_data(post(3, b"Host: b"))
+        assert getattr(events[-1], "status", None) == 400
+
+
+def test_the_body_of_a_known_head_may_come_in_pieces_with_the_next_request_behind_it() -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    receive(known, post(3))
+    framing = ServerFraming(MAX_HEAD, known)
+    head, piece = framing.receive_data(post(6, body=b"ab"))
+    assert (getattr(head, "length", None), piece) == (6, b"ab")
+    assert framing.receive_data(b"cd") == [b"cd"]
+    assert framing.receive_data(b"ef" + post(1, b"x: y")) == [b"ef", END]
+    framing.start_response(200, [])
+    framing.send_data(b"", False)
+    following = framing.next_exchange()
+    assert [type(event) for event in following] == [RequestHead, bytes, type(END)]
+    assert framing.peer.name == "DONE"
+
+
+def test_no_more_heads_are_kept_than_the_bound() -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    for number in range(2 * MAX_HEADS + 5):
+        receive(known, post(1, b"x: %d" % number))
+    assert len(known._heads) <= MAX_HEADS
