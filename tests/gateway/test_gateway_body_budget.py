@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, world
 
-from maitred.gateway.request_intake import BodyBudget
+from maitred.gateway.request_intake import BodyBudget, BodyLease
 from maitred.wire.exchange import ApiError
 
 BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes
@@ -15,7 +15,7 @@ BUDGET = {"max_body_bytes": 150, "max_parked_body_bytes": 250}
 
 def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
     budget = BodyBudget(10)
-    first, second = budget.open_lease(), budget.open_lease()
+    first, second = BodyLease(budget), BodyLease(budget)
     first.take_bytes(4)
     second.take_bytes(6)
     with pytest.raises(ApiError) as caught:

@@ -12,10 +12,13 @@ import pytest
 from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, whole, world
 
 from maitred.core.errors import ConfigError
+from maitred.core.request import PriorityClass
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
-from maitred.gateway.request_fields import ROUTES, HeaderSorter, end_to_end_headers, parse_body_fields
-from maitred.wire.exchange import ApiError
+from maitred.gateway.inbound_head import HeadReader
+from maitred.gateway.request_fields import ROUTES, end_to_end_headers, parse_body_fields
+from maitred.wire.exchange import ApiError, Exchange
+from maitred.wire.messages import HeadMemo, RequestHead
 
 
 def test_the_body_goes_through_byte_for_byte() -> None:
@@ -72,7 +75,7 @@ def test_request_headers() -> None:
 def test_a_connection_header_given_twice() -> None:
     """Two lines mean the same as one line with a comma."""
     headers = [(b"connection", b"x-a"), (b"x-a", b"1"), (b"x-b", b"1"), (b"x-c", b"1"), (b"connection", b"close, X-B")]
-    assert HeaderSorter().sort_headers(headers).forwarded == [(b"x-c", b"1")]
+    assert HeadReader().sort_headers(headers).forwarded.headers == [(b"x-c", b"1")]
     assert end_to_end_headers(headers) == [(b"x-c", b"1")]
 
 
@@ -405,3 +408,20 @@ def test_backends_that_cannot_be(backends: tuple[str, ...]) -> None:
 def test_no_backend_at_all() -> None:
     with pytest.raises(ConfigError, match="--backend: no backend is named"):
         Gateway(GatewayConfig())
+
+
+def test_a_head_that_is_known_is_read_once_and_anew_by_another_reader() -> None:
+    head = RequestHead(
+        "POST", b"/generate?a=b", [(b"x-smg-priority", b" BULK "), (b"x", b"1")], True, False, 0, True, "/generate", b"a=b"
+    )
+    head.memo = HeadMemo()
+
+    class Connection:
+        def __getattr__(self, name: str) -> None: ...
+
+    reader, other = HeadReader(), HeadReader(withheld=[b"x"])
+    first, second = (reader.read_head(Exchange(head, Connection())) for _ in range(2))  # type: ignore[arg-type]
+    assert first is second
+    assert (first.requested_class, first.names_class, first.target) == (PriorityClass.BULK, True, "/generate?a=b")
+    assert (first.route, first.forwarded.lines) == (ROUTES["/generate"], b"x: 1\r\n")
+    assert other.read_head(Exchange(head, Connection())).forwarded.headers == []  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Final
 
@@ -64,6 +64,7 @@ from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
 from maitred.programs import ProgramRequest
 from maitred.wire.client import UpstreamClient
+from maitred.wire.client_framing import NO_BLOCK
 from maitred.wire.errors import ConnectError, Disconnected, Truncated, UpstreamError
 from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
 from maitred.wire.response import UpstreamResponse
@@ -295,10 +296,7 @@ class Proxy:
         record.on_sent(backend, sent.on_events)
         response: UpstreamResponse | None = None
         try:
-            headers = proxied.headers if rank is None else with_rank(proxied.headers, rank)
-            response = await self._client.request(
-                *(backend.origin, proxied.method, proxied.path, headers, proxied.body), resends=False
-            )
+            response = await self._send(backend, proxied, rank)
             if response.status == _NOT_FOUND and proxied.may_be_elsewhere:
                 raise NotFoundThere(f"{backend.url} answers 404")
             forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record)
@@ -336,6 +334,14 @@ class Proxy:
             self._fleet.remove_request(sent)
             if proxied.step is None:  # The router has chosen the backend.
                 self._router.on_request_end(proxied.request, backend.index, self._admission.now())
+
+    def _send(self, backend: Backend, proxied: ProxyRequest, rank: int | None) -> Awaitable[UpstreamResponse]:
+        headers, block = proxied.headers, proxied.block
+        if rank is not None:
+            headers, block = with_rank([*block.headers, *headers], rank), NO_BLOCK
+        return self._client.request(
+            *(backend.origin, proxied.method, proxied.path, headers, proxied.body), block=block, resends=False
+        )
 
     def _answer_reader(self, proxied: ProxyRequest, response: UpstreamResponse, forwarder: ResponseForwarder) -> AnswerReader:
         """Return what reads the usage of an answer, and tells the programs how far the answer to a step has come."""

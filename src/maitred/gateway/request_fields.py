@@ -1,7 +1,6 @@
-"""Read from a request what decisions depend on: its route, a few headers, a few fields of its body.
+"""Read from a request what decisions depend on: its route, hints, a few fields of its body.
 
-Everything else passes through untouched. Headers are read once, as bytes. Hop-by-hop headers (RFC 9110, 7.6.1) are not
-forwarded, nor are those meant for the gateway itself.
+Everything else passes through untouched. Headers are read as bytes; those of the request are sorted in `inbound_head`.
 
     route            whether the request needs a slot: what makes an engine generate does, and may have to wait; what only uses
                      its tokenizer does not, since it takes a millisecond and clients count tokens when engines are busiest
@@ -19,7 +18,7 @@ from the client is replaced, so that no client can jump the queue of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -93,13 +92,10 @@ HOP_BY_HOP_HEADERS = frozenset(
         b"upgrade",
     )
 )
-_COMMON_CONNECTION_VALUES = (b"keep-alive,", b"close,")
+COMMON_CONNECTION_VALUES = (b"keep-alive,", b"close,")
 """The usual values of a `Connection` header, with a comma behind: they name no other header."""
-PRIORITY_HEADERS = frozenset((b"x-smg-priority", b"x-maitred-priority"))
 REQUEST_ID_HEADER = b"x-request-id"
 AUTHORIZATION_HEADER = b"authorization"
-_NOT_FORWARDED = HOP_BY_HOP_HEADERS | PRIORITY_HEADERS | {b"host", b"content-length", b"expect", REQUEST_ID_HEADER}
-
 
 MAX_OUTPUT_LIMIT: Final = 10_000_000
 """Largest limit of an answer that counts, in tokens: more than any model generates."""
@@ -128,61 +124,6 @@ class BodyFields(msgspec.Struct, gc=False):
 _decode_body_fields = msgspec.json.Decoder(BodyFields).decode
 
 
-class SortedHeaders(msgspec.Struct, gc=False):
-    """The headers of a request: those for the backend, and those for the gateway. Of repeated ones the first counts."""
-
-    forwarded: Headers
-    """The headers for the backend, without x-request-id."""
-    request_id: bytes | None = None
-    priority: bytes | None = None
-    """The value of the first header that names a class."""
-    authorization: bytes | None = None
-    tenant: bytes | None = None
-
-    @property
-    def requested_class(self) -> str | None:
-        """The name in the class header, or None if there is no such header, or it is empty or no printable ASCII."""
-        name = (self.priority or b"").strip()
-        return name.decode("latin-1") if name and name.isascii() and name.decode("ascii").isprintable() else None
-
-
-class HeaderSorter:
-    """Sorts the headers of requests."""
-
-    def __init__(self, tenant_header: bytes | None = None, withheld: Collection[bytes] = ()) -> None:
-        """`tenant_header` is the trusted header that names the tenant, or None. `withheld` are further headers that are not
-        forwarded."""
-        self._tenant = tenant_header
-        self._withheld = _NOT_FORWARDED.union(withheld, [tenant_header] if tenant_header else [])
-
-    def sort_headers(self, headers: Headers) -> SortedHeaders:
-        """Return the headers that are forwarded, and the values of those that the gateway reads."""
-        inbound = SortedHeaders([])
-        withheld, forward = self._withheld, inbound.forwarded
-        connection = b""
-        for header in headers:
-            name = header[0]
-            if name not in withheld:
-                forward.append(header)
-            elif name == b"connection":
-                connection += header[1] + b","
-            else:
-                self._keep_own(inbound, name, header[1])
-        if connection and connection.lower() not in _COMMON_CONNECTION_VALUES:
-            inbound.forwarded = _drop_named_headers(forward, connection)
-        return inbound
-
-    def _keep_own(self, inbound: SortedHeaders, name: bytes, value: bytes) -> None:
-        if name == AUTHORIZATION_HEADER:
-            inbound.authorization = inbound.authorization or value
-        elif name == REQUEST_ID_HEADER:
-            inbound.request_id = inbound.request_id or value
-        elif name == self._tenant:
-            inbound.tenant = inbound.tenant or value
-        elif name in PRIORITY_HEADERS and inbound.priority is None:
-            inbound.priority = value
-
-
 def end_to_end_headers(headers: Headers) -> Headers:
     """Return the headers of a response that are meant for the client."""
     kept: Headers = []
@@ -192,8 +133,8 @@ def end_to_end_headers(headers: Headers) -> Headers:
             kept.append(header)
         elif header[0] == b"connection":
             connection += header[1] + b","
-    if connection and connection.lower() not in _COMMON_CONNECTION_VALUES:
-        return _drop_named_headers(kept, connection)
+    if connection and connection.lower() not in COMMON_CONNECTION_VALUES:
+        return drop_named_headers(kept, connection)
     return kept
 
 
@@ -218,7 +159,8 @@ def model_required() -> ApiError:
     return _invalid_request("you must name a model", param="model")
 
 
-def _drop_named_headers(headers: Headers, connection: bytes) -> Headers:
+def drop_named_headers(headers: Headers, connection: bytes) -> Headers:
+    """Return `headers` without those that the values of a `Connection` header name."""
     named = {token.strip().lower() for token in connection.split(b",")}
     return [header for header in headers if header[0] not in named]
 

@@ -23,7 +23,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from maitred.admission import AdmissionConfig, parse_class
+from maitred.admission import AdmissionConfig
 from maitred.admission.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
@@ -31,6 +31,7 @@ from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.inbound_head import HeadReader, InboundHead
 from maitred.gateway.passed_routes import read_passed
 from maitred.gateway.program_driver import ProgramStep
 from maitred.gateway.program_fields import (
@@ -45,12 +46,9 @@ from maitred.gateway.request_fields import (
     AUTHORIZATION_HEADER,
     NO_HINTS,
     REQUEST_ID_HEADER,
-    ROUTES,
     BodyFields,
-    HeaderSorter,
     Route,
     RoutingHintReader,
-    SortedHeaders,
     engine_priority,
     model_required,
     parse_body_fields,
@@ -64,6 +62,7 @@ from maitred.gateway.waiting_stream import WaitingStream
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
+from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_bytes, send_error
 from maitred.wire.messages import Headers
 from maitred.wire.server_context import ServerContext
@@ -86,13 +85,9 @@ class BodyBudget:
         """Bytes held now. More than `limit` only after a reload has lowered it, or by requests that wait behind others."""
         return self.taken_bytes + (0 if self.server is None else self.server.parked_bytes)
 
-    def open_lease(self) -> BodyLease:
-        """Return a lease that holds no bytes yet."""
-        return BodyLease(self)
-
 
 class BodyLease:
-    """The bytes of the budget that one body holds."""
+    """The bytes of the budget that one body holds; none at first."""
 
     __slots__ = ("_budget", "_held_bytes")
 
@@ -102,9 +97,10 @@ class BodyLease:
 
     def take_bytes(self, size: int) -> None:
         """Hold `size` more bytes. Raises ApiError 503 if fewer are left in the budget."""
-        if self._budget.parked_bytes + size > self._budget.limit:
+        budget = self._budget
+        if budget.parked_bytes + size > budget.limit:
             raise error_responses.body_budget_exhausted()
-        self._budget.taken_bytes += size
+        budget.taken_bytes += size
         self._held_bytes += size
 
     def release(self) -> None:
@@ -116,57 +112,58 @@ class BodyLease:
 class ProxyRequest:
     """A request that is ready to be forwarded, and what is forwarded."""
 
-    __slots__ = (
-        *(
-            "body",
-            "body_lease",
-            "headers",
-            "hides_usage",
-            "may_be_elsewhere",
-            "method",
-            "path",
-            "program",
-            "record",
-            "request",
-            "request_id",
-        ),
-        *("response_started", "route", "step", "waiting_stream"),
-    )
+    # What most requests leave as it is stands in the class.
+    record: RequestRecord
+    """What is known of it, for metrics and logs; set as soon as it was taken in."""
+    program: ProgramRequest | None = None
+    """What the core of the programs decides by, or None if the request needs no place in KV memory."""
+    step: ProgramStep | None = None
+    """The place that it has there or waits for; None without one."""
+    waiting_stream: WaitingStream | None = None
+    """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
+    hides_usage = False
+    """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
+    may_be_elsewhere = False
+    """Whether another backend is asked if this one answers 404."""
+    response_started = False
+    """Whether the head of a response has been sent to the client."""
 
     def __init__(
-        self, route: Route, request: Request, path: str, headers: Headers, body: bytes, request_id: bytes, body_lease: BodyLease
+        self,
+        route: Route,
+        request: Request,
+        method: str,
+        path: str,
+        headers: Headers,
+        block: HeaderBlock,
+        body: bytes,
+        request_id: bytes,
+        body_lease: BodyLease,
     ) -> None:
         self.route = route
-        self.record: RequestRecord
-        """What is known of it, for metrics and logs; set as soon as it was taken in."""
-        self.program: ProgramRequest | None = None
-        """What the core of the programs decides by, or None if the request needs no place in KV memory."""
-        self.step: ProgramStep | None = None
-        """The place that it has there or waits for; None without one."""
-        self.waiting_stream: WaitingStream | None = None
-        """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
-        self.hides_usage = False
-        """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
         self.request = request
+        self.method = method
         self.path = path
         """The path with its query string."""
-        self.method = "POST"
-        self.may_be_elsewhere = False
-        """Whether another backend is asked if this one answers 404."""
         self.headers = headers
-        """All headers for the backend."""
+        """The headers for the backend that this request alone has."""
+        self.block = block
+        """All others."""
         self.body = body
         """The body for the backend."""
         self.request_id = request_id
         self.body_lease = body_lease
         """The bytes of the budget that its body holds, until the request has ended."""
-        self.response_started = False
-        """Whether the head of a response has been sent to the client."""
 
     @property
     def token_cost(self) -> int:
         """Tokens of the prompt, estimated, and of the answer, as far as the client limits it; at least 1."""
         return max(1, self.request.prompt_tokens + (self.request.max_output_tokens or 0))
+
+    def replace_header(self, name: bytes, value: bytes) -> None:
+        """Send this header in place of those with this name."""
+        kept = [header for header in (*self.block.headers, *self.headers) if header[0] != name]
+        self.headers, self.block = [*kept, (name, value)], NO_BLOCK
 
 
 class IntakeRules:
@@ -175,17 +172,18 @@ class IntakeRules:
     def __init__(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         self.config = config
         self.programs = None if programs.mode == "off" else ProgramReader(programs.session_headers)
+        self.forwards_priority = config.forward_priority != "off"
         self.keys = ApiKeys(config.api_key, config.tenant_api_keys, (config.host, *config.admin_hosts))
+        self.needs_key = bool(self.keys)
         own = config.upstream_api_key
-        self.authorization: Headers = [(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else []
-        """The gateway's own key, as a header for the backend."""
-        self.headers = HeaderSorter(
+        self.heads = HeadReader(
             config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
             withheld=[
                 *([AUTHORIZATION_HEADER] if self.keys or own else []),
                 # A backend that is itself a gateway would count programs a second time.
                 *(OWN_HEADERS if self.programs is not None else []),
             ],
+            added=[(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else [],
         )
 
 
@@ -223,7 +221,7 @@ class RequestIntake:
 
     def identify(self, exchange: Exchange) -> Viewer:
         """Return the viewer that sends a request which is not forwarded. Raises ApiError 401."""
-        inbound = self._rules.headers.sort_headers(exchange.headers)
+        inbound = self._rules.heads.read_head(exchange)
         return identify_viewer(self._rules.keys, inbound.authorization, inbound.tenant, exchange.client, exchange.headers)
 
     @property
@@ -245,10 +243,19 @@ class RequestIntake:
 
         Call `release` on its `body_lease` when the request has ended.
         """
-        lease, began_at = self._budget.open_lease(), self._now()
+        lease, began_at, rules = BodyLease(self._budget), self._now(), self._rules
         proxied: ProxyRequest | None = None
         try:
-            proxied = await self._read_request(exchange, lease)
+            inbound = rules.heads.read_head(exchange)
+            caller = rules.keys.authenticate(inbound.authorization) if rules.needs_key else None
+            body = exchange.take_whole_body(rules.config.max_body_bytes)
+            if body is None:
+                body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
+            else:
+                lease.take_bytes(len(body))
+            proxied = self._read_request(
+                exchange, rules, inbound, resolve_tenant(caller, inbound.tenant, exchange.client), lease, body
+            )
             return proxied
         except ApiError as error:
             refusal = error
@@ -272,12 +279,11 @@ class RequestIntake:
         else:
             send_error(exchange, error)
 
-    async def _read_request(self, exchange: Exchange, lease: BodyLease) -> ProxyRequest:
-        """Read a request whole. Raises ApiError for one that cannot be forwarded, and ClientDisconnected."""
-        route, rules = ROUTES.get(exchange.path), self._rules
-        inbound = rules.headers.sort_headers(exchange.headers)
-        tenant = resolve_tenant(rules.keys.authenticate(inbound.authorization), inbound.tenant, exchange.client)
-        body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
+    def _read_request(
+        self, exchange: Exchange, rules: IntakeRules, inbound: InboundHead, tenant: str, lease: BodyLease, body: bytes
+    ) -> ProxyRequest:
+        """Read a request that is there whole. Raises ApiError for one that cannot be forwarded."""
+        route = inbound.route
         if route is not None and route.is_json:
             fields = parse_body_fields(body, route)
         else:
@@ -308,14 +314,13 @@ class RequestIntake:
             routing_key=hints.routing_key,
             prefix=hints.prefix,
         )
-        forward = [*inbound.forwarded, *rules.authorization, (REQUEST_ID_HEADER, request_id)]
-        proxied = ProxyRequest(route, request, _target(exchange), forward, body, request_id, lease)
-        proxied.method = exchange.method
+        own: Headers = [(REQUEST_ID_HEADER, request_id)]
+        proxied = ProxyRequest(route, request, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease)
         if rules.programs is not None and route.is_json:
             _set_program(proxied, found, body)
         elif route.generates and self._observer.reads_usage:
             _ask_for_usage(proxied, body)
-        if route.needs_slot and route.is_json and rules.config.forward_priority != "off":
+        if rules.forwards_priority and route.needs_slot and route.is_json:
             priority = engine_priority(priority_class, rules.config.forward_priority)
             proxied.body = set_body_priority(proxied.body, priority)
         return proxied
@@ -331,26 +336,22 @@ class RequestIntake:
             raise model_required()
         return str(served[0]["id"])
 
-    def _effective_class(self, inbound: SortedHeaders, fields: BodyFields, tenant: str) -> PriorityClass:
+    def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str) -> PriorityClass:
         """Return the lower of the requested class and the cap of the tenant. Counts unknown and lowered classes."""
-        config = self._core_config()
-        named = self._requested_class(inbound.requested_class, fields.service_tier, config)
+        config, tier = self._core_config(), fields.service_tier
+        named = inbound.requested_class
+        if not inbound.names_class and isinstance(tier, str) and tier in config.service_tiers:
+            named = class_from_name(config.service_tiers[tier])
         requested = PriorityClass.DEFAULT if named is None else named
-        effective = min(requested, config.class_cap(tenant))
-        if config.mode == "priority":
+        cap = config.class_cap(tenant)
+        effective = requested if requested <= cap else cap
+        if (named is None or effective is not requested) and config.mode == "priority":
             label = self._counters.tenant_label(tenant)
             if named is None:
                 self._counters.unknown_class[label] += 1
-            if effective < requested:
+            if effective is not requested:
                 self._counters.clamped_classes[label, requested.label, effective.label] += 1
         return effective
-
-    @staticmethod
-    def _requested_class(header: str | None, tier: object, config: AdmissionConfig) -> PriorityClass | None:
-        """Return the class that a request asks for, or None if its header names no class."""
-        if header is None and isinstance(tier, str) and tier in config.service_tiers:
-            return class_from_name(config.service_tiers[tier])
-        return parse_class(header)
 
 
 def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, received: bytes) -> None:
@@ -382,10 +383,4 @@ def _ask_for_usage(proxied: ProxyRequest, received: bytes) -> None:
 
 def _ask_for_plain_answer(proxied: ProxyRequest) -> None:
     """Ask for an answer that is not compressed: its usage is read."""
-    proxied.headers = [header for header in proxied.headers if header[0] != b"accept-encoding"]
-    proxied.headers.append((b"accept-encoding", b"identity"))
-
-
-def _target(exchange: Exchange) -> str:
-    query, path = exchange.query, exchange.path
-    return f"{path}?{query.decode('latin-1')}" if query else path
+    proxied.replace_header(b"accept-encoding", b"identity")

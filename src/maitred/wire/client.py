@@ -26,16 +26,19 @@ from urllib.parse import urlsplit
 import msgspec
 
 from maitred.core.errors import ConfigError, quote
+from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
 from maitred.wire.connection import UpstreamConnection
 from maitred.wire.errors import ConnectError, Disconnected, UpstreamLimits, UpstreamTimeout, connect_error
+from maitred.wire.known_heads import KnownHeads
+from maitred.wire.messages import ResponseHead
 from maitred.wire.response import UpstreamResponse
 
 if TYPE_CHECKING:
     from maitred.wire.tls import TlsClient
 
 
-UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]], bytes]
-"""Method, target, authority, headers and body."""
+UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]], bytes, HeaderBlock]
+"""Method, target, authority, headers, body and further headers."""
 
 
 class ConnectionPool:
@@ -51,6 +54,7 @@ class ConnectionPool:
         self._free_places = limits.max_connections
         """Connections that may still be made."""
         self._waiters: deque[asyncio.Future[UpstreamConnection | None]] = deque()
+        self._known_heads: KnownHeads[ResponseHead] = KnownHeads()
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -140,7 +144,7 @@ class ConnectionPool:
         return connection if connection.is_usable else await self.acquire()
 
     def _make_connection(self) -> UpstreamConnection:
-        return UpstreamConnection(self._limits, self._loop, self._on_idle, self._on_closed)
+        return UpstreamConnection(self._limits, self._loop, self._on_idle, self._on_closed, self._known_heads)
 
     def _on_idle(self, connection: UpstreamConnection) -> None:
         if self._closed:
@@ -259,20 +263,21 @@ class UpstreamClient:
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
         *,
+        block: HeaderBlock = NO_BLOCK,
         resends: bool = True,
     ) -> UpstreamResponse:
         """Send a request, and return its response when its head has arrived. It is sent twice at most, and once if not
         `resends` (see above).
 
-        `headers` must contain neither Host nor headers about framing or the connection. If this call is cancelled, the
+        `block` are further headers. None may be Host, or about framing or the connection. If this call is cancelled, the
         connection is closed at once; afterwards `UpstreamResponse.close` does that. Raises UpstreamError, and ValueError if a
         header contains a line end.
         """
         if origin.tls:
-            return await self._tls_client().request(str(origin), method, target, headers, body)
+            return await self._tls_client().request(str(origin), method, target, [*headers, *block.headers], body)
         pool = self.pool(origin)
         connection = pool.pop_idle() or await pool.acquire()
-        request = method, target, pool.authority, headers, body
+        request = method, target, pool.authority, headers, body, block
         try:
             return await pool.send_request(connection, request).wait_for_head()
         except Disconnected as error:

@@ -23,13 +23,17 @@ from typing import Any, Final
 import httptools
 
 from maitred.wire.framing import MessageFraming
-from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Kind, ResponseHead, State
+from maitred.wire.known_heads import KnownHeads, SeenHead
+from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, Kind, ResponseHead, State
 
 _PROTOCOL: Final = b"HTTP/"
 _INTERIM_BYTES: Final = 32
 """What an interim response counts for, beside its headers."""
 
+_BODILESS: Final = (204, 304)
+
 _DONE: Final = State.DONE
+_MUST_CLOSE: Final = State.MUST_CLOSE
 _SEND_RESPONSE: Final = State.SEND_RESPONSE
 _CLOSED: Final = State.CLOSED
 _IDLE: Final = State.IDLE
@@ -37,17 +41,47 @@ _SEND_BODY: Final = State.SEND_BODY
 _ERROR: Final = State.ERROR
 
 
+class HeaderBlock:
+    """Headers that many requests have in common, encoded once. Raises ValueError for one with a line end in it."""
+
+    __slots__ = ("headers", "lines")
+
+    def __init__(self, headers: Headers) -> None:
+        self.headers = headers
+        self.lines = _join_lines([*map(b": ".join, headers)], line_ends=len(headers) - 1)
+
+
+def _join_lines(lines: list[bytes], *, line_ends: int) -> bytes:
+    """Return lines with their ends. Raises ValueError unless they have `line_ends` between them."""
+    joined = b"\r\n".join(lines)
+    # A line end in a name or value would let a client add headers, or a whole request, to what a connection sends.
+    if lines and (joined.count(b"\n") != line_ends or joined.count(b"\r") != line_ends):
+        raise ValueError("a header with a line end in it")
+    return joined + b"\r\n" if lines else b""
+
+
+NO_BLOCK: Final = HeaderBlock([])
+
+
 class ClientFraming(MessageFraming):
     """The framing of one connection to a server."""
 
     _bodiless = False
     _until_close = False
+    _is_at_start = False
+
+    def __init__(self, max_head: int, known_heads: KnownHeads[ResponseHead] | None = None) -> None:
+        """`known_heads` are those of all connections of a client."""
+        super().__init__(max_head)
+        self._known_heads = known_heads or KnownHeads[ResponseHead]()
 
     def _make_parser(self) -> Any:
         return httptools.HttpResponseParser(self)
 
     def _begin_response(self) -> None:
         self._begin_message()
+        self._is_at_start = not self._bodiless
+        """Whether nothing of the response has been received, and its body may be where its head says."""
         self._begin = b""
         """The first bytes of the response."""
         self._until_close = False
@@ -57,31 +91,58 @@ class ClientFraming(MessageFraming):
     # Out.
 
     def send_request(
-        self, method: str, target: str, authority: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int
+        self,
+        method: str,
+        target: str,
+        authority: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body_bytes: int,
+        block: HeaderBlock = NO_BLOCK,
     ) -> bytes:
         """Return the head of a request. Its body must follow as it is; nothing more may be sent then.
 
-        `headers` must contain neither Host nor headers about framing or the connection. Raises ValueError if a header contains
-        a line end.
+        `headers` and `block` must contain neither Host nor headers about framing or the connection. Raises ValueError if a
+        header contains a line end.
         """
         lines = [f"{method} {target} HTTP/1.1\r\nhost: {authority}".encode("latin-1"), *map(b": ".join, headers)]
         if body_bytes or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d" % body_bytes)
-        head = b"\r\n".join(lines)
-        # A line end in a name or value would let a client add headers, or a whole request, to what this connection sends.
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            raise ValueError("a header with a line end in it")
+        head = _join_lines(lines, line_ends=len(lines))
         self._move_own(Kind.REQUEST)
         self.own = _DONE  # The body follows as it is.
         self.peer = _SEND_RESPONSE
         self._bodiless = method == "HEAD"
         self._begin_response()
-        return head + b"\r\n\r\n"
+        return head + block.lines + b"\r\n"
 
     # In.
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought."""
+        if self._is_at_start:
+            self._is_at_start = False
+            seen = self._known_heads.look_up(data)
+            if seen is not None:
+                return self._receive_seen(seen, data)
+        return self._parse(data)
+
+    def _receive_seen(self, seen: SeenHead[ResponseHead], data: bytes) -> list[Event]:
+        """Return the events of the first read of a response. If the head is known and the body is whole, the parser sees
+        nothing of it; if not, the head is kept when all that it means is known."""
+        known, length = seen.known, int(seen.digits)
+        if known is not None and len(data) - seen.end == length:
+            self.keep_alive, self._is_over, self.body_bytes = known.keep_alive, True, length
+            self.peer = _DONE if known.keep_alive else _MUST_CLOSE
+            head = known if length == known.length else known.with_length(length)
+            return [head, data[seen.end :], END] if length else [head, END]
+        events = self._parse(data)
+        first = events[0] if events else END
+        if type(first) is ResponseHead and first.length == length and events[-1] is END and first.status not in _BODILESS:
+            first.keep_alive = self.keep_alive
+            self._known_heads.keep(seen, first)
+        return events
+
+    def _parse(self, data: bytes) -> list[Event]:
         if not self._in_body:
             self._begin = (self._begin + data).lstrip(b"\r\n")[: len(_PROTOCOL)]
         self._feed_parser(data)
@@ -163,11 +224,11 @@ class ClientFraming(MessageFraming):
                 raise self._too_large()
             return
         self._in_body, self._head_bytes = True, 0
-        self._inbox.append(ResponseHead(status, self._headers))
+        self._inbox.append(ResponseHead(status, self._headers, self._length))
         if self._bodiless:
             self._end_response(is_reusable=False)  # The parser cannot be told that no body follows.
         else:
-            self._until_close = not self._is_chunked and self._length is None and status not in (204, 304)
+            self._until_close = not self._is_chunked and self._length is None and status not in _BODILESS
 
     def on_body(self, body: bytes) -> None:
         if not self._is_over:

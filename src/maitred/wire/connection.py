@@ -15,8 +15,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from maitred.wire.client_framing import ClientFraming
+from maitred.wire.client_framing import NO_BLOCK, ClientFraming, HeaderBlock
 from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamLimits, UpstreamTimeout
+from maitred.wire.known_heads import KnownHeads
 from maitred.wire.messages import END, Event, FramingError, ResponseHead, State
 from maitred.wire.response import UpstreamResponse
 from maitred.wire.sockets import write_message
@@ -33,6 +34,7 @@ class UpstreamConnection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         on_idle: Callable[[UpstreamConnection], object],
         on_closed: Callable[[UpstreamConnection], object],
+        known_heads: KnownHeads[ResponseHead] | None = None,
     ) -> None:
         """`on_idle` is called each time a response has ended and the connection can be used again, `on_closed` once."""
         self.limits = limits
@@ -45,7 +47,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
-        self._framing = ClientFraming(limits.max_head)
+        self._framing = ClientFraming(limits.max_head, known_heads)
         self._timer: asyncio.TimerHandle | None = None
         self._response: UpstreamResponse | None = None
         self._has_head = False
@@ -53,11 +55,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._last_received = 0.0
 
     def send_request(
-        self, method: str, target: str, authority: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+        self,
+        method: str,
+        target: str,
+        authority: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        block: HeaderBlock = NO_BLOCK,
     ) -> UpstreamResponse:
         """Send a request. Raises ValueError, and sends nothing, if a header contains a line end."""
         assert self._transport is not None
-        head = self._framing.send_request(method, target, authority, headers, len(body))
+        head = self._framing.send_request(method, target, authority, headers, len(body), block)
         self.has_received = self._has_head = self._paused = False
         self._last_received = self._loop.time()
         self._response = UpstreamResponse(self, self.limits.high_water, self._loop)

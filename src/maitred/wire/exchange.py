@@ -95,7 +95,7 @@ class Exchange:
 
     __slots__ = (
         *("_body_is_whole", "_connection", "_expects_continue", "_head", "_on_disconnect", "_waiter"),
-        *("client", "headers", "is_disconnected", "method", "path", "query", "response_ended", "response_started"),
+        *("client", "headers", "is_disconnected", "memo", "method", "path", "query", "response_ended", "response_started"),
         *("status", "task", "unread", "unread_bytes"),
     )
 
@@ -104,6 +104,7 @@ class Exchange:
         self.headers = head.headers
         self.path = head.path
         self.query = head.query
+        self.memo = head.memo
         self.client = client
         self.is_disconnected = False
         """Whether the client has left before the end of the response."""
@@ -130,6 +131,14 @@ class Exchange:
                 return value
         return None
 
+    def take_whole_body(self, limit: int) -> bytes | None:
+        """Return the body if it came whole and in one piece, within `limit` bytes: the usual small request. Otherwise None:
+        `read_body` is next."""
+        if not self._body_is_whole or len(self.unread) != 1 or self.unread_bytes > limit:
+            return None
+        (piece,), self.unread, self.unread_bytes = self.unread, [], 0
+        return piece
+
     async def read_body(self, limit: int, on_piece: Callable[[int], object] = _ignore_size) -> bytes:
         """Return the whole body, at most `limit` bytes. `on_piece` is called with the size of each piece, and may raise.
 
@@ -142,10 +151,6 @@ class Exchange:
         if self._expects_continue and not (self.unread or self._body_is_whole):
             self._connection.send_continue()
         self._expects_continue = False
-        if self._body_is_whole and len(self.unread) == 1 and self.unread_bytes <= limit:  # the usual small request
-            (piece,), self.unread, self.unread_bytes = self.unread, [], 0
-            on_piece(len(piece))
-            return piece
         taken: list[bytes] = []
         size = 0
         while True:

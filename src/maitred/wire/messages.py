@@ -81,11 +81,16 @@ class RequestHead(msgspec.Struct, gc=False):
 
     def with_length(self, length: int) -> RequestHead:
         """Return the head of another request, which differs in the length of its body alone."""
-        headers = [(name, b"%d" % length if name == b"content-length" else value) for name, value in self.headers]
+        headers = replace_length(self.headers, length)
         expects, keep_alive = self.expects_continue, self.keep_alive
         return RequestHead(
             *(self.method, self.target, headers, self.is_http_11, expects, length, keep_alive, self.path, self.query, self.memo)
         )
+
+
+def replace_length(headers: Headers, length: int) -> Headers:
+    """Return headers that declare another length."""
+    return [(name, b"%d" % length if name == b"content-length" else value) for name, value in headers]
 
 
 def split_target(target: bytes) -> tuple[str, bytes]:
@@ -99,6 +104,14 @@ class ResponseHead(msgspec.Struct, gc=False):
 
     status: int
     headers: Headers
+    length: int | None = None
+    """The declared length of the body, or None."""
+    keep_alive: bool = False
+    """Whether the connection may be used again; of a head that is kept (`known_heads`)."""
+
+    def with_length(self, length: int) -> ResponseHead:
+        """Return the head of another response, which differs in the length of its body alone."""
+        return ResponseHead(self.status, replace_length(self.headers, length), length, self.keep_alive)
 
 
 class FramingError(MaitredError):

@@ -42,40 +42,27 @@ class ResponseSource(Protocol):
 class UpstreamResponse:
     """The response to one request. Its owner must read it to the end or `close` it."""
 
-    __slots__ = (
-        "_body_received",
-        "_body_written",
-        "_buffer",
-        "_buffered",
-        "_error",
-        "_head",
-        "_high_water",
-        "_loop",
-        "_paused",
-        "_pending_write",
-        "_source",
-        "_waiter",
-        "_write",
-        "headers",
-        "status",
-    )
+    # What every response begins with stands in the class.
+    status = 0
+    _waiter: asyncio.Future[None] | None = None
+    _write: PieceWriter | None = None
+    _pending_write: asyncio.Future[None] | None = None
+    _buffered = 0
+    """Bytes in the buffer."""
+    _paused = False
+    _body_received = False
+    """Whether the whole body has arrived."""
+    _body_written = False
+    """Whether the whole body was written through."""
+    _error: BaseException | None = None
 
     def __init__(self, source: ResponseSource, high_water: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.status = 0
         self.headers: Headers = []
         self._source: ResponseSource | None = source
         self._high_water = high_water
         self._loop = loop
         self._head: asyncio.Future[None] = loop.create_future()
-        self._waiter: asyncio.Future[None] | None = None
-        self._write: PieceWriter | None = None
-        self._pending_write: asyncio.Future[None] | None = None
         self._buffer: list[bytes] = []
-        self._buffered = 0
-        self._paused = False
-        self._body_received = False  # The whole body has arrived.
-        self._body_written = False  # The whole body was written through.
-        self._error: BaseException | None = None
 
     @property
     def is_complete(self) -> bool:
