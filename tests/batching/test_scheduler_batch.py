@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_driver import config, drive, request
 
+from maitred.batching import GuaranteedNoEvict, KvCacheManager, SimpleScheduler, TokenBudgetScheduler
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.instance import InstanceConfig
@@ -196,3 +197,34 @@ def test_every_request_ends_and_skipping_is_not_seen(
     assert sorted(ended) == [*range(len(jobs))]
     if keys["batching"] in NO_EVICTION:
         assert not [event for event in events if event[1] == "KV_PREEMPTED"]
+
+
+@given(workloads())
+@settings(max_examples=60, deadline=None)
+def test_a_decision_without_a_look_at_what_generates_is_that_with_one(
+    workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]],
+) -> None:
+    keys, jobs, aborts = workload
+    events = drive(InstanceConfig(**keys), jobs, aborts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimpleScheduler, "schedule_beside", lambda self, generating, begun, pending: None)
+        assert drive(InstanceConfig(**keys), jobs, aborts) == events
+
+
+@pytest.mark.parametrize("batching", ["guaranteed-no-evict", "static-batch", "max-utilization"])
+def test_requests_that_generate_are_not_looked_at(batching: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(SimpleScheduler, "schedule_request", lambda self, active, inflight: looks.append(len(active)))
+    jobs = [(request(number, 35 * number, 10, 40), 40) for number in range(6)]
+    events = drive(config(batching, total_kv_blocks=60), jobs)
+    assert len([event for event in events if event[1] == "FINISHED"]) == 6
+    assert looks == []
+
+
+def test_a_subclass_may_decide_in_another_way_and_is_asked() -> None:
+    class Own(GuaranteedNoEvict):
+        pass
+
+    memory, micro_batch = KvCacheManager({16: 4}, 16), TokenBudgetScheduler(4)
+    assert SimpleScheduler(GuaranteedNoEvict(4, memory), micro_batch).schedule_beside([], [], []) is not None
+    assert SimpleScheduler(Own(4, memory), micro_batch).schedule_beside([], [], []) is None

@@ -109,6 +109,12 @@ class GuaranteedNoEvict(BlockCountingScheduler):
         fitting, disagg_gen_init = split_disagg_gen_init(scheduled) if disagg else (scheduled, [])
         return fitting, disagg_gen_init, []
 
+    def fit_beside(self, generating: RequestList, begun: RequestList, pending: RequestList) -> RequestList | None:
+        scheduled = [*generating]
+        if begun or pending:
+            self._begin_pending(scheduled, RequestList(), begun + pending, begun)
+        return scheduled[len(generating) :]
+
     def _by_stage(self, active_requests: RequestList) -> tuple[RequestList, RequestList, RequestList]:
         """Return the requests that generate, those that wait for KV from elsewhere, and the others, as far as more may run."""
         running, disagg, pending = RequestList(), RequestList(), RequestList()
@@ -134,8 +140,9 @@ class GuaranteedNoEvict(BlockCountingScheduler):
         promises = self.begin_promises(active_requests, (self.kv_cache_manager, cross)) if self.delays_duplicates else None
         adapters = AdapterPages(self.peft_cache_manager)
         budgets = [FreeBlocks(self.kv_cache_manager)] + ([FreeBlocks(cross)] if cross is not None else [])
-        for request in scheduled:
-            adapters.claim(request)
+        if self.peft_cache_manager is not None:
+            for request in scheduled:
+                adapters.claim(request)
         for budget in budgets:
             budget.reserve_running(scheduled)
         self._begin_in_order(scheduled, disagg, budgets, adapters, None)
@@ -190,6 +197,9 @@ class StaticBatch(GuaranteedNoEvict):
 
     waits_for_empty_batch: ClassVar[bool] = True
     delays_duplicates: ClassVar[bool] = False
+
+    def fit_beside(self, generating: RequestList, begun: RequestList, pending: RequestList) -> RequestList | None:
+        return RequestList() if generating else super().fit_beside(generating, begun, pending)
 
 
 class MaxUtilization(BlockCountingScheduler):
@@ -249,6 +259,24 @@ class MaxUtilization(BlockCountingScheduler):
                 end, is_retry = victim, True
         fitting, disagg_gen_init = split_disagg_gen_init(scheduled)
         return fitting, disagg_gen_init, paused
+
+    def fit_beside(self, generating: RequestList, begun: RequestList, pending: RequestList) -> RequestList | None:
+        budget = StepBlocks(self.kv_cache_manager, two_step_lookahead=False)
+        taken = budget.try_take_all(generating)
+        if taken is None or self.two_step_lookahead or len(generating) > self.max_num_requests:
+            return None
+        budget.take(taken)
+        promises = self.begin_promises(begun, (self.kv_cache_manager,))
+        adapters, most = AdapterPages(self.peft_cache_manager), self.max_num_requests - len(generating)
+        fitting = RequestList()
+        for index, request in enumerate(begun + pending):
+            if self._is_delayed(request, promises, is_retry=False):
+                continue
+            if len(fitting) >= most or not self._try_take(request, [budget], adapters, promises):
+                # One that has begun may have to be paused. If none of those that are left has, they all wait.
+                return None if index < len(begun) else fitting
+            fitting.append(request)
+        return fitting
 
     def _take_leading(self, active_requests: RequestList, budgets: list[StepBlocks], adapters: AdapterPages) -> RequestList:
         """Return the requests at the head of the list that generate, if they all fit, else none. They are taken together, since

@@ -28,6 +28,7 @@ from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestLis
 from maitred.batching.schedulers import MicroBatchResult, MicroBatchScheduler
 
 _GENERATING: Final = LlmRequestState.GENERATION_IN_PROGRESS
+_NO_IDS: Final[frozenset[int]] = frozenset()
 
 
 class TokenBudgetScheduler(MicroBatchScheduler):
@@ -54,8 +55,27 @@ class TokenBudgetScheduler(MicroBatchScheduler):
 
     def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> MicroBatchResult:
         step = _Step(self)
+        self._fill(step, active_requests, inflight_request_ids)
+        return step.finish()
+
+    def chunk_beside(self, generating: RequestList, contexts: RequestList) -> RequestList | None:
+        step = _Step(self)
+        if not step.take_all_generation(len(generating)):
+            return None
+        if step.num_requests < self.max_batch_size:
+            self._fill(step, contexts, _NO_IDS)
+        return step.finish()[1]
+
+    def cost_of_prompt(self, request: LlmRequest) -> int:
+        """Return the tokens that `request` takes from the budget if its prompt is computed whole."""
+        # The whole prompt counts, even if a part of it has been computed: without chunking there is no such part.
+        rule, reusable = self.assignment.cost_of, reusable_tokens(request)
+        return max(1, rule(request.num_tokens, reusable, request.context_remaining_length) + request.num_draft_tokens)
+
+    def _fill(self, step: _Step, requests: RequestList, inflight_request_ids: Set[int]) -> None:
+        """Put `requests` into `step`, in order, until one ends it."""
         until, after, most = self.no_schedule_until_state, self.no_schedule_after_state, self.max_batch_size
-        for request in active_requests:
+        for request in requests:
             state = request.state
             if not until <= state < after or request.request_id in inflight_request_ids:
                 continue
@@ -70,13 +90,6 @@ class TokenBudgetScheduler(MicroBatchScheduler):
             step.num_requests += taken
             if step.num_requests >= most:
                 break
-        return step.finish()
-
-    def cost_of_prompt(self, request: LlmRequest) -> int:
-        """Return the tokens that `request` takes from the budget if its prompt is computed whole."""
-        # The whole prompt counts, even if a part of it has been computed: without chunking there is no such part.
-        rule, reusable = self.assignment.cost_of, reusable_tokens(request)
-        return max(1, rule(request.num_tokens, reusable, request.context_remaining_length) + request.num_draft_tokens)
 
 
 class _Step:
@@ -104,6 +117,14 @@ class _Step:
         self._generation.append(request)
         self._budget -= tokens
         return 1
+
+    def take_all_generation(self, num_requests: int) -> bool:
+        """Take `num_requests` requests that generate a token each. Return False, and take none, if not all of them fit."""
+        if num_requests > min(self._budget, self._scheduler.max_batch_size):
+            return False
+        self.num_requests += num_requests
+        self._budget -= num_requests
+        return True
 
     def take_encoder(self, request: LlmRequest) -> int | None:
         tokens = self._checked(request, request.encoder_output_len)

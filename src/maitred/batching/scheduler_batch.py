@@ -14,6 +14,11 @@ Each step:
 
 A step that does nothing although requests are active would do nothing for ever, so it is an error that says what is missing.
 
+**Requests that generate cost nothing to plan.** Which requests begin follows from sums over those that generate
+(`InstanceKvCache`), so the scheduler is first asked without them (`RequestScheduler.schedule_beside`). A step with a chunk
+costs the same however many requests generate beside it, and so however long answers are. Only a scheduler that cannot tell, or
+has to pause one, is shown all of them, each with its progress.
+
 A step that only generates repeats itself as long as the scheduler says that its answer stays the same
 (`RequestScheduler.repeats_its_answer`), and the blocks last.
 
@@ -51,6 +56,7 @@ class SchedulerBatch(ContinuousBatch):
         "_kv_cache",
         "_max_model_len",
         "_name",
+        "_not_generating",
         "_num_pending",
         "_num_pending_tokens",
         "_puts_begun_first",
@@ -74,6 +80,8 @@ class SchedulerBatch(ContinuousBatch):
         self._requests: dict[int, ActiveRequest] = {}
         self._active: list[ActiveRequest] = []
         """The active requests, in the order in which the scheduler sees them."""
+        self._not_generating: list[ActiveRequest] = []
+        """Of these, in the same order, the requests that do not generate yet."""
         self._num_pending = 0
         """Active requests that have no KV yet."""
         self._num_pending_tokens = 0
@@ -98,9 +106,12 @@ class SchedulerBatch(ContinuousBatch):
             repeats = self._blocks.max_steps(max_repeats)
             if repeats:
                 return StepPlan(repeats)
-        output, plan = self._decide(), StepPlan(1)
-        plan.preempted = [self._pause(request) for request in self._known(output.paused_requests)]
-        self._stall(self._left_out(output))
+        (output, all_generate), plan = self._decide(), StepPlan(1)
+        if all_generate:
+            self._stall([])
+        else:
+            plan.preempted = [self._pause(request) for request in self._known(output.paused_requests)]
+            self._stall(self._left_out(output))
         plan.stalled = self._stalled
         self._check_decodes()
         if output.context_requests:
@@ -123,6 +134,7 @@ class SchedulerBatch(ContinuousBatch):
         for seq in complete:
             request = self._requests[seq.request.id]
             request.state = LlmRequestState.GENERATION_IN_PROGRESS
+            self._not_generating.remove(request)
             self._kv_cache.on_decode_start(request)
             if self._prefix_blocks is not None:
                 self._prefix_blocks.fill(seq, seq.num_tokens_to_prefill)
@@ -142,6 +154,7 @@ class SchedulerBatch(ContinuousBatch):
             self._kv_cache.on_decode_end(request)
             super().remove(seq)
             return
+        self._not_generating.remove(request)
         del self.sequences[seq.request.id]
         if request.has_blocks:
             self._prefilling.remove(seq)
@@ -167,6 +180,8 @@ class SchedulerBatch(ContinuousBatch):
         counted = len(pending) == self._num_pending and tokens == self._num_pending_tokens
         if not counted or self._requests.keys() != self.sequences.keys():
             raise InvariantError("the active requests are not the sequences of the batch")
+        if self._not_generating != [request for request in self._active if not request.seq.is_decoding]:
+            raise InvariantError("the requests that do not generate are not those of the batch")
 
     @property
     def _serves_all_decodes(self) -> bool:
@@ -186,10 +201,14 @@ class SchedulerBatch(ContinuousBatch):
             self._num_pending += 1
             self._num_pending_tokens += request.prompt_len
             place = len(self._active)
-            if seq.num_preemptions:
-                while place and _comes_after(self._active[place - 1].seq, seq):
-                    place -= 1
+            if not seq.num_preemptions:
+                self._active.append(request)
+                self._not_generating.append(request)
+                continue
+            while place and _comes_after(self._active[place - 1].seq, seq):
+                place -= 1
             self._active.insert(place, request)
+            self._not_generating = [request for request in self._active if not request.seq.is_decoding]
 
     def _has_use_for(self, head: SequenceState) -> bool:
         """Return whether the scheduler is to see `head`, which waits."""
@@ -210,11 +229,15 @@ class SchedulerBatch(ContinuousBatch):
             return [*self._active]
         return [*sorted(self._active, key=lambda request: not request.has_blocks)]
 
-    def _decide(self) -> SchedulerOutput:
-        """Return what the scheduler says, after the progress of the active requests has been settled."""
-        for request in self._active:
-            self._settle(request)
+    def _decide(self) -> tuple[SchedulerOutput, bool]:
+        """Return what the scheduler says, and whether it says so without a look at the requests that generate: then all of them
+        do in this step. Otherwise the progress of the active requests has been settled."""
         try:
+            beside = self._decide_beside()
+            if beside is not None:
+                return beside, True
+            for request in self._active:
+                self._settle(request)
             output = self._scheduler.schedule_request(self._in_order(), _NO_IDS)
         except MaitredError:
             raise
@@ -223,7 +246,21 @@ class SchedulerBatch(ContinuousBatch):
             raise ConfigError(problem, hint=self._kv_cache.shortage(self._active)) from error
         if not isinstance(output, SchedulerOutput):
             raise ConfigError(f"batch scheduler {self._name} answers with {type(output).__name__}, not a SchedulerOutput")
-        return output
+        return output, False
+
+    def _decide_beside(self) -> SchedulerOutput | None:
+        """Return what the scheduler says without a look at the requests that generate; None if it has to, or if they do not
+        come first, then those that have begun, and then the others."""
+        others, num_begun = self._not_generating, len(self._prefilling)
+        generating, begun, pending = self._active[: self.num_decodes], others[:num_begun], others[num_begun:]
+        in_order = not others or self._active[self.num_decodes] is others[0]
+        if not (in_order and all(request.has_blocks for request in begun)):
+            if not self._puts_begun_first:
+                return None
+            generating = [request for request in self._active if request.seq.is_decoding]
+            begun = [request for request in others if request.has_blocks]
+            pending = [request for request in others if not request.has_blocks]
+        return self._scheduler.schedule_beside([*generating], [*begun], [*pending])
 
     def _known(self, requests: Sequence[object]) -> list[ActiveRequest]:
         """Return `requests`, which the scheduler has named. Raises ConfigError for one that is not active, or named twice."""

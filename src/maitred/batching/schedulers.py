@@ -62,6 +62,16 @@ class CapacityScheduler(StateWindow, ABC):
     def schedule_request(self, active_requests: RequestList) -> CapacityResult:
         """Return the fitting requests in the order in which they are served, and the paused ones, of `active_requests`."""
 
+    def fit_beside(self, generating: RequestList, begun: RequestList, pending: RequestList) -> RequestList | None:
+        """Return which of `begun` and `pending` fit, if all of `generating` do and nothing is paused, without looking at any of
+        those; None if that takes a look, which is `schedule_request`.
+
+        The active requests are these three lists, one after the other: those that generate (which have one beam and neither
+        drafts nor adapters), those in the middle of their prompt, and those without memory. With this shortcut a decision costs
+        the same however many requests generate. It is void for subclasses, which may decide in another way.
+        """
+        return None
+
 
 class MicroBatchScheduler(StateWindow, ABC):
     """The choice of the fitting requests that run in the next step. It sets the chunks of those in their prompt
@@ -73,6 +83,11 @@ class MicroBatchScheduler(StateWindow, ABC):
     @abstractmethod
     def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> MicroBatchResult:
         """Return the requests that run, those in their prompt and those that generate, none of them in flight."""
+
+    def chunk_beside(self, generating: RequestList, contexts: RequestList) -> RequestList | None:
+        """Return which of `contexts`, which are in their prompt and fit, run in a step in which all of `generating` do; None if
+        not all of them do, or that takes a look at them. See `CapacityScheduler.fit_beside`."""
+        return None
 
 
 class RequestScheduler(ABC):
@@ -90,6 +105,11 @@ class RequestScheduler(ABC):
     @abstractmethod
     def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
         """Return what the next step does."""
+
+    def schedule_beside(self, generating: RequestList, begun: RequestList, pending: RequestList) -> SchedulerOutput | None:
+        """Return what the next step does if all of `generating` run in it, without looking at them; None if that takes a look.
+        See `CapacityScheduler.fit_beside`."""
+        return None
 
     def max_repeats(self, limit: int) -> int:
         """Return for how many steps, from 1 to `limit`, the last decision stays the same, if the requests only generate and
@@ -118,11 +138,23 @@ class SimpleScheduler(RequestScheduler):
         self.repeats_its_answer = _repeats(capacity_scheduler, "schedule_request") and _repeats(
             micro_batch_scheduler, "schedule"
         )
+        self._knows_shortcut = "fit_beside" in vars(type(capacity_scheduler)) and "chunk_beside" in vars(
+            type(micro_batch_scheduler)
+        )
 
     def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
         fitting, disagg_gen_init, paused = capacity_lists(self.capacity_scheduler.schedule_request(active_requests))
         encoder, context, generation = micro_batch_lists(self.micro_batch_scheduler.schedule(fitting, inflight_request_ids))
         return SchedulerOutput(context, generation, paused, disagg_gen_init, len(fitting), encoder)
+
+    def schedule_beside(self, generating: RequestList, begun: RequestList, pending: RequestList) -> SchedulerOutput | None:
+        if not self._knows_shortcut:
+            return None
+        fitting = self.capacity_scheduler.fit_beside(generating, begun, pending)
+        context = None if fitting is None else self.micro_batch_scheduler.chunk_beside(generating, fitting)
+        if fitting is None or context is None:
+            return None
+        return SchedulerOutput(context, generating, [], [], len(generating) + len(fitting))
 
     def can_schedule(self, requests: RequestList) -> bool:
         estimates = [request.estimated_reusable_tokens for request in requests]
