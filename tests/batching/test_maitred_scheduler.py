@@ -63,6 +63,15 @@ def test_the_long_one_keeps_its_share_of_the_tokens() -> None:
     assert finished[0] == 90  # 50 of 100 tokens in each of 8 steps; the rest is as short as the others then
 
 
+def test_a_shorter_prompt_takes_no_tokens_without_which_one_before_it_could_not_begin() -> None:
+    """Of 100 tokens the first prompt keeps 90, and the second one begins with the others."""
+    prompts = [LlmRequest(number, tokens, 1) for number, tokens in enumerate((1000, 100, 50))]
+    made, _ = scheduler(blocks=1000, tokens=100)
+    output = made.schedule_request(prompts, frozenset())
+    assert {each.request_id: each.context_chunk_size for each in output.context_requests} == {0: 90, 1: 10}
+    assert made.why_waiting(prompts[2]) == "the tokens of the step are used up"
+
+
 def test_what_always_reaches_its_limit_is_never_paused() -> None:
     """The example of capacity.py: two requests that would fill 18 of 10 blocks run one after the other."""
     jobs = [(request(0, 0, 10, 80), 80), (request(1, 0, 10, 80), 80)]

@@ -7,10 +7,12 @@ from collections import Counter
 from random import Random
 from typing import Any, TypeAlias
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from maitred.compat.instance_rules import new_instance
+from maitred.compat.sglang.engine_host import RunningRequests
 from maitred.core.request import Request
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
 from maitred.instance.sglang_config import SGLangConfig
@@ -92,12 +94,13 @@ def workloads(draw: st.DrawFn) -> Workload:
 class Seen:
     """What could be seen of an instance."""
 
-    def __init__(self, instance: Instance, config: InstanceConfig) -> None:
+    def __init__(self, instance: Instance, config: InstanceConfig, *, is_logged: bool) -> None:
         self.events: list[tuple[int, str, int, int]] = []
         self.ends: dict[int, tuple[int, int, int]] = {}
         self.log = ItlLog()
-        self.meter = StepMeter(config.latency_model(), self.log)
-        instance.observe(self.meter, self.log)
+        log = self.log if is_logged else None
+        self.meter = StepMeter(config.latency_model(), log)
+        instance.observe(self.meter, log)
 
     def note(self, instance: Instance, now: int) -> None:
         for each in instance.advance(now):
@@ -121,10 +124,17 @@ class Seen:
         return {number: (counts[number], times[number]) for number in sorted(counts)}
 
 
-def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[tuple[int, int]], looks: set[int]) -> Seen:
+def drive(
+    config: InstanceConfig,
+    jobs: list[tuple[Request, int]],
+    aborts: list[tuple[int, int]],
+    looks: set[int],
+    *,
+    is_logged: bool = True,
+) -> Seen:
     """Return what is seen of the instance, which is looked at at the instants `looks`, too."""
     instance = new_instance(config, Random(0))
-    seen = Seen(instance, config)
+    seen = Seen(instance, config, is_logged=is_logged)
     inputs = sorted(
         [(request.arrival, 0, number) for number, (request, _) in enumerate(jobs)]
         + [(at, 1, number) for at, number in aborts]
@@ -180,6 +190,27 @@ def test_skipping_changes_nothing(workload: Workload, looks: set[int]) -> None:
     assert skipping.meter.itl_sketch == stepping.meter.itl_sketch
     assert sorted(skipping.ends) == list(range(len(jobs)))  # every request ends, and once
     event(f"kinds {sorted({kind for _, kind, _, _ in skipping.events})}")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workloads(), st.sets(st.integers(0, 4000), max_size=5))
+def test_gaps_that_are_only_counted_are_those_of_the_log(workload: Workload, looks: set[int]) -> None:
+    keys, jobs, aborts = workload
+    logged, counted = (drive(InstanceConfig(**keys), jobs, aborts, looks, is_logged=is_logged) for is_logged in (True, False))
+    assert logged.events == counted.events
+    assert logged.meter.itl_sketch == counted.meter.itl_sketch
+
+
+def test_requests_that_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(RunningRequests, "__getitem__", lambda self, index: looks.append(index))
+    jobs = [(Request(id=n, arrival=400 * n, prompt_tokens=20, max_output_tokens=60), 60) for n in range(6)]
+    config = InstanceConfig.of_flavour("sglang", latency=LinearLatency((100, 0, 0)))
+    seen = drive(config, jobs, [], set(), is_logged=False)
+    assert [(number, tokens) for _, kind, number, tokens in seen.events if kind == "FINISHED"] == [(n, 60) for n in range(6)]
+    assert looks == []
+    # Each of the five that come later holds those before it for a step.
+    assert seen.meter.itl_sketch.count == 6 * 59
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

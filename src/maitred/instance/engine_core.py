@@ -172,7 +172,7 @@ class EngineCore:
             unseen.before_planning(now)
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
         # complete there: a run is planned twice then. The first step of held decodes stands alone, as its gaps are longer.
-        limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.since else 1
+        limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.count else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         if unseen is not None and not (batch.num_decodes or plan.chunks or plan.preempted):
@@ -225,13 +225,13 @@ class EngineCore:
         if plan.stalled:
             self._pause(plan.stalled, run.starts_at, now)
         if plan.holds_decodes:
-            held.hold(batch.sequences.values(), run.starts_at, self.itl_log)
+            held.hold_all(batch.sequences.values(), batch.num_decodes, run.starts_at, self.itl_log)
             silent = 0
-        elif held.since:
+        elif held.count:
             silent += held.num_resuming(plan.stalled)
         if self.meter is not None:
             self.meter.add_run(run.shape, run.steps, now - run.starts_at, silent)
-        if held.since and not plan.holds_decodes:
+        if held.count and not plan.holds_decodes:
             held.end(now, self.meter, self.itl_log, plan.stalled)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
@@ -306,6 +306,8 @@ class EngineCore:
             self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request.id])
             if self.itl_log is not None:
                 self.itl_log.on_decode_start(seq.request.id)
+            elif self._held.count:
+                self._held.on_decode_start(seq)
 
     def _pause(self, stalled: Sequence[SequenceState], since: Micros, now: Micros) -> None:
         """Note that decoding sequences have stood still in the step that has ended, so they complete a step later."""
@@ -322,7 +324,7 @@ class EngineCore:
         """Remove `seq` from the running batch for good."""
         if self._unseen is not None:
             self._unseen.reveal_before(now)  # the queue must hold them before it learns from the sequence that leaves
-        if seq.is_decoding and (self.itl_log is not None or self._held.since):
+        if seq.is_decoding and (self.itl_log is not None or self._held.count):
             self._stop_decoding(seq, now)
         if kind is _FINISHED:
             self.batch.finish(seq)
@@ -357,7 +359,7 @@ class EngineCore:
 
     def _stop_decoding(self, seq: SequenceState, now: Micros) -> Micros:
         """Note that `seq` decodes no more. Return the instant of its last token."""
-        if self._held.since and (held_since := self._held.pop(seq)) is not None:
+        if self._held.count and (held_since := self._held.pop(seq)) is not None:
             return held_since
         if self.itl_log is not None:
             self.itl_log.on_decode_end(seq.request.id)

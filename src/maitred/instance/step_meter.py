@@ -163,7 +163,11 @@ class StepMeter:
         """Add a pause of one sequence between two tokens, `gap` µs after each other: its KV was lost, or being transferred."""
         if self._itl_log is not None:
             self._itl_log.add_pause(request_id, gap)
-        self._exact_counts[gap] = self._exact_counts.get(gap, 0) + 1
+        self.add_pauses(gap, 1)
+
+    def add_pauses(self, gap: Micros, count: int) -> None:
+        """Add pauses of `count` sequences, `gap` µs each. The log learns nothing of them."""
+        self._exact_counts[gap] = self._exact_counts.get(gap, 0) + count
 
     def _flush_counts(self) -> None:
         """Put the gaps that are counted exactly into the sketch."""

@@ -323,8 +323,7 @@ class PrefixBlockManager(BlockManager):
             self.cache.release(lock)
         else:
             self._commit(lock, content.block_hashes[: min(full, content.num_known)])
-            first = lock.num_committed
-            self.cache.release_private(lock, full - first, lambda: self._all_block_hashes(seq, full)[first:full])
+            self.cache.release_private(lock, full - lock.num_committed)
         self.free = self.cache.free
 
     def forget(self, seq: SequenceState) -> None:

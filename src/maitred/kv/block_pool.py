@@ -32,7 +32,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from maitred.core.errors import InvariantError
@@ -179,7 +179,7 @@ class BlockPool(PrefixCache[RunLock]):
     def release(self, lock: RunLock) -> None:
         self._release(lock, 0)
 
-    def release_private(self, lock: RunLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
+    def release_private(self, lock: RunLock, num_full: int) -> None:
         """Free all blocks of `lock`; see the base. Content that no request asks for is only counted, without its hashes."""
         self._take_private(lock, num_full)
         self._release(lock, num_full)

@@ -29,7 +29,7 @@ All counts are blocks, unless they say tokens. Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
 from maitred.core.contracts import PrefixCacheListener
@@ -180,10 +180,10 @@ class PrefixCache(ABC, Generic[L]):
         """Free all blocks of `lock`."""
 
     @abstractmethod
-    def release_private(self, lock: L, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
+    def release_private(self, lock: L, num_full: int) -> None:
         """Free all blocks of `lock`. The first `num_full` private ones are full of content that no request will ask for, and
-        are evicted in their turn like any other content. `block_hashes` returns their hashes, for a cache that must know them.
-        Raises ValueError if `lock` has fewer private blocks."""
+        are evicted in their turn like any other content; no listener is told of them. Raises ValueError if `lock` has fewer
+        private blocks."""
 
     @abstractmethod
     def evict(self, blocks: int) -> int:

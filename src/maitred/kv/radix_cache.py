@@ -15,6 +15,9 @@ What is cached already is not kept twice: `commit_blocks` gives back the duplica
 committing late is committing otherwise: an instance commits when a chunk of prefill ends and when a sequence does, and never
 while it decodes, as SGLang does. Eviction is lazy all the same.
 
+An answer of which nothing is known (`release_private`) is a leaf like any other, but one that no request finds, so it has no
+hashes: it costs the same however long it is.
+
 Namespaces need no care: their hashes differ (`kv.block_hashes`). Without `total` the tree has as much memory as is asked for:
 the scratch tree by which SGLang finds equal prompts within one batch.
 
@@ -32,88 +35,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from maitred.core.errors import ConfigError, InvariantError
-from maitred.core.lazy_heap import LazyHeap
-from maitred.kv.eviction import EvictionPolicy, LeastRecentlyUsed, Rank
+from maitred.kv.eviction import EvictionPolicy, LeastRecentlyUsed
 from maitred.kv.key_ranges import KeyRanges
 from maitred.kv.prefix_cache import CacheLock, PrefixCache
+from maitred.kv.radix_node import FIRST_PRIVATE_KEY, EvictableLeaves, RadixNode
 
 UNBOUNDED = 1 << 62
-
-
-class RadixNode:
-    """A run of blocks in the tree, evicted as one. Instants are those of the cache's own clock, which ticks with every use."""
-
-    __slots__ = (
-        "block_hashes",
-        "children",
-        "created",
-        "end_position",
-        "heap_entry",
-        "hits",
-        "last_used",
-        "num_locks",
-        "parent",
-        "priority",
-    )
-
-    def __init__(self, parent: RadixNode | None, block_hashes: Sequence[int], end_position: int, now: int) -> None:
-        self.parent = parent
-        """None for the root, which has no blocks and is never evicted."""
-        self.block_hashes = block_hashes
-        self.end_position = end_position
-        """Blocks of the prefix that ends in the last block of this node."""
-        self.children: dict[int, RadixNode] = {}
-        """Children by the first hash of each, in the order in which they came. A child that is split keeps its place."""
-        self.num_locks = 0
-        self.created = self.last_used = now
-        self.hits = 0
-        """Number of locks that have committed this node. A lock counts once, also if it commits in several pieces."""
-        self.priority = 0.0
-        """The largest priority of these locks."""
-        self.heap_entry = 0
-        """Serial number of its entry in `EvictableLeaves`, or 0 if it has none."""
-
-
-class EvictableLeaves(LazyHeap[tuple[Rank, int, int, RadixNode]]):
-    """The leaves without locks, the first to be evicted first. Entries: rank, last use, number of the entry, node."""
-
-    __slots__ = ("_last_entry", "_rank")
-
-    def __init__(self, policy: EvictionPolicy) -> None:
-        super().__init__()
-        self._rank = policy.rank
-        self._last_entry = 0
-
-    def _is_live(self, entry: tuple[Rank, int, int, RadixNode]) -> bool:
-        return entry[2] == entry[3].heap_entry
-
-    def add(self, node: RadixNode) -> None:
-        """Give `node` its present rank, if it can be evicted: it was used, is no longer locked, or has lost a child."""
-        if node.children or node.num_locks or not node.parent:
-            return
-        self.remove(node)
-        self._last_entry += 1
-        node.heap_entry = self._last_entry
-        self.push_entry((self._rank(node), node.last_used, node.heap_entry, node))
-
-    def remove(self, node: RadixNode) -> None:
-        """Remove `node`, which cannot be evicted for now, if it is here."""
-        if node.heap_entry:
-            node.heap_entry = 0
-            self.mark_stale()
-
-    def pop(self) -> RadixNode:
-        """Remove and return the first to be evicted. Raises IndexError if there is none."""
-        node = self.pop_entry()[3]
-        node.heap_entry = 0
-        return node
-
-    def nodes(self) -> set[RadixNode]:
-        """Return all leaves that can be evicted."""
-        return {entry[3] for entry in self._heap if self._is_live(entry)}
 
 
 class RadixLock(CacheLock):
@@ -138,13 +68,17 @@ class RadixCache(PrefixCache[RadixLock]):
         self._clock = 0
         self._root = RadixNode(None, [], 0, 0)
         self._node_by_hash: dict[int, RadixNode] = {}
+        self._num_cached = 0
+        """Blocks in the tree."""
+        self._num_private_leaves = 0
+        """Private leaves made so far."""
         self._num_referenced = 0
         self._leaves = EvictableLeaves(eviction or LeastRecentlyUsed())
 
     @property
     def evictable(self) -> int:
         self.apply_evictions()
-        return len(self._node_by_hash) - self._num_referenced
+        return self._num_cached - self._num_referenced
 
     @property
     def free_uncached(self) -> int:
@@ -202,7 +136,11 @@ class RadixCache(PrefixCache[RadixLock]):
         node = self._use_prefix(block_hashes, present, lock.num_committed, lock.node)
         self._count_hit(node, lock)
         if present < count:
-            node = self._add_leaf(node, block_hashes[present:], lock.priority)
+            node = self._add_named_leaf(node, block_hashes[present:], lock.priority)
+        self._extend_lock(lock, node, count)
+
+    def _extend_lock(self, lock: RadixLock, node: RadixNode, count: int) -> None:
+        """Let `lock` hold all up to `node`, which ends `count` blocks after what it has committed."""
         self._take_private(lock, count)
         lock.num_committed += count
         # All private blocks are given back, and locking the path takes only what no lock held. So duplicates of blocks that
@@ -225,10 +163,17 @@ class RadixCache(PrefixCache[RadixLock]):
                 self._leaves.add(node)
             node = node.parent
 
-    def release_private(self, lock: RadixLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
-        """Commit the full blocks, since in a tree every block has its place and so a hash, and free all blocks of `lock`."""
+    def release_private(self, lock: RadixLock, num_full: int) -> None:
+        """Free all blocks of `lock`; see the base. The full ones become a leaf without hashes."""
+        if num_full > lock.num_private:
+            raise ValueError(f"{num_full} blocks are to be full, {lock.num_private} are private")
         if num_full:
-            self.commit_blocks(lock, block_hashes())
+            self.apply_evictions()
+            node = self._use_prefix((), 0, lock.num_committed, lock.node)
+            self._count_hit(node, lock)
+            self._num_private_leaves += 1
+            key = FIRST_PRIVATE_KEY - self._num_private_leaves
+            self._extend_lock(lock, self._add_leaf(node, range(num_full), key, lock.priority), num_full)
         self.release(lock)
 
     def evict(self, blocks: int) -> int:
@@ -241,7 +186,7 @@ class RadixCache(PrefixCache[RadixLock]):
         self._pending_evictions = 0
         # Cached blocks without a lock lie in free memory. Blank blocks are taken first, so only what no longer fits there
         # must go.
-        excess = len(self._node_by_hash) - self._num_referenced - self.free
+        excess = self._num_cached - self._num_referenced - self.free
         if excess > 0:
             self._evict(excess)
 
@@ -256,7 +201,7 @@ class RadixCache(PrefixCache[RadixLock]):
             raise InvariantError("radix tree: lock references are not what the locks hold")
         private = sum(lock.num_private for lock in self._locks) + self._num_unassigned
         referenced = sum(len(node.block_hashes) for node in nodes if node.num_locks)
-        cached = len(self._node_by_hash)
+        cached = self._num_cached
         balances = self.free + referenced + private == self.total
         if not balances or referenced != self._num_referenced or cached + private > self.total:
             raise InvariantError(
@@ -267,13 +212,18 @@ class RadixCache(PrefixCache[RadixLock]):
     def _check_tree(self, nodes: Sequence[RadixNode]) -> None:
         for node in nodes:
             parent = node.parent
-            if not (parent and node.block_hashes and parent.children.get(node.block_hashes[0]) is node):
+            if not (parent and node.block_hashes and parent.children.get(node.key) is node):
                 raise InvariantError("radix tree: a node is not where its parent says")
             if node.end_position != parent.end_position + len(node.block_hashes):
                 raise InvariantError("radix tree: a node does not end where its parent and its blocks say")
-        owners = [(block_hash, node) for node in nodes for block_hash in node.block_hashes]
+        named = [node for node in nodes if not node.is_private]
+        owners = [(block_hash, node) for node in named for block_hash in node.block_hashes]
         if dict(owners) != self._node_by_hash or len(owners) != len(self._node_by_hash):
             raise InvariantError("radix tree: the index is not what the nodes say")
+        if sum(len(node.block_hashes) for node in nodes) != self._num_cached:
+            raise InvariantError("radix tree: the nodes do not have as many blocks as are counted")
+        if any(node.key != node.block_hashes[0] for node in named):
+            raise InvariantError("radix tree: a node has another key than its first hash")
         leaves = {node for node in nodes if not (node.num_locks or node.children)}
         if self._leaves.nodes() != leaves or len(self._leaves) != len(leaves):
             raise InvariantError("radix tree: other leaves would be evicted than those that can be")
@@ -315,27 +265,34 @@ class RadixCache(PrefixCache[RadixLock]):
         self._clock += 1
         upper = RadixNode(node.parent, node.block_hashes[:offset], node.end_position + offset, self._clock)
         upper.num_locks, upper.hits, upper.priority = node.num_locks, node.hits, node.priority
-        node.parent.children[upper.block_hashes[0]] = upper
+        node.parent.children[upper.key] = upper
         node.parent = upper
         node.block_hashes = node.block_hashes[offset:]
+        node.key = node.block_hashes[0]
         # The lower part keeps the object, since locks and the heap refer to the node in which a prefix ends.
-        upper.children[node.block_hashes[0]] = node
+        upper.children[node.key] = node
         self._node_by_hash.update(dict.fromkeys(upper.block_hashes, upper))
         return upper
 
-    def _add_leaf(self, node: RadixNode, block_hashes: Sequence[int], priority: float) -> RadixNode:
-        """Return a new leaf of `block_hashes` below `node`."""
+    def _add_named_leaf(self, node: RadixNode, block_hashes: Sequence[int], priority: float) -> RadixNode:
+        """Return a new leaf of `block_hashes` below `node`, where they are found."""
         distinct = dict.fromkeys(block_hashes)
         if len(distinct) != len(block_hashes) or not self._node_by_hash.keys().isdisjoint(distinct):
             repeated = (each for each in reversed(block_hashes) if each in self._node_by_hash or block_hashes.count(each) > 1)
             raise _ambiguous_hash_error(next(repeated))
-        self._clock += 1
-        leaf = RadixNode(node, block_hashes, node.end_position + len(block_hashes), self._clock)
-        leaf.hits, leaf.priority = 1, priority
-        node.children[block_hashes[0]] = leaf
-        self._leaves.remove(node)
+        leaf = self._add_leaf(node, block_hashes, block_hashes[0], priority)
         self._node_by_hash.update(dict.fromkeys(block_hashes, leaf))
         self._notify_stored(block_hashes)
+        return leaf
+
+    def _add_leaf(self, node: RadixNode, block_hashes: Sequence[int], key: int, priority: float) -> RadixNode:
+        """Return a new leaf below `node`."""
+        self._clock += 1
+        leaf = RadixNode(node, block_hashes, node.end_position + len(block_hashes), self._clock)
+        leaf.key, leaf.hits, leaf.priority = key, 1, priority
+        node.children[key] = leaf
+        self._leaves.remove(node)
+        self._num_cached += len(block_hashes)
         return leaf
 
     def _count_hit(self, node: RadixNode, lock: RadixLock) -> None:
@@ -363,12 +320,14 @@ class RadixCache(PrefixCache[RadixLock]):
             leaf = self._leaves.pop()
             parent, block_hashes = leaf.parent, leaf.block_hashes
             assert parent
-            del parent.children[block_hashes[0]]
-            for block_hash in block_hashes:
-                del self._node_by_hash[block_hash]
-            if self._listeners:
-                self._notify_removed(block_hashes[::-1])
+            del parent.children[leaf.key]
+            if not leaf.is_private:
+                for block_hash in block_hashes:
+                    del self._node_by_hash[block_hash]
+                if self._listeners:
+                    self._notify_removed(block_hashes[::-1])
             self._leaves.add(parent)
+            self._num_cached -= len(block_hashes)
             evicted += len(block_hashes)
         return evicted
 

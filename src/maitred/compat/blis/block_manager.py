@@ -125,7 +125,7 @@ class BlisBlockManager(PrefixBlockManager):
         else:
             content = self._blocks_of(seq)
             lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
-            self.cache.release_private(lock, tokens // self.block_size - lock.num_committed, list)
+            self.cache.release_private(lock, tokens // self.block_size - lock.num_committed)
             self.free = self.cache.free
         self._unowned.pop(seq.request.id, None)
 

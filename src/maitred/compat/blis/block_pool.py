@@ -19,7 +19,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from maitred.core.errors import InvariantError
 from maitred.kv.prefix_cache import CacheLock, PrefixCache
@@ -161,7 +161,7 @@ class BlisPool(PrefixCache[BlisLock]):
     def release(self, lock: BlisLock) -> None:
         self._release(lock, 0)
 
-    def release_private(self, lock: BlisLock, num_full: int, block_hashes: Callable[[], Sequence[int]]) -> None:
+    def release_private(self, lock: BlisLock, num_full: int) -> None:
         """Free all blocks of `lock`; see the base. Content that no request asks for is only counted, without its hashes."""
         self._take_private(lock, num_full)
         self._release(lock, num_full)

@@ -25,7 +25,8 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from maitred.batching import BatchLimits, ContinuousBatch, PrefillChunk, StepPlan
-from maitred.compat.sglang.engine_host import EngineHost, SGLangRequest
+from maitred.compat.sglang.engine_host import EngineHost, RunningRequests, SGLangRequest
+from maitred.compat.sglang.expected_answers import ExpectedAnswers
 from maitred.compat.sglang.prefill_pass import PrefillPass
 from maitred.compat.sglang.prefill_request import PrefillRequest
 from maitred.compat.sglang.retraction import DecodeMemory, retract
@@ -46,6 +47,7 @@ class SGLangBatch(ContinuousBatch):
     __slots__ = (
         "_chunked",
         "_counts_decode_steps",
+        "_expected",
         "_holds_decodes",
         "_host",
         "_is_full",
@@ -59,6 +61,7 @@ class SGLangBatch(ContinuousBatch):
         super().__init__(limits, blocks)
         self._rules = rules
         self._host = EngineHost(rules, blocks, self._release)
+        self._expected = ExpectedAnswers(rules.passes.limits.clip_max_new_tokens)
         self._chunked: SequenceState | None = None
         """The sequence of whose prompt a part is computed."""
         self._is_full = False
@@ -147,6 +150,10 @@ class SGLangBatch(ContinuousBatch):
         others = [seq for seq in self._prefilling if seq is not self._chunked and not seq.num_scheduled_tokens]
         if others:
             raise InvariantError(f"request {others[0].request.id} has begun and is not the chunked one")
+        clip = self._rules.passes.limits.clip_max_new_tokens
+        left = sum([min(each.max_new_tokens - each.output_tokens, clip) for each in self._running_requests()])
+        if left != self._expected.tokens_left(self.step_index):
+            raise InvariantError(f"the running requests may generate {left} tokens yet, and another number is expected")
 
     def _defers_prefill(self) -> bool:
         return self._num_deferred > 0 and self.num_decodes >= self._rules.interval_min_running
@@ -159,7 +166,7 @@ class SGLangBatch(ContinuousBatch):
             self._is_full = False  # the chunked sequence has left the batch, for the count
         if (waiting is None or self.is_full) and chunked is None and self._rules.delay is None:
             return False
-        running = self._running_requests()
+        running = RunningRequests(self.num_decodes, self._expected.tokens_left(self.step_index), self._running_requests)
         host.begin_pass(waiting, self, len(running), len(self._prefilling), now)
         this = PrefillPass(self._rules.passes, host, running, self._is_full)
         admitted = this.run(None if chunked is None else self._chunked_request(chunked))
@@ -241,6 +248,14 @@ class SGLangBatch(ContinuousBatch):
             self._prefix_blocks.discard(seq, seq.num_tokens_to_prefill)
         self.remove(seq)
         self._note_preemption(seq)
+
+    def _start_decode(self, seq: SequenceState) -> None:
+        super()._start_decode(seq)
+        self._expected.add(seq.request.id, seq.decode_origin_step + self._host.request_of(seq).max_new_tokens)
+
+    def _stop_decode(self, seq: SequenceState) -> int:
+        self._expected.remove(seq.request.id, seq.decode_origin_step + self._host.request_of(seq).max_new_tokens)
+        return super()._stop_decode(seq)
 
     def _running_requests(self) -> list[SGLangRequest]:
         """Return the requests that decode, as of the steps that have ended."""

@@ -7,6 +7,7 @@ locks at once, so that nothing of it is evicted or counted as free.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import overload
 
 from maitred.compat.sglang.new_token_ratio import NewTokenRatio
 from maitred.compat.sglang.prefill_adder import PrefillAdder
@@ -42,6 +43,31 @@ class SGLangRequest(PrefillRequest):
             ignores_eos=rules.ignore_eos,
         )
         self.seq = seq
+
+
+class RunningRequests(Sequence[SGLangRequest]):
+    """The requests that decode, as they are when a pass begins. They are listed only if it looks at them one by one."""
+
+    def __init__(self, count: int, tokens_left: int, list_requests: Callable[[], list[SGLangRequest]]) -> None:
+        """There are `count` of them, which may generate `tokens_left` tokens yet. `list_requests` is called at most once."""
+        self.tokens_left = tokens_left
+        self._count = count
+        self._list_requests = list_requests
+        self._requests: list[SGLangRequest] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> SGLangRequest: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SGLangRequest]: ...
+
+    def __getitem__(self, index: int | slice) -> SGLangRequest | list[SGLangRequest]:
+        if self._requests is None:
+            self._requests = self._list_requests()
+        return self._requests[index]
 
 
 class EngineHost(PrefillHost):
@@ -169,7 +195,10 @@ class EngineHost(PrefillHost):
     def make_adder(self, running: Sequence[PrefillRequest], num_mixed: int) -> PrefillAdder:
         has_cache = self._prefix_blocks is not None
         limits, ratio = self._rules.passes.limits, self.new_token_ratio.value
-        return PrefillAdder(limits, self, running, ratio, num_mixed, has_cache=has_cache)
+        expected: float | None = None
+        if isinstance(running, RunningRequests):
+            expected = running.tokens_left * (1.0 if self._rules.ignore_eos else ratio)
+        return PrefillAdder(limits, self, running, ratio, num_mixed, expected, has_cache=has_cache)
 
     def _negotiate(self, *, is_prefillable: bool) -> None:
         delayer, rules = self._delayer, self._rules

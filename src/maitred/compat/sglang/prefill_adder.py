@@ -72,15 +72,16 @@ class PrefillAdder:
         running: Sequence[PrefillRequest],
         new_token_ratio: float,
         num_mixed: int = 0,
+        expected_tokens: float | None = None,
         *,
         has_cache: bool = True,
     ) -> None:
-        """`running` are the requests that decode, `num_mixed` how many of them ride in this batch. `has_cache`: whether there
-        is a prefix cache."""
+        """`running` are the requests that decode, `num_mixed` how many of them ride in this batch. `expected_tokens`: what they
+        are expected to generate yet, None if that is not known. `has_cache`: whether there is a prefix cache."""
         self._limits = limits
         self._page = limits.page_size
         self._memory = memory
-        self._running = [*running]
+        self._running = running
         self._ratio = new_token_ratio
         self._has_cache = has_cache
         self._forecast: FreeTokenForecast | None = None
@@ -93,7 +94,9 @@ class PrefillAdder:
         self.rem_chunk: int | None = None if size is None else size - num_mixed
         self.total_offset: float = num_mixed
         self.current_offset = num_mixed
-        self.total_offset += sum([self.expected_tokens(request) for request in running])
+        if expected_tokens is None:
+            expected_tokens = sum([self.expected_tokens(request) for request in running])
+        self.total_offset += expected_tokens
         self.admitted: list[PrefillRequest] = []
         """The requests of the batch, in the order in which they were taken."""
         self.chunked: PrefillRequest | None = None
@@ -154,7 +157,7 @@ class PrefillAdder:
 
     def preempt(self, victim: PrefillRequest) -> None:
         """Note that `victim`, which runs, gives way: it will generate nothing."""
-        self._running.remove(victim)
+        self._running = [request for request in self._running if request is not victim]
         self.total_offset -= self.expected_tokens(victim)
 
     def _add_locked(self, request: PrefillRequest) -> AddResult | None:
