@@ -99,7 +99,7 @@ def test_fleets_that_are_shown_once_are_forgotten() -> None:
     assert made.choose(request(), first, now=0).instance == 0
     first[0].in_flight = 1
     for _ in range(100):
-        made.choose(request(), [View(0)], now=0)
+        made.choose(request(), [View(0), View(1)], now=0)
     assert len(made._heaps.values) == 64
     assert made.choose(request(), first, now=0).instance == 1
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
+from typing import Any
 
 import msgspec
 from prometheus_client.core import Metric
@@ -36,7 +37,7 @@ from maitred.gateway.program_parts import ProgramParts
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
-from maitred.gateway.request_fields import ROUTES
+from maitred.gateway.request_fields import ROUTES, Route
 from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.request_metrics import RequestMetrics
 from maitred.gateway.request_observer import RequestObserver
@@ -226,12 +227,16 @@ class Gateway(App):
         """Return the settings in force."""
         return msgspec.structs.replace(self._reloader.settings, admission=self.core.config)
 
-    async def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
         route = ROUTES.get(exchange.path)
         if (route is None and not self._endpoints.answers(exchange.path)) or (route is not None and exchange.method == "POST"):
-            await self._proxy.proxy_request(exchange)
-        elif route is None:
+            return self._proxy.proxy_request(exchange)
+        return self._answer(exchange, route)
+
+    async def _answer(self, exchange: Exchange, route: Route | None) -> None:
+        """Answer a request that is not forwarded."""
+        if route is None:
             began_at = self._driver.now()
             await self._endpoints.answer_request(exchange)
             if self._access_log is not None:

@@ -102,26 +102,23 @@ class Backend:
 class UpstreamRequest:
     """A request at a backend. Made by the task that waits for the response."""
 
-    __slots__ = (
-        *("_task", "backend", "has_failed", "is_abandoned", "is_complete", "is_stranded", "model", "own", "request_id"),
-        "response_started",
-    )
+    # What most requests leave as it is stands in the class.
+    is_stranded = False
+    """Whether admission knows that the slot of the request goes with it, since its backend takes no new requests."""
+    response_started = False
+    """Whether a part of the response may have been sent to the client."""
+    is_abandoned = False
+    own: OwnRequest | None = None
+    """Its record for learned slots, or None if the slots of the backend are not learned."""
+    is_complete = False
+    """Whether its answer came whole, with status 200."""
+    has_failed = False
+    """Whether the backend failed it."""
 
     def __init__(self, backend: Backend, request: Request) -> None:
         self.backend = backend
         self.model = request.model
         self.request_id = request.id
-        self.is_stranded = False
-        """Whether admission knows that the slot of the request goes with it, since its backend takes no new requests."""
-        self.response_started = False
-        """Whether a part of the response may have been sent to the client."""
-        self.is_abandoned = False
-        self.own: OwnRequest | None = None
-        """Its record for learned slots, or None if the slots of the backend are not learned."""
-        self.is_complete = False
-        """Whether its answer came whole, with status 200."""
-        self.has_failed = False
-        """Whether the backend failed it."""
         self._task = asyncio.current_task()
 
     @property

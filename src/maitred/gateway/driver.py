@@ -41,23 +41,19 @@ class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
 class SlotLease:
     """A request in admission, from `submit` to `release`, and the task that serves it. It waits for a slot, then holds one."""
 
-    __slots__ = ("_granted", "_preempted", "_task", "tenant")
+    __slots__ = ("_preempted", "_task", "granted", "tenant")
 
     def __init__(self, request: Request) -> None:
         self.tenant = request.tenant
         self._task = asyncio.current_task()
-        self._granted: asyncio.Future[None] | None = None
+        self.granted: asyncio.Future[None] | None = None
+        """Done when the request holds a slot, or gets none (AdmissionRejected). None if it has had one from the beginning."""
         self._preempted = False
 
     @property
     def is_waiting(self) -> bool:
         """Whether the request waits for a slot; otherwise it holds one."""
-        return self._granted is not None and not self._granted.done()
-
-    async def wait(self) -> None:
-        """Return when the request holds a slot. Raises AdmissionRejected if it gets none."""
-        if self._granted is not None:
-            await self._granted
+        return self.granted is not None and not self.granted.done()
 
     def absorb_preemption(self) -> bool:
         """Return whether the task was cancelled by a preemption alone, and take that cancellation back.
@@ -78,12 +74,12 @@ class SlotLease:
             self._task.cancel()
         elif decision.action is Action.QUEUE:
             if not self.is_waiting:
-                self._granted = asyncio.get_running_loop().create_future()
-        elif self._granted is not None and not self._granted.done():
+                self.granted = asyncio.get_running_loop().create_future()
+        elif self.granted is not None and not self.granted.done():
             if decision.action is Action.ADMIT:
-                self._granted.set_result(None)
+                self.granted.set_result(None)
             elif decision.action is Action.REJECT:
-                self._granted.set_exception(AdmissionRejected(decision))
+                self.granted.set_exception(AdmissionRejected(decision))
 
 
 class RealTimeAdmission:
@@ -131,7 +127,7 @@ class RealTimeAdmission:
 
     def yield_slot(self, request_id: RequestId) -> bool:
         """Free the slot of a preempted request, after its work has stopped. Return whether the request waits for another
-        slot, in `SlotLease.wait`: the pool decides that (`SlotPool._end_or_retry`)."""
+        slot, in `SlotLease.granted`: the pool decides that (`SlotPool._end_or_retry`)."""
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.now())
         self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is Action.QUEUE for decision in decisions)

@@ -9,8 +9,8 @@
 
 **Slots and places in a queue** are freed in `_hold_slot` alone: by its `finally`, and by `yield_slot` for a request that is
 preempted. When a client disconnects, the exchange cancels the task of its request, wherever that task waits: in the
-queue (`slot.wait`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request has
-ended with CLIENT_GONE; so it does when the server shuts down, for every cancellation that gets so far counts as that. The core
+queue (`slot.granted`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request
+has ended with CLIENT_GONE; so it does at a shutdown, for every cancellation that gets so far counts as that. The core
 (`Admission.release`) hands it to the pool, which frees what the request has: its place in the queue, or its slot
 (`ClassPool.release`, or `FlowPool.release` under flow control). A victim that is not retried has left with `yield_slot`, and
 the core ignores the release by `finally`.
@@ -201,7 +201,8 @@ class Proxy:
             slot = self._admission.submit(request, proxied.token_cost)
             while True:
                 try:
-                    await slot.wait()
+                    if slot.granted is not None:
+                        await slot.granted
                     if proxied.step is None:
                         end = await self._try_backends(proxied, writer)
                     else:
@@ -302,16 +303,15 @@ class Proxy:
             forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record)
             if proxied.step is not None or (proxied.route.generates and self._observer.reads_usage):
                 forwarder.reader = self._answer_reader(proxied, response, forwarder)
-            await forwarder.wait_for_data()
-            # From here on the backend is not abandoned for this request; and after a True from the core it is no victim.
-            sent.response_started = True
-            if proxied.step is not None:
-                proxied.step.is_stream = forwarder.is_stream
-            if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
-                raise error_responses.preempted()
+            if not forwarder.take_arrived():
+                await forwarder.wait_for_data()
+            sent.response_started = True  # From here on the backend is not abandoned for this request.
+            self._confirm_first_byte(proxied, forwarder)
             record.status = response.status
             try:
-                await forwarder.forward(partial(self._note_first_data, proxied))
+                rest = forwarder.forward(partial(self._note_first_data, proxied))
+                if rest is not None:
+                    await rest
             except UpstreamError as error:
                 sent.has_failed = True
                 self._count_failure(backend, error)
@@ -334,6 +334,13 @@ class Proxy:
             self._fleet.remove_request(sent)
             if proxied.step is None:  # The router has chosen the backend.
                 self._router.on_request_end(proxied.request, backend.index, self._admission.now())
+
+    def _confirm_first_byte(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
+        """From here on the request is no victim. Raises ApiError if it has lost its slot already."""
+        if proxied.step is not None:
+            proxied.step.is_stream = forwarder.is_stream
+        if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
+            raise error_responses.preempted()
 
     def _send(self, backend: Backend, proxied: ProxyRequest, rank: int | None) -> Awaitable[UpstreamResponse]:
         headers, block = proxied.headers, proxied.block

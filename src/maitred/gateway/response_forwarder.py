@@ -18,7 +18,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from maitred.gateway.answer_usage import AnswerReader
@@ -38,7 +38,10 @@ _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding")
 
 
 class ResponseForwarder:
-    """One response on its way. First `wait_for_data`; then, if the client may receive it, `forward`."""
+    """One response on its way. First `wait_for_data`; then, if the client may receive it, `forward`.
+
+    Most answers come whole: then `take_arrived` has all of it, and nothing is to be waited for.
+    """
 
     __slots__ = (
         *("_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_withheld", "_writer"),
@@ -74,6 +77,14 @@ class ResponseForwarder:
         """Whether the response is a stream of events that the client has asked for."""
         return self._is_stream
 
+    def take_arrived(self) -> bool:
+        """Take what has come of an answer that is no stream. Return whether that is something; else `wait_for_data` is next."""
+        if not self._is_stream and self.reader is None:
+            self._withheld = self._response.take_arrived()
+            if self._withheld:
+                self._note_first_data()
+        return self._has_data
+
     async def wait_for_data(self) -> None:
         """Return when there is something to send: data, the end of the body, or silence to fill. Raises UpstreamError."""
         if not self._is_stream:
@@ -91,8 +102,16 @@ class ResponseForwarder:
             except TimeoutError:
                 return
 
-    async def forward(self, on_first_data: Callable[[], None]) -> None:
-        """Send the whole response; call `on_first_data` as its first data goes out. Raises UpstreamError if it breaks off."""
+    def forward(self, on_first_data: Callable[[], None]) -> Awaitable[None] | None:
+        """Send the whole response; call `on_first_data` as its first data goes out. Return what must be awaited for the rest of
+        it, or None if all was sent. Awaiting raises UpstreamError if it breaks off."""
+        if self._has_data and not self._keepalive_secs and self._response.is_complete:
+            on_first_data()
+            self._proxied.response_started = True
+            return self._writer.start_response(self._response.status, self._client_headers(), self._withheld, False)
+        return self._forward_pieces(on_first_data)
+
+    async def _forward_pieces(self, on_first_data: Callable[[], None]) -> None:
         response, writer = self._response, self._writer
         keepalive = None
         if self._keepalive_secs:

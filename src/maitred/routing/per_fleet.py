@@ -81,6 +81,8 @@ class InFlightRouter:
         self._heaps = PerFleetCache(InFlightHeap)
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        if len(fleet) == 1:
+            return Choice(fleet[0].index, "least_loaded")
         heap: InFlightHeap = self._heaps.get(fleet)
         return Choice(heap.least_loaded().index, "least_loaded")
 

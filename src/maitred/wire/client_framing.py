@@ -129,7 +129,7 @@ class ClientFraming(MessageFraming):
     def _receive_seen(self, seen: SeenHead[ResponseHead], data: bytes) -> list[Event]:
         """Return the events of the first read of a response. If the head is known and the body is whole, the parser sees
         nothing of it; if not, the head is kept when all that it means is known."""
-        known, length = seen.known, int(seen.digits)
+        known, length = seen.known, seen.length
         if known is not None and len(data) - seen.end == length:
             self.keep_alive, self._is_over, self.body_bytes = known.keep_alive, True, length
             self.peer = _DONE if known.keep_alive else _MUST_CLOSE

@@ -93,11 +93,19 @@ ClientAddress: TypeAlias = tuple[str, int] | None
 class Exchange:
     """One request and its response."""
 
-    __slots__ = (
-        *("_body_is_whole", "_connection", "_expects_continue", "_head", "_on_disconnect", "_waiter"),
-        *("client", "headers", "is_disconnected", "memo", "method", "path", "query", "response_ended", "response_started"),
-        *("status", "task", "unread", "unread_bytes"),
-    )
+    # What every exchange begins with stands in the class.
+    is_disconnected = False
+    """Whether the client has left before the end of the response."""
+    response_started = False
+    response_ended = False
+    status = 0
+    """The status of the response, or 0 before it."""
+    task: asyncio.Task[None] | None = None
+    """The task of its handler."""
+    unread_bytes = 0
+    _body_is_whole = False
+    _waiter: asyncio.Future[None] | None = None
+    _on_disconnect: Callable[[], object] | None = None
 
     def __init__(self, head: RequestHead, connection: ExchangeConnection, client: ClientAddress = None) -> None:
         self.method = head.method
@@ -106,23 +114,11 @@ class Exchange:
         self.query = head.query
         self.memo = head.memo
         self.client = client
-        self.is_disconnected = False
-        """Whether the client has left before the end of the response."""
-        self.response_started = False
-        self.response_ended = False
-        self.status = 0
-        """The status of the response, or 0 before it."""
-        self.task: asyncio.Task[None] | None = None
-        """The task of its handler."""
         self.unread: list[bytes] = []
         """Pieces of the body that have arrived and were not read."""
-        self.unread_bytes = 0
         self._head = head
         self._connection = connection
-        self._body_is_whole = False
         self._expects_continue = head.expects_continue
-        self._waiter: asyncio.Future[None] | None = None
-        self._on_disconnect: Callable[[], object] | None = None
 
     def get_header(self, name: bytes) -> bytes | None:
         """Return the first value of the header `name` (lower case), or None."""
@@ -204,12 +200,14 @@ class Exchange:
         """Take a piece of the body."""
         self.unread.append(piece)
         self.unread_bytes += len(piece)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def on_body_end(self) -> None:
         """Take note that the body is whole."""
         self._body_is_whole = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def on_disconnect(self) -> None:
         """Take note that the client has left, or cannot be understood any more."""

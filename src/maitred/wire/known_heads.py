@@ -30,16 +30,19 @@ _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 class SeenHead(Generic[HeadT]):
     """The head at the beginning of a read."""
 
-    __slots__ = ("digits", "end", "key", "known")
+    key: bytes
+    """The head without the digits of its length."""
+    length: int
+    """The length of the body."""
+    end: int
+    """Where the body begins."""
+    known: HeadT | None
+    """The head that was kept, with another length perhaps; None if there is none."""
 
-    def __init__(self, key: bytes, digits: bytes, end: int, known: HeadT | None) -> None:
-        self.key = key
-        """The head without the digits of its length."""
-        self.digits = digits
-        self.end = end
-        """Where the body begins."""
-        self.known = known
-        """The head that was kept, with another length perhaps; None if there is none."""
+    __slots__ = ("end", "key", "known", "length")
+
+    def __init__(self, key: bytes, length: int, end: int, known: HeadT | None) -> None:
+        self.key, self.length, self.end, self.known = key, length, end, known
 
 
 class KnownHeads(Generic[HeadT]):
@@ -56,7 +59,7 @@ class KnownHeads(Generic[HeadT]):
             return None
         begin, behind = length.span(1)
         key = data[:begin] + data[behind : end + 2]
-        return SeenHead(key, data[begin:behind], end + 4, self._heads.get(key))
+        return SeenHead(key, int(data[begin:behind]), end + 4, self._heads.get(key))
 
     def keep(self, seen: SeenHead[HeadT], head: HeadT) -> None:
         """Keep `head`, which the parser has made of what was seen."""

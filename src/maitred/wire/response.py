@@ -81,6 +81,14 @@ class UpstreamResponse:
             raise
         return self
 
+    def take_arrived(self) -> bytes:
+        """Return what has arrived since the last call; b"" if nothing has."""
+        if not self._buffer:
+            return b""
+        piece = self._take_buffered()
+        self._resume()
+        return piece
+
     async def read_piece(self) -> bytes:
         """Return what has arrived since the last call, or else the next piece; b"" at the end. Raises UpstreamError."""
         while not self._buffer:
@@ -89,9 +97,7 @@ class UpstreamResponse:
             if self._body_received:
                 return b""
             await self._new_waiter()
-        piece = self._take_buffered()
-        self._resume()
-        return piece
+        return self.take_arrived()
 
     def __aiter__(self) -> UpstreamResponse:
         return self

@@ -14,7 +14,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import uvloop
@@ -37,7 +37,7 @@ class App:
     send_timeout_secs = SEND_TIMEOUT_SECS
     """Seconds over which the rate of a slow client is measured."""
 
-    async def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
         raise NotImplementedError
 

@@ -112,14 +112,14 @@ class ServerFraming(MessageFraming):
             return self._take_known(seen, seen.known, data)
         self._feed(data)
         events = self._take_events()
-        if seen is not None and events and type(events[0]) is RequestHead and events[0].length == int(seen.digits):
+        if seen is not None and events and type(events[0]) is RequestHead and events[0].length == seen.length:
             events[0].memo = HeadMemo()
             self._known_heads.keep(seen, events[0])
         return events
 
     def _take_known(self, seen: SeenHead[RequestHead], known: RequestHead, data: bytes) -> list[Event]:
         """Return the events of a request with a head that was parsed before. The parser sees nothing of it."""
-        length = int(seen.digits)
+        length = seen.length
         head = known if length == known.length else known.with_length(length)
         self.own, self.peer, self.keep_alive = _SEND_RESPONSE, _SEND_BODY, head.keep_alive
         self._is_http_11, self._is_head_request = head.is_http_11, head.method == "HEAD"
