@@ -23,6 +23,7 @@ from maitred.admission import EMPTY_LOAD, Action, Admission, AdmissionConfig, Lo
 from maitred.core.decisions import Decision
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
+from maitred.core.units import Micros
 from maitred.gateway.deadline_timer import DeadlineTimer, monotonic_now
 
 
@@ -92,7 +93,10 @@ class RealTimeAdmission:
         self._leases: dict[RequestId, SlotLease] = {}
         self._timer = DeadlineTimer(self._on_due)
 
-    now = staticmethod(monotonic_now)
+    @staticmethod
+    def now() -> Micros:
+        """Return the time that the core is told, µs."""
+        return monotonic_now()
 
     @property
     def leases(self) -> Collection[SlotLease]:

@@ -75,7 +75,8 @@ class RequestRecord:
     """The usage, if an `AnswerReader` has read the answer."""
     on_events: Callable[[int, Micros], object] | None = None
     """Told of the events of each piece of a stream, and when it came, if that is of interest."""
-    _last_piece = _last_pieces = b""
+    _last_piece = b""
+    _last_pieces = b""
 
     def __init__(self, request: Request, series: RequestSeries, *, generates: bool) -> None:
         """`generates` says that the answer is generated token by token."""
