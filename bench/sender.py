@@ -3,10 +3,10 @@
     python bench/sender.py [--requests 2000] [--events 50] [--rate 1000] [--secs 5]
 
 The server is a process of its own that answers every request with a stream of `--events` events, each of which it writes
-alone. The same requests are sent twice in turns: by the sender, and by a bare socket client on the same loop, which writes
-bytes that are ready and counts what comes back until the stream has ended. Printed are the CPU times of both per request,
-their difference, and the lateness of the sender at `--rate` requests per second, each answered with one event. Timings of a
-busy machine say nothing.
+alone. The same requests are sent twice in turns: by the sender, with all that `maitred bench` keeps of them, and by a bare
+socket client on the same loop, which writes bytes that are ready and counts what comes back until the stream has ended.
+Printed are the CPU times of both per request, their difference, and the lateness of the sender at `--rate` requests per
+second, each answered with one event. Timings of a busy machine say nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from maitred.core.request import Request
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
+from maitred.study.live.observed import Observation
 from maitred.wire.client import Origin
 from maitred.workload import Job
 
@@ -124,8 +125,14 @@ def jobs(count: int, rate: float) -> list[Job]:
 async def run_sender(port: int, count: int, rate: float) -> tuple[float, list[SentRequest]]:
     """Return the CPU seconds of a run, and its requests."""
     done: list[SentRequest] = []
+    observed = Observation()
+
+    def on_end(sent: SentRequest) -> None:
+        observed.add(sent)
+        done.append(sent)
+
     endpoint = SendTarget(origin=Origin.parse(f"http://127.0.0.1:{port}"), path="/v1/completions")
-    sender = RequestSender(endpoint, PromptWriter("m", chat=False, scale=TokenScale(), nonce=time.time_ns()), done.append)
+    sender = RequestSender(endpoint, PromptWriter("m", chat=False, scale=TokenScale(), nonce=time.time_ns()), on_end)
     await sender.run(SendSchedule(jobs(count // 4, rate)))  # connections
     done.clear()
     began = time.process_time()

@@ -17,7 +17,8 @@ from __future__ import annotations
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import sub
 from typing import Final
 
 from maitred.core.units import Micros
@@ -78,8 +79,32 @@ class Answer:
         self._last_pieces.append(piece)
         if self._pieces is not None:
             self._pieces.append(piece)
-        if not self._is_stream:
-            return
+        if self._is_stream:
+            self._count_tokens(piece, now)
+
+    def on_pieces(self, pieces: Sequence[bytes], instants: Sequence[Micros]) -> None:
+        """Take pieces of a stream that came one after another, each at its instant."""
+        # Nearly always each of them but the last few is one whole event with a text, and they can be counted at once.
+        calm = 0 if self._before or self.first < 0 else max(0, len(pieces) - _END_PIECES)
+        if calm and self._are_tokens(pieces[:calm]):
+            self.gaps.extend(map(sub, instants[:calm], (self.last, *instants[: calm - 1])))
+            self.num_events += calm
+            self.last = instants[calm - 1]
+        else:
+            calm = 0
+        for piece, now in zip(pieces[calm:], instants[calm:], strict=True):
+            self._count_tokens(piece, now)
+        self._last_pieces.extend(pieces[-_END_PIECES:])
+        if self._pieces is not None:
+            self._pieces.extend(pieces)
+
+    def _are_tokens(self, pieces: Sequence[bytes]) -> bool:
+        """Return whether each piece has one text. No event may be half in one piece and half in the next."""
+        mark, whole, number = self._mark, b"".join(pieces), len(pieces)
+        counts = [piece.count(mark) for piece in pieces]
+        return counts.count(1) == number == whole.count(mark) and self._empty not in whole and pieces[-1].endswith(b"\n")
+
+    def _count_tokens(self, piece: bytes, now: Micros) -> None:
         if self._before:
             piece = self._before + piece
         mark = self._mark

@@ -1,17 +1,20 @@
 """LoadConnection: one connection of a load, and the response that it carries, in as few steps as possible.
 
-`wire.client_framing` says where a response ends. A stream of tokens is one small piece after another, and parsing each would
-cost more than everything else. So the pieces of a stream in chunks are counted as they come (`answers`), and parsed together
-when one ends as the last chunk does, or when `_MAX_UNPARSED` bytes have gathered. Whatever else a server sends is parsed at
+`wire.client_framing` says where a response ends, and `answers` which tokens have come. A stream of tokens is one small piece
+after another, and looking into each when it comes would cost more than everything else. So the pieces of a stream in chunks
+are gathered with the instants at which they came, once its first token is there. They are counted and parsed together when one
+ends as the last chunk does, is unusually large, or when `_MAX_GATHERED` are there. Whatever else a server sends is parsed at
 once.
 
-Example: a head and 50 events in 50 reads, then the last chunk. The framing sees the first read, and then all others at once.
+Example: a head and 50 events in 50 reads, then the last chunk. The framing sees the first read, and then all others at once;
+the answer sees the first two as they come, and then all others at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import Final, cast
 
 from maitred.core.units import Micros
@@ -22,27 +25,38 @@ from maitred.wire.sockets import write_message
 from maitred.wire.sse import is_event_stream
 
 _MAX_HEAD: Final = 65_536
-_MAX_UNPARSED: Final = 65_536
+_MAX_GATHERED: Final = 256
 _LAST_CHUNK: Final = b"\r\n\r\n"
 _SHORT: Final = 8
 """Bytes of a read that may be the rest of the last chunk."""
+_LARGE: Final = 16_384
+"""Bytes of a read after which all is parsed, so that little memory is held."""
 
 
 class LoadConnection(asyncio.Protocol):
     """One connection. Call `send` while it `is_idle`; `on_response` is called once for each request."""
 
-    def __init__(self, clock: Callable[[], Micros], on_closed: Callable[[LoadConnection], object]) -> None:
-        """`clock` returns µs since the start of the run. `on_closed` is called once."""
-        self._clock = clock
+    def __init__(
+        self, instants_of: Callable[[Sequence[int]], list[Micros]], on_closed: Callable[[LoadConnection], object]
+    ) -> None:
+        """`instants_of` turns values of `time.monotonic_ns` into µs since the start of the run. `on_closed` is called once."""
+        self._instants_of = instants_of
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._framing = ClientFraming(_MAX_HEAD)
         self._on_response: Callable[[str], object] | None = None
         self._answer: Answer
-        self._unparsed: list[bytes] = []
-        self._unparsed_bytes = 0
-        self._counts_raw = False
+        self._gathered: list[bytes] = []
+        """Pieces that are not parsed."""
+        self._uncounted: list[bytes] = []
+        """Those of them that are not counted."""
+        self._came_at: list[int] = []
+        """When these came, in ns."""
         self._may_count_raw = False
+        self._counts_raw = False
+        """Whether pieces are counted before they are parsed."""
+        self._gathers = False
+        """Whether both can wait."""
         self.status = 0
         """Of the present response; 0 before its head."""
         self.headers: Headers = []
@@ -70,8 +84,15 @@ class LoadConnection(asyncio.Protocol):
         head = self._framing.send_request("POST", target, authority, headers, len(body))
         self._answer, self._on_response = answer, on_response
         self.status, self.headers = 0, []
-        self._counts_raw, self._may_count_raw = False, not keeps_text
+        self._may_count_raw = not keeps_text
         write_message(self._transport, head, body)
+
+    def count_gathered(self) -> None:
+        """Tell the answer of all that has come."""
+        if self._uncounted:
+            uncounted, came_at = self._uncounted, self._came_at
+            self._uncounted, self._came_at = [], []
+            self._answer.on_pieces(uncounted, self._instants_of(came_at))
 
     def close(self) -> None:
         """Close the connection; a request that it carries ends."""
@@ -84,17 +105,22 @@ class LoadConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._on_response is None:
+        if self._gathers:
+            self._uncounted.append(data)
+            self._came_at.append(monotonic_ns())
+            is_end = data.endswith(_LAST_CHUNK) or not _SHORT <= len(data) <= _LARGE
+            if is_end or len(self._uncounted) == _MAX_GATHERED:
+                self._parse_gathered()
+        elif self._on_response is None:
             self.close()
-            return
-        if not self._counts_raw:
-            self._parse(data)
-            return
-        self._answer.on_piece(data, self._clock())
-        self._unparsed.append(data)
-        self._unparsed_bytes += len(data)
-        if data.endswith(_LAST_CHUNK) or len(data) < _SHORT or self._unparsed_bytes > _MAX_UNPARSED:
-            self._parse_gathered()
+        elif self._counts_raw:
+            self._answer.on_piece(data, self._now())
+            self._gathered.append(data)
+            self._gathers = self._answer.first >= 0
+            if data.endswith(_LAST_CHUNK) or not _SHORT <= len(data) <= _LARGE or len(self._gathered) == _MAX_GATHERED:
+                self._parse_gathered()
+        else:
+            self._handle(self._framing.receive_data(data))
 
     def eof_received(self) -> None:
         if self._on_response is not None:
@@ -107,25 +133,27 @@ class LoadConnection(asyncio.Protocol):
         self._end("the connection was closed before the end of the response")
         self._on_closed(self)
 
+    def _now(self) -> Micros:
+        return self._instants_of((monotonic_ns(),))[0]
+
     def _parse_gathered(self) -> None:
-        gathered, self._unparsed, self._unparsed_bytes = b"".join(self._unparsed), [], 0
+        gathered = b"".join((*self._gathered, *self._uncounted))
+        self.count_gathered()
+        self._gathered.clear()
         if gathered and self._on_response is not None:
             self._handle(self._framing.receive_data(gathered))
-
-    def _parse(self, data: bytes) -> None:
-        self._handle(self._framing.receive_data(data))
 
     def _handle(self, events: Sequence[object]) -> None:
         now = 0
         for event in events:
             if type(event) is bytes:
                 if not self._counts_raw:
-                    now = now or self._clock()
+                    now = now or self._now()
                     self._answer.on_piece(event, now)
             elif type(event) is ResponseHead:
                 self.status, self.headers = event.status, event.headers
             elif event is END:
-                self._answer.on_whole(self._clock())
+                self._answer.on_whole(self._now())
                 self._finish()
                 return
             else:
@@ -148,7 +176,9 @@ class LoadConnection(asyncio.Protocol):
         self._end("")
 
     def _end(self, problem: str) -> None:
+        self.count_gathered()
+        self._gathered.clear()
+        self._counts_raw = self._gathers = False
         on_response, self._on_response = self._on_response, None
-        self._unparsed, self._unparsed_bytes = [], 0
         if on_response is not None:
             on_response(problem)

@@ -8,15 +8,16 @@ tokens of a word.
 **Prefixes.** The prefix keys of a request (`core.request.PrefixKeys`) say which blocks of 16 tokens it has in common with
 others. A key becomes 16 words by mixing its 64 bits: four words for each 16 bits, so that different keys have different words,
 and equal keys equal ones. A run mixes in a number of its own, because the endpoint may still have the prompts of an earlier
-run in its cache. A request without keys gets words that no other one has.
+run in its cache. Where the keys of a request end, or if it has none, sixteen words follow that no other request has, and then
+a piece of a long text that is written once for the run: a prefix cache can find nothing behind words that it does not know.
 
 **Conversations.** A later prompt of a session contains the answers before it, as the endpoint has written them: with words
 of our own in their place its prefix cache would miss. So the text of a conversation is kept, as it was sent and received, until
 its next request: prompt, answer, and then new words for the tokens that the prompt has beyond both. In a chat these are
 messages of their own.
 
-Example: a request of 100 tokens at an endpoint that adds 7. It has 93 words: five blocks of 16 words from its first five keys,
-and 13 words of the sixth.
+Example: a request of 100 tokens and four keys at an endpoint that adds 7. It has 93 words: four blocks of 16 words from its
+keys, 16 of its own, and 13 of the long text.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
+from hashlib import blake2b
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -38,9 +41,10 @@ _WORDS: Final = ["the", "and", "for", "not", "you", "but", "are", "was", "has", 
 _WORD_BYTES: Final = 4
 _UNIT_WORDS: Final = 4
 _UNIT_BITS: Final = 16
+_FOUR_UNITS: Final = Struct("4H")
 _64_BITS: Final = (1 << 64) - 1
-_OWN_KEYS: Final = 1 << 28
-"""Keys reserved for the words of one request."""
+_FILLER_BLOCKS: Final = 4_096
+"""Blocks of words of the text that is written once."""
 _MAX_CONVERSATIONS: Final = 20_000
 """Conversations of which the text is kept; beyond, the one that was used longest ago is forgotten."""
 
@@ -91,6 +95,9 @@ class PromptWriter:
         self._head = b'{"model":' + _encode(model) + (b',"messages":[' if chat else b',"prompt":"')
         self._tail = (b"]" if chat else b'"') + fields + (b',"ignore_eos":true' if ignore_eos else b"")
         self._block_words = max(1, round(BLOCK_TOKENS / scale.per_word))
+        self._run_key = (nonce & _64_BITS).to_bytes(8, "big")
+        self._filler = b""
+        """Made when the first request needs it."""
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._open: dict[RequestId, bytes] = {}
         """What was said in each prompt that is in flight, if a later one contains its answer."""
@@ -160,14 +167,26 @@ class PromptWriter:
         return b'{"role":"user","content":"' + text + b'"}'
 
     def _text(self, request: Request, keys: Sequence[int], words: int) -> bytes:
-        """Return a text of this many words: those of its keys, then words of its own."""
-        blocks = -(-words // self._block_words)
-        known = min(len(keys), blocks)
-        own = (request.id + 1) * _OWN_KEYS
-        numbers = np.empty(blocks, dtype=np.uint64)
-        numbers[:known] = _as_uint64(keys[:known])
-        numbers[known:] = np.arange(own + known, own + blocks, dtype=np.uint64) ^ np.uint64(_64_BITS)
-        return self._words(numbers, words)
+        """Return a text of this many words: those of its keys, then words of its own, then any."""
+        keys = keys[: -(-words // self._block_words)]
+        text = self._words(_as_uint64(keys), min(words, len(keys) * self._block_words)) if keys else b""
+        size = words * _WORD_BYTES
+        if len(text) == size:
+            return text
+        own = blake2b(b"%d" % request.id, digest_size=8, key=self._run_key).digest()
+        units = _unit_list()
+        text += b"".join([units[number] for number in _FOUR_UNITS.unpack(own)])
+        return (text + self._any_words(max(0, words - len(text) // _WORD_BYTES), request.id))[:size]
+
+    def _any_words(self, words: int, number: int) -> bytes:
+        """Return a piece of the long text, which the number of the request chooses."""
+        if len(self._filler) <= words * _WORD_BYTES:
+            written = self._words(
+                np.arange(_FILLER_BLOCKS, dtype=np.uint64) ^ np.uint64(_64_BITS), _FILLER_BLOCKS * self._block_words
+            )
+            self._filler = written * (words * _WORD_BYTES // len(written) + 1)
+        start = number * _UNIT_WORDS % (len(self._filler) // _WORD_BYTES - words) * _WORD_BYTES
+        return self._filler[start : start + words * _WORD_BYTES]
 
     def _words(self, numbers: NDArray[np.uint64], words: int) -> bytes:
         """Return the first `words` of the words of these blocks."""
@@ -191,6 +210,11 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+@cache
+def _unit_list() -> list[bytes]:
+    return _units().tolist()  # type: ignore[no-any-return]
 
 
 @cache

@@ -13,9 +13,11 @@ own fault (a slow machine), or that of `max_concurrency`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -31,9 +33,15 @@ from maitred.wire.client import Origin
 from maitred.wire.messages import Headers
 from maitred.workload import Job
 
-_GRAIN: Final[Micros] = 500
-"""Half the resolution of the loop's timers, in µs. A request that is due within it is sent at once, so that requests are sent
-half a millisecond early or late, and not always late."""
+_TICK: Final[Micros] = 1_000
+"""The resolution of the loop's timers, in µs. A shorter delay would be none: the sender would look again in every turn of the
+loop until the request is due, which costs more than all else that it does."""
+_GRAIN: Final[Micros] = _TICK // 2
+"""A request that is due within this time is sent at once, so that requests are sent half a tick early or late, and not always
+late."""
+
+_COLLECTED_OBJECTS: Final = 50_000
+"""New objects after which they are searched for garbage: a few ms, every some thousand requests."""
 
 
 class SendTarget(msgspec.Struct, frozen=True):
@@ -52,7 +60,7 @@ class SendTarget(msgspec.Struct, frozen=True):
 class SentRequest:
     """What is known of one request. Instants are µs since the start of the run, or -1."""
 
-    __slots__ = ("_deadline", "answer", "ended", "headers", "is_open", "job", "planned", "problem", "sent", "status")
+    __slots__ = ("_deadline", "answer", "ended", "headers", "is_open", "job", "planned", "problem", "sent", "status", "usage")
 
     def __init__(self, job: Job, answer: Answer, planned: Micros) -> None:
         self.job = job
@@ -63,6 +71,8 @@ class SentRequest:
         self.status = 0
         """Status of the response; 0 without one."""
         self.headers: Headers = []
+        self.usage: tuple[int | None, int | None, int | None] = (None, None, None)
+        """Prompt, output and cached tokens of a completed request as the endpoint reports them; None for what it does not."""
         self.problem = ""
         """Why the response is not whole, or empty."""
         self.is_open = True
@@ -112,13 +122,19 @@ class RequestSender:
         """Return the µs since the start of the run."""
         return (time.monotonic_ns() - self._start) // 1000
 
+    def _instants_of(self, nanoseconds: Sequence[int]) -> list[Micros]:
+        """Return the µs since the start of the run of these values of `time.monotonic_ns`."""
+        start = self._start
+        return [(at - start) // 1000 for at in nanoseconds]
+
     async def run(self, schedule: SendSchedule) -> None:
         """Send the requests of `schedule`, the first at its arrival counted from now, and return when all have ended."""
         self._schedule = schedule
         self._over = self._loop.create_future()
-        self._start = time.monotonic_ns()
-        self._send_due()
-        await self._over
+        with _rare_collections():
+            self._start = time.monotonic_ns()
+            self._send_due()
+            await self._over
         self.ended_at = self.clock()
 
     def stop_sending(self) -> None:
@@ -152,7 +168,8 @@ class RequestSender:
         due = self._schedule.next_due()
         if due is not None:
             # A request that is due now is sent at the next turn of the loop, so that answers are read in between.
-            self._timer = self._loop.call_later(max(0.0, to_seconds(due - self.clock() - _GRAIN)), self._send_due)
+            early = due - self.clock() - _GRAIN
+            self._timer = self._loop.call_later(to_seconds(max(early, _TICK)) if early > 0 else 0.0, self._send_due)
         elif self._schedule.is_over and not self._over.done():
             self._over.set_result(None)
 
@@ -190,7 +207,7 @@ class RequestSender:
         origin = self._endpoint.origin
         try:
             _, connection = await self._loop.create_connection(
-                lambda: LoadConnection(self.clock, self._forget), origin.host, origin.port, ssl=self._tls
+                lambda: LoadConnection(self._instants_of, self._forget), origin.host, origin.port, ssl=self._tls
             )
         except OSError as error:
             if sent.is_open:
@@ -247,6 +264,7 @@ class RequestSender:
         if sent._deadline is not None:
             sent._deadline.cancel()
         if connection is not None:
+            connection.count_gathered()
             sent.status, sent.headers = connection.status, connection.headers
         self._open.pop(request.id, None)
         if not problem and sent.status == 200 and not answer.is_whole:
@@ -254,7 +272,9 @@ class RequestSender:
         completed = sent.completed
         if completed and not request.stream:
             sent.ended = answer.last  # All of it came at once.
-        prompt, output, _ = answer.usage() if completed else (None, None, None)
+        if completed:
+            sent.usage = answer.usage()
+        prompt, output, _ = sent.usage
         tokens = answer.num_events if output is None else output
         text = answer.text if completed else None
         self._prompts.on_end(sent.job, text, (request.prompt_tokens if prompt is None else prompt) + tokens)
@@ -271,6 +291,19 @@ class RequestSender:
 
     def _forget(self, connection: LoadConnection) -> None:
         self._connections.discard(connection)
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Keep the garbage collector from looking at all that was loaded before: that takes 50 ms, in which nothing is sent."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_COLLECTED_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def _headers(endpoint: SendTarget, request: Request) -> Sequence[tuple[bytes, bytes]]:

@@ -69,7 +69,7 @@ class Observation:
     def add(self, sent: SentRequest) -> None:
         """Add a request that has ended."""
         request, answer, outcome = sent.job.request, sent.answer, outcome_of(sent)
-        prompt, output, cached = answer.usage() if sent.completed else (None, None, None)
+        prompt, output, cached = sent.usage
         self.num_without_usage += sent.completed and output is None
         if not sent.completed and outcome is not Outcome.UNFINISHED:
             self.problems[_describe(sent)] += 1
