@@ -200,7 +200,8 @@ def _describe_os_error(error: OSError) -> str:
 
 
 _MAX_URL_CHARS = 1_000
-_USER_INFO = re.compile(r"[^/]*@")
+_USER_INFO = re.compile(r"(^|/)[^/]*@")
+"""A name and a password. Only what follows a slash is tried: from every character on, a long URL would take seconds."""
 _HOST = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 
 
@@ -215,7 +216,7 @@ class Origin(msgspec.Struct, frozen=True):
     def parse(cls, url: str, *, where: str = "") -> Origin:
         """Parse `http://host:port` or `https://host:port`. Raises ConfigError for anything else, such as a path."""
         hint = "write it as http://host:port"
-        shown = quote(_USER_INFO.sub("***@", url))  # Messages stand in logs, and must repeat no password.
+        shown = quote(_USER_INFO.sub(r"\1***@", url))  # Messages stand in logs, and must repeat no password.
         if len(url) > _MAX_URL_CHARS:
             raise ConfigError(f"{shown} is too long for a URL", where=where, hint=hint)
         if not url.isprintable() or " " in url:  # urlsplit would drop some of them silently
