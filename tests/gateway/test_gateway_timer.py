@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from itertools import count
 
 import pytest
 import uvloop
@@ -10,18 +12,7 @@ import uvloop
 from maitred.admission import Admission, AdmissionConfig
 from maitred.admission.config import ClassConfig, ClassesConfig
 from maitred.core.request import Request
-from maitred.core.units import Micros
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
-
-
-class Late(RealTimeAdmission):
-    """The clock advances by 10 ms at each look, as if the process were off the CPU between a decision and its timer."""
-
-    clock: Micros = 0
-
-    def now(self) -> Micros:  # type: ignore[override]
-        self.clock += 10_000
-        return self.clock
 
 
 def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -> None:
@@ -29,7 +20,8 @@ def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -
     config = AdmissionConfig(mode="priority", classes=impatient)
 
     async def two_wait() -> None:
-        driver = Late(Admission(config, {"m": 0}))
+        # The clock advances by 10 ms at each look, as if the process were off the CPU between a decision and its timer.
+        driver = RealTimeAdmission(Admission(config, {"m": 0}), now=partial(next, count(10_000, 10_000)))
         stays = [driver.submit(Request(id=number, arrival=0, prompt_tokens=1, model="m"), 1) for number in range(2)]
         for stay in stays:
             assert stay.granted is not None

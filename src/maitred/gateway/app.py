@@ -24,6 +24,7 @@ from maitred.gateway.access_log import AccessLog
 from maitred.gateway.append_file import AppendFile
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.descriptor_watch import DescriptorWatch
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.endpoints import AdminEndpoints
@@ -100,7 +101,7 @@ class Gateway(App):
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
         self._intake = RequestIntake(
-            *(config, lambda: self.core.config, self._fleet, self.counters, self._driver.now, self._observer, signals),
+            *(config, lambda: self.core.config, self._fleet, self.counters, monotonic_now, self._observer, signals),
             self._programs_config,
         )
         self._proxy = Proxy(
@@ -237,10 +238,10 @@ class Gateway(App):
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:
         """Answer a request that is not forwarded."""
         if route is None:
-            began_at = self._driver.now()
+            began_at = monotonic_now()
             await self._endpoints.answer_request(exchange)
             if self._access_log is not None:
-                self._access_log.write_answer(exchange, exchange.status, "", began_at, self._driver.now())
+                self._access_log.write_answer(exchange, exchange.status, "", began_at, monotonic_now())
         else:
             error = error_responses.method_not_allowed(exchange.method, "POST")
             send_error(exchange, error)
@@ -298,4 +299,4 @@ def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
 def _make_core(config: AdmissionConfig, decision_log: AppendFile | None, load_probe: LoadProbe) -> Admission:
     if decision_log is None:
         return Admission(config, {}, load_probe)
-    return RecordedAdmission(config, {}, DecisionLog(decision_log.write), load_probe, now=RealTimeAdmission.now())
+    return RecordedAdmission(config, {}, DecisionLog(decision_log.write), load_probe, now=monotonic_now())

@@ -17,7 +17,7 @@ CancelledError passes on to the next handler. So the reasons may come together a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from maitred.admission import EMPTY_LOAD, Action, Admission, AdmissionConfig, LoadProbe, Refusal, ReleaseReason, no_load
 from maitred.core.decisions import Decision
@@ -86,17 +86,13 @@ class SlotLease:
 class RealTimeAdmission:
     """The only user of an admission core. Used inside one event loop."""
 
-    def __init__(self, core: Admission, load_probe: LoadProbe = no_load) -> None:
-        """`load_probe` returns the load of the backends of a model."""
+    def __init__(self, core: Admission, load_probe: LoadProbe = no_load, now: Callable[[], Micros] = monotonic_now) -> None:
+        """`load_probe` returns the load of the backends of a model, `now` the time, µs."""
         self.core = core
+        self.now = now
         self._load_probe = load_probe
         self._leases: dict[RequestId, SlotLease] = {}
         self._timer = DeadlineTimer(self._on_due)
-
-    @staticmethod
-    def now() -> Micros:
-        """Return the time that the core is told, µs."""
-        return monotonic_now()
 
     @property
     def leases(self) -> Collection[SlotLease]:

@@ -52,6 +52,7 @@ from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.backend import Backend
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramRejected, ProgramStep, RealTimePrograms
@@ -238,7 +239,7 @@ class Proxy:
                 self._counters.retries += 1
                 self._admission.set_stranded(proxied.request.id, stranded=False)  # It leaves the backend that failed.
             proxied.may_be_elsewhere = proxied.route.asks_each and len(untried) > 1
-            choice = self._router.choose(proxied.request, self._fleet.with_free_slots(untried), self._admission.now())
+            choice = self._router.choose(proxied.request, self._fleet.with_free_slots(untried), monotonic_now())
             backend = self._fleet.backends[choice.instance]
             try:
                 return await self._try_backend(backend, proxied, writer)
@@ -333,7 +334,7 @@ class Proxy:
                 response.close()
             self._fleet.remove_request(sent)
             if proxied.step is None:  # The router has chosen the backend.
-                self._router.on_request_end(proxied.request, backend.index, self._admission.now())
+                self._router.on_request_end(proxied.request, backend.index, monotonic_now())
 
     def _confirm_first_byte(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
         """From here on the request is no victim. Raises ApiError if it has lost its slot already."""
