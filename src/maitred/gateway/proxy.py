@@ -310,7 +310,7 @@ class Proxy:
             self._confirm_first_byte(proxied, forwarder)
             record.status = response.status
             try:
-                rest = forwarder.forward(partial(self._note_first_data, proxied))
+                rest = forwarder.forward()
                 if rest is not None:
                     await rest
             except UpstreamError as error:
@@ -359,13 +359,6 @@ class Proxy:
         return AnswerReader(
             response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
         )
-
-    def _note_first_data(self, proxied: ProxyRequest) -> None:
-        """Note that the first data of a response goes out."""
-        record = proxied.record
-        if proxied.step is not None:
-            proxied.step.first_data_at = record.first_data_at
-        record.on_first_data_sent()
 
     def _note_usage(self, proxied: ProxyRequest, reader: AnswerReader | None) -> None:
         if reader is not None:

@@ -18,7 +18,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Final
 
 from maitred.gateway.answer_usage import AnswerReader
@@ -102,23 +102,23 @@ class ResponseForwarder:
             except TimeoutError:
                 return
 
-    def forward(self, on_first_data: Callable[[], None]) -> Awaitable[None] | None:
-        """Send the whole response; call `on_first_data` as its first data goes out. Return what must be awaited for the rest of
-        it, or None if all was sent. Awaiting raises UpstreamError if it breaks off."""
+    def forward(self) -> Awaitable[None] | None:
+        """Send the whole response. Return what must be awaited for the rest of it, or None if all was sent. Awaiting raises
+        UpstreamError if it breaks off."""
         if self._has_data and not self._keepalive_secs and self._response.is_complete:
-            on_first_data()
+            self._note_first_data_sent()
             self._proxied.response_started = True
             return self._writer.start_response(self._response.status, self._client_headers(), self._withheld, False)
-        return self._forward_pieces(on_first_data)
+        return self._forward_pieces()
 
-    async def _forward_pieces(self, on_first_data: Callable[[], None]) -> None:
+    async def _forward_pieces(self) -> None:
         response, writer = self._response, self._writer
         keepalive = None
         if self._keepalive_secs:
             writer = keepalive = SseKeepalive(writer, self._keepalive_secs)
         try:
             if self._has_data:
-                on_first_data()
+                self._note_first_data_sent()
                 more = not response.is_complete
                 self._proxied.response_started = True
                 busy = writer.start_response(response.status, self._client_headers(), self._withheld, more)
@@ -129,7 +129,7 @@ class ResponseForwarder:
                 if busy is not None:
                     await busy
                 await self._read_until_data()
-                on_first_data()
+                self._note_first_data_sent()
                 more = not response.is_complete
                 busy = writer.send_piece(self._withheld, more)
             if busy is not None:
@@ -150,6 +150,12 @@ class ResponseForwarder:
     def _note_first_data(self) -> None:
         self._has_data = True
         self._record.on_first_data(self._withheld)
+
+    def _note_first_data_sent(self) -> None:
+        record, step = self._record, self._proxied.step
+        if step is not None:
+            step.first_data_at = record.first_data_at
+        record.on_first_data_sent()
 
     async def _read_piece(self) -> bytes:
         """Return the next piece of the body as the client will get it. Raises UpstreamError."""

@@ -79,9 +79,8 @@ class ClientFraming(MessageFraming):
         return httptools.HttpResponseParser(self)
 
     def _begin_response(self) -> None:
-        self._begin_message()
-        self._is_at_start = not self._bodiless
-        """Whether nothing of the response has been received, and its body may be where its head says."""
+        self._is_at_start = True
+        """Whether nothing of the response has been received."""
         self._begin = b""
         """The first bytes of the response."""
         self._until_close = False
@@ -119,28 +118,31 @@ class ClientFraming(MessageFraming):
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought."""
-        if self._is_at_start:
-            self._is_at_start = False
-            seen = self._known_heads.look_up(data)
-            if seen is not None:
-                return self._receive_seen(seen, data)
-        return self._parse(data)
-
-    def _receive_seen(self, seen: SeenHead[ResponseHead], data: bytes) -> list[Event]:
-        """Return the events of the first read of a response. If the head is known and the body is whole, the parser sees
-        nothing of it; if not, the head is kept when all that it means is known."""
-        known, length = seen.known, seen.length
-        if known is not None and len(data) - seen.end == length:
-            self.keep_alive, self._is_over, self.body_bytes = known.keep_alive, True, length
-            self.peer = _DONE if known.keep_alive else _MUST_CLOSE
-            head = known if length == known.length else known.with_length(length)
-            return [head, data[seen.end :], END] if length else [head, END]
+        if not self._is_at_start:
+            return self._parse(data)
+        self._is_at_start = False
+        # Behind the head of an answer to HEAD is no body, whatever the head says.
+        seen = None if self._bodiless else self._known_heads.look_up(data)
+        if seen is not None and seen.known is not None and len(data) - seen.end == seen.length:
+            return self._take_known(seen.known, seen.length, data[seen.end :])
+        self._begin_message()
         events = self._parse(data)
-        first = events[0] if events else END
-        if type(first) is ResponseHead and first.length == length and events[-1] is END and first.status not in _BODILESS:
-            first.keep_alive = self.keep_alive
-            self._known_heads.keep(seen, first)
+        if seen is not None and events and events[-1] is END:
+            self._keep_head(seen, events[0])
         return events
+
+    def _take_known(self, known: ResponseHead, length: int, body: bytes) -> list[Event]:
+        """Return the events of a whole response with a head that was parsed before. The parser sees nothing of it."""
+        self.keep_alive, self._is_over = known.keep_alive, True
+        self.peer = _DONE if known.keep_alive else _MUST_CLOSE
+        head = known if length == known.length else known.with_length(length)
+        return [head, body, END] if length else [head, END]
+
+    def _keep_head(self, seen: SeenHead[ResponseHead], head: Event) -> None:
+        """Keep the head of a response that has ended, so that all that it means is known."""
+        if type(head) is ResponseHead and head.length == seen.length and head.status not in _BODILESS:
+            head.keep_alive = self.keep_alive
+            self._known_heads.keep(seen, head)
 
     def _parse(self, data: bytes) -> list[Event]:
         if not self._in_body:

@@ -115,6 +115,8 @@ class UpstreamConnection(asyncio.Protocol):
         events = self._framing.receive_data(data)
         if len(events) == 1 and type(events[0]) is bytes:  # the usual piece of a stream
             self._response.on_body(events[0], True)
+        elif len(events) == 3 and events[2] is END and type(events[0]) is ResponseHead:  # a whole response, the usual one
+            self._take_whole(events[0], cast(bytes, events[1]))
         else:
             self._handle_events(events)
 
@@ -132,6 +134,13 @@ class UpstreamConnection(asyncio.Protocol):
         if response is not None:
             response.on_error(self._closed_early())
         self._on_closed(self)
+
+    def _take_whole(self, head: ResponseHead, body: bytes) -> None:
+        response = self._response
+        assert response is not None
+        # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
+        self._finish_response()
+        response.on_whole(head.status, head.headers, body)
 
     def _handle_events(self, events: list[Event]) -> None:
         """Hand on what a read has brought: the pieces of the body as one, with the end of the response if it is there."""

@@ -129,11 +129,19 @@ class UpstreamResponse:
         if source is not None:
             source.abort()
 
-    # The source calls the next three.
+    # The source calls the next four.
 
     def on_head(self, status: int, headers: Headers) -> None:
         """Take the head of the response."""
         self.status, self.headers = status, headers
+        if not self._head.done():
+            self._head.set_result(None)
+
+    def on_whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Take a response of which nothing had come, and now all has; the source is free then."""
+        self.status, self.headers = status, headers
+        self._buffer.append(body)
+        self._buffered, self._body_received, self._source = len(body), True, None
         if not self._head.done():
             self._head.set_result(None)
 
