@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -58,33 +58,10 @@ class SGLangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Fewer waiting requests than this share of the running ones are held back. Null: the queue does not matter."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_prefill_tokens",
-            "new_token_ratio_decay_steps",
-            "clip_max_new_tokens",
-            "prefill_decode_interval_min_bs",
-            "prefill_delayer_max_delay_passes",
-        ):
-            _check(name, getattr(self, name), 1)
-        for name in (
-            "schedule_conservativeness",
-            "priority_scheduling_preemption_threshold",
-            "prefill_decode_interval",
-            "prefill_delayer_max_delay_ms",
-        ):
-            _check(name, getattr(self, name), 0)
-        for name in ("prefill_max_requests", "min_free_slots_delay"):
-            if getattr(self, name) is not None:
-                _check(name, getattr(self, name), 1)
-        for name in (
-            "init_new_token_ratio",
-            "min_new_token_ratio_factor",
-            "prefill_delayer_token_usage_low_watermark",
-            "prefill_delayer_queue_min_ratio",
-        ):
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, not {value}")
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} must be from {least} to {most:,}, not {value}")
         if self.enable_mixed_chunk and self.disable_chunked_prefill:
             raise ValueError("enable_mixed_chunk is not for disable_chunked_prefill: leave out one of the two")
 
@@ -96,10 +73,23 @@ class SGLangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (2 if self.ignore_eos else 1) * block_size + 1
 
 
-_MOST = 1_000_000_000
+_MOST: Final = 1_000_000_000
 """Far more than any engine has. A larger value is a slip of the keyboard."""
-
-
-def _check(name: str, value: float, least: int) -> None:
-    if not least <= value <= _MOST:
-        raise ValueError(f"{name} must be from {least} to {_MOST:,}, not {value}")
+_RANGES: Final = {
+    "max_prefill_tokens": (1, _MOST),
+    "new_token_ratio_decay_steps": (1, _MOST),
+    "clip_max_new_tokens": (1, _MOST),
+    "prefill_decode_interval_min_bs": (1, _MOST),
+    "prefill_delayer_max_delay_passes": (1, _MOST),
+    "schedule_conservativeness": (0, _MOST),
+    "priority_scheduling_preemption_threshold": (0, _MOST),
+    "prefill_decode_interval": (0, _MOST),
+    "prefill_delayer_max_delay_ms": (0, _MOST),
+    "prefill_max_requests": (1, _MOST),
+    "min_free_slots_delay": (1, _MOST),
+    "init_new_token_ratio": (0, 1),
+    "min_new_token_ratio_factor": (0, 1),
+    "prefill_delayer_token_usage_low_watermark": (0, 1),
+    "prefill_delayer_queue_min_ratio": (0, 1),
+}
+"""The least and the most of each number, checked in this order; null is always valid."""

@@ -77,22 +77,29 @@ def adopt_programs(
         expires_at = record.last_active + from_seconds(config.program_ttl_secs)
         key = ProgramKey(record.tenant, record.name, record.model)
         is_beyond = table.num_of_tenant(record.tenant) >= config.max_programs_per_tenant
+        # A file may be older than the configuration, and may name what a client has used again already.
         if not record.name or expires_at <= now or is_beyond or table.find(key) is not None:
             continue
         program = table.create(key, record.parent, now)
         _restore(program, record, now)
         table.note_idle(program, program.last_active, expires_at)
-        pool, backend = places.backends.keep_pool(record.model), places.backends.find(record.backend)
-        if backend is not None and backend.status is BackendStatus.UP and backend in pool.backends:
-            places.register(program, backend, now)
-            places.decide(now, program, ProgramAction.RESUME, ProgramReason.ADOPTED)
-            touched[backend.index] = None
-        else:
-            program.state = ProgramState.PAUSED
-            program.origin = None if backend is None else backend.index
-            pool.waiting.add(program)
-            places.decide(now, program, ProgramAction.PAUSE, ProgramReason.ADOPTED)
+        _place(program, record, places, now)
+        if program.backend is not None:
+            touched[program.backend] = None
     return list(touched)
+
+
+def _place(program: Program, record: ProgramRecord, places: ProgramPlaces, now: Micros) -> None:
+    """Register an adopted program with its backend, or pause it if that cannot take it."""
+    pool, backend = places.backends.keep_pool(record.model), places.backends.find(record.backend)
+    if backend is not None and backend.status is BackendStatus.UP and backend in pool.backends:
+        places.register(program, backend, now)
+        places.decide(now, program, ProgramAction.RESUME, ProgramReason.ADOPTED)
+        return
+    program.state = ProgramState.PAUSED
+    program.origin = None if backend is None else backend.index
+    pool.waiting.add(program)
+    places.decide(now, program, ProgramAction.PAUSE, ProgramReason.ADOPTED)
 
 
 def _restore(program: Program, record: ProgramRecord, now: Micros) -> None:

@@ -84,11 +84,6 @@ class BackendMemory:
         return len(self._programs)
 
     @property
-    def num_acting(self) -> int:
-        """How many programs act here."""
-        return len(self._programs) - self.num_reasoning
-
-    @property
     def active_tokens(self) -> int:
         """Charged tokens of all programs, without buffers; what is shared counts for each."""
         return int(self.reasoning_tokens + self.acting_charge)
@@ -215,6 +210,7 @@ class BackendMemory:
         """Ask the estimator again what each acting program counts."""
         if not self._estimator.changes_with_time:
             return
+        # Only sums change and no order: pauses go by tokens, and not by what a program counts.
         total = 0.0
         share = self._estimator.share
         for heap in (self._settled, self._unsettled):
@@ -289,15 +285,18 @@ class BackendMemory:
             raise InvariantError(f"backend {self.index}: marks differ")
         if self.marked_tokens != sum(int(p.charge) + self._buffer for p in marked):
             raise InvariantError(f"backend {self.index}: marked tokens {self.marked_tokens}")
-        if len(self._settled) + len(self._unsettled) + len(self._reasoning) + len(marked) != self.num_programs:
+        for program in self.programs:
+            if program.backend != self.index:
+                raise InvariantError(f"backend {self.index}: {program.key} is elsewhere")
+        self._check_heaps(len(marked))
+
+    def _check_heaps(self, num_marked: int) -> None:
+        if len(self._settled) + len(self._unsettled) + len(self._reasoning) + num_marked != self.num_programs:
             raise InvariantError(f"backend {self.index}: a program is in no heap, or in two")
         for heap in (self._settled, self._unsettled, self._reasoning):
             for order, program in heap:
                 if order != pause_order(program):
                     raise InvariantError(f"backend {self.index}: {program.key} has a place that is not its own")
-        for program in self.programs:
-            if program.backend != self.index:
-                raise InvariantError(f"backend {self.index}: {program.key} is elsewhere")
 
 
 def pause_order(program: Program) -> PauseOrder:

@@ -15,6 +15,14 @@ from maitred.programs.token_estimator import MAX_TOKENS
 
 MAX_SECS: Final = 10 * 365 * 86_400.0
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TIMES_ABOVE_ZERO: Final = ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs", "metrics_interval_secs")
+_TIMES_FROM_ZERO: Final = (
+    "min_stay_secs",
+    "patience_secs",
+    "displace_secs",
+    "ageing_secs_per_1k_tokens",
+    "wait_keepalive_secs",
+)
 
 
 class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,24 +88,24 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Folder of `step_profiles.csv`, with a row for each step (`profile`). Null: no file."""
 
     def __post_init__(self) -> None:
-        for name in ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs"):
-            if not 0 < getattr(self, name) <= MAX_SECS:
-                raise ValueError(f"{name} must be more than 0 seconds, and at most ten years")
-        for name in ("min_stay_secs", "patience_secs", "displace_secs", "ageing_secs_per_1k_tokens", "wait_keepalive_secs"):
-            if not 0 <= getattr(self, name) <= MAX_SECS:
-                raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
-        if self.metrics_interval_secs is not None and not 0 < self.metrics_interval_secs <= MAX_SECS:
-            raise ValueError("metrics_interval_secs must be more than 0 seconds, and at most ten years")
-        for name in ("max_waiting", "max_programs_per_tenant"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+        self._check_times()
+        for name, least in (("max_waiting", 1), ("max_programs_per_tenant", 1), ("buffer_tokens", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}")
         if self.backend_capacity_tokens is not None and not 1 <= self.backend_capacity_tokens <= MAX_TOKENS:
             raise ValueError(f"backend_capacity_tokens must be from 1 to {MAX_TOKENS:,}")
-        if self.buffer_tokens < 0:
-            raise ValueError("buffer_tokens must be at least 0")
         if not 0 <= self.headroom < 1:
             raise ValueError("headroom must be at least 0 and below 1")
         self._check_names()
+
+    def _check_times(self) -> None:
+        for name in _TIMES_ABOVE_ZERO:
+            secs = getattr(self, name)
+            if secs is not None and not 0 < secs <= MAX_SECS:
+                raise ValueError(f"{name} must be more than 0 seconds, and at most ten years")
+        for name in _TIMES_FROM_ZERO:
+            if not 0 <= getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
 
     def _check_names(self) -> None:
         for header in self.session_headers:

@@ -113,6 +113,8 @@ class Programs:
         program = self._table.by_request.get(request_id)
         if program is None or request_id not in program.contexts or program.backend is None:
             return self._places.take()
+        # A program is at one backend. So where others of it are under way, this request either goes there once more, or
+        # waits until they have ended.
         must_leave = self._places.backends.reason_to_leave(program) is not None
         if len(program.contexts) > 1 and not must_leave:  # the others hold the place, so this one is only sent again
             self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)

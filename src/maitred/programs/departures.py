@@ -118,6 +118,7 @@ class Departures:
 
     def expire(self, program: Program, now: Micros) -> None:
         """Forget a program that was idle for too long; one with children is idle only if they are."""
+        # A parent shares its context with its children, so it is kept as long as one of them may come back.
         family = program.descendants()
         active_at = now if any(p.is_busy for p in family) else max((p.last_active for p in family), default=program.last_active)
         expires_at = active_at + self._ttl

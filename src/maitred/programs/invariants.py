@@ -24,6 +24,10 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
         raise InvariantError(f"programs {known ^ (placed | waiting)} are nowhere, or forgotten")
     for program in table.all:
         _check_program(program, places, is_placed=program.serial in placed)
+    _check_requests(places, table)
+
+
+def _check_requests(places: ProgramPlaces, table: ProgramTable) -> None:
     if places.num_waiting != sum(len(p.waiting) for p in table.all):
         raise InvariantError(f"{places.num_waiting} waiting requests are not those of the programs")
     requests = {request for p in table.all for request in (*p.waiting, *p.contexts)}

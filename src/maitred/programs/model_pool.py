@@ -22,6 +22,8 @@ Five rules keep this fair and calm; the flavour `thunderagent` has none of them.
   higher class. What they had in memory must be computed again, and with more programs than fit, one always waits: so this
   is only for programs that no end of another one will let in. A program of which the estimator counts hardly anything any
   more has most likely ended: it makes room at any tick.
+
+Whatever these find, a request waits for `max_wait_secs` at most: then its program is resumed without room (`departures`).
 """
 
 from __future__ import annotations
@@ -131,14 +133,12 @@ class ModelPool:
         candidates: list[ResumeCandidate] | None = None
         for _ in range(self._rules.resume_rounds):
             held = yield from self._serve_oldest(now)
-            rooms = [
-                Room(b.index, room, b.active_tokens) for b in self.open_backends if b is not held and (room := self.room(b))
-            ]
-            rooms = [room for room in rooms if room.tokens > self._buffer]
+            rooms = self._rooms_beside(held)
             smallest = self.waiting.smallest()
             # Usually no room is left for any: then nothing need be sorted.
             if smallest is None or not rooms or max(room.tokens for room in rooms) < smallest.tokens + self._buffer:
                 return
+            # Sorting all that wait is the dearest part of a tick. Later rounds only leave out those that have been placed.
             if candidates is None:
                 candidates = [ResumeCandidate(program, self.need(program, now)) for program in self.waiting]
             else:
@@ -147,6 +147,11 @@ class ModelPool:
             yield from placements
             if not placements:
                 return
+
+    def _rooms_beside(self, held: BackendMemory | None) -> list[Room]:
+        """Return what the open backends but `held` have left, where that is more than a buffer."""
+        rooms = (Room(b.index, self.room(b), b.active_tokens) for b in self.open_backends if b is not held)
+        return [room for room in rooms if room.tokens > self._buffer]
 
     def plan_first(self, backends: Sequence[BackendMemory], now: Micros) -> Iterator[Placement]:
         """Yield which of the first waiting programs fit at one of `backends`, those where an event may have left room. The
@@ -189,6 +194,7 @@ class ModelPool:
         if oldest is None:
             return ()
         need = oldest.tokens + self._buffer
+        # Programs are paused at one backend only, so the one at which most could become free is tried, and no other.
         best = max(self.open_backends, key=lambda b: self.room(b) + b.acting_charge, default=None)
         if best is None or self.room(best) >= need:
             return ()
@@ -224,6 +230,7 @@ class ModelPool:
         of a paused program share less: so the caller asks again."""
         missing = -backend.remaining
         backend.settle(now)
+        # Those that have just been placed come last (minimum stay).
         settled = backend.take_acting(missing, settled=True)
         missing_still = missing - sum(map(backend.freed_by, settled))
         if missing_still <= 0:
@@ -253,6 +260,7 @@ class ModelPool:
         excess = max(0.0, -backend.remaining)
         withdrawn = []
         covered = backend.marked_tokens
+        # Usually no mark can be withdrawn, and looking at the smallest one tells: then nothing is sorted.
         smallest = backend.smallest_mark()
         if smallest is not None and covered - backend.freed_by(smallest) >= excess:
             for program in sorted(backend.marked.values(), key=pause_order, reverse=True):

@@ -83,6 +83,7 @@ class ProgramPlaces:
         self.decide(now, program, ProgramAction.WAIT, reason, request_id)
 
     def register(self, program: Program, backend: BackendMemory, now: Micros) -> None:
+        """Give a program a place at `backend`."""
         program.state = ProgramState.ACTIVE
         program.origin = None
         program.resumed_at = now
@@ -113,6 +114,7 @@ class ProgramPlaces:
         self.pause(program, reason, now)
 
     def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
+        """Give a paused program a place at `backend`, and let its requests go there."""
         self.backends.pool(program.key.model).waiting.remove(program)
         granted = self._start_waiting(program)
         self.register(program, backend, now)
@@ -212,9 +214,13 @@ class ProgramPlaces:
         if not pools:
             return
         pool = pools[0]  # any pool will do: a backend of several models has one memory
+        # Asked again, because the children of a paused program share less than before and so count more.
         while backend.remaining < 0 and (victims := pool.plan_pauses(backend, now)):
             for program in victims:
                 self.pause(program, ProgramReason.OVERFLOW, now)
+        self._update_marks(pool, backend, now)
+
+    def _update_marks(self, pool: ModelPool, backend: BackendMemory, now: Micros) -> None:
         marks, withdrawn = pool.plan_marks(backend)
         for program in withdrawn:
             backend.unmark(program)
@@ -229,16 +235,21 @@ class ProgramPlaces:
             backend.reestimate(now)
         for pool in self.backends.pools:
             if len(pool.waiting):
-                for program in pool.plan_room_for_oldest(now):
-                    self.pause(program, ProgramReason.MADE_ROOM, now)
-                self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
-                idle = pool.plan_idle(now)
-                for program in idle:
-                    self.pause(program, ProgramReason.MADE_ROOM, now)
-                if idle:
-                    self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
+                self._resume_waiting(pool, now)
         for backend in self.backends.all:
             self._relieve(backend, now)
+
+    def _resume_waiting(self, pool: ModelPool, now: Micros) -> None:
+        """At a tick: make room for the program that has waited longest, and resume what fits."""
+        # Displacement comes first: the pass that follows serves the oldest program before all others.
+        for program in pool.plan_room_for_oldest(now):
+            self.pause(program, ProgramReason.MADE_ROOM, now)
+        self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
+        idle = pool.plan_idle(now)
+        for program in idle:
+            self.pause(program, ProgramReason.MADE_ROOM, now)
+        if idle:
+            self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
 
     def decide(
         self,
@@ -248,9 +259,11 @@ class ProgramPlaces:
         reason: ProgramReason,
         request_id: RequestId | None = None,
     ) -> None:
+        """Note a decision; it is about no program if the tenant may have no more."""
         serial, backend = (0, None) if program is None else (program.serial, program.backend)
         self._decisions.append(ProgramDecision(now, serial, action, reason, request_id, backend))
 
     def take(self) -> Sequence[ProgramDecision]:
+        """Return the decisions since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions

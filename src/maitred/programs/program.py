@@ -118,6 +118,7 @@ class Program:
         self.last_active = now
         """The instant at which its last request came or ended."""
         self.acting_since: Micros = now
+        """While it acts, since when."""
         self.waiting_since: Micros = now
         """While it is paused with a request, since when."""
         self.paused_since: Micros = now
@@ -128,6 +129,7 @@ class Program:
         self.settles_at: Micros = now
         """When the minimum stay at its backend ends."""
         self.is_marked = False
+        """Whether it is to be paused when its requests end."""
         self.tools = ToolTimes()
         self.parent: Program | None = None
         """The program that forked it, as long as that one exists."""

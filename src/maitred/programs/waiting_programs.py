@@ -21,10 +21,9 @@ The flavour `thunderagent` orders by tokens alone, equal programs by when they w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import IndexedHeap
@@ -32,6 +31,7 @@ from maitred.core.units import Micros
 from maitred.programs.program import Program
 
 ResumeOrder: TypeAlias = tuple[int, int, float, int, int]
+AgeOrder: TypeAlias = tuple[int, Micros, int]
 RETURNING, NEW, IDLE = 0, 1, 2
 
 
@@ -42,9 +42,10 @@ class WaitingPrograms:
         self._ageing = ageing
         self._num_paused = 0
         self._in_order: IndexedHeap[int, ResumeOrder, Program] = IndexedHeap()
-        self._by_age = _Lowest(self, _age_of)
-        """Those with a request that waits, of the highest class first."""
-        self._by_size = _Lowest(self, lambda program: program.tokens)
+        self._by_age: IndexedHeap[int, AgeOrder, Program] = IndexedHeap()
+        """Those with a request that waits: the highest class first, then the oldest request."""
+        self._by_size: IndexedHeap[int, tuple[int, int], Program] = IndexedHeap()
+        """All of them by tokens; equal ones in the order of creation."""
 
     def set_ageing(self, ageing: float | None) -> None:
         """Order all programs by another `ageing`."""
@@ -58,13 +59,16 @@ class WaitingPrograms:
             self._num_paused += 1
             program.pause_number = self._num_paused
         self._in_order.push(program.serial, self.order(program), program)
-        self._by_size.push(program)
+        self._by_size.push(program.serial, (program.tokens, program.serial), program)
         if program.waiting:
-            self._by_age.push(program)
+            self._by_age.push(program.serial, _age_order(program), program)
+        else:
+            self._by_age.remove(program.serial)
 
     def remove(self, program: Program) -> None:
         """Take a program out."""
-        self._in_order.remove(program.serial)
+        for heap in (self._in_order, self._by_size, self._by_age):
+            heap.remove(program.serial)
 
     def order(self, program: Program) -> ResumeOrder:
         """Return the place of a program in the order of resumes."""
@@ -107,42 +111,12 @@ class WaitingPrograms:
         programs = [program for _, program in self._in_order]
         if self.smallest() is not min(programs, key=lambda p: (p.tokens, p.serial), default=None):
             raise InvariantError("the smallest waiting program is another one")
-        if self.oldest() is not min((p for p in programs if p.waiting), key=_age_of, default=None):
+        if self.oldest() is not min((p for p in programs if p.waiting), key=_age_order, default=None):
             raise InvariantError("the program that has waited longest is another one")
 
 
-class _Lowest:
-    """The program with the lowest key, which the programs know themselves. A program is pushed whenever its key changes. An
-    entry counts only while its program waits and has this key; others are dropped when they come up, or when they are more
-    than the programs that wait."""
-
-    def __init__(self, waiting: WaitingPrograms, key_of: Callable[[Program], Any]) -> None:
-        self._waiting = waiting
-        self._key_of = key_of
-        self._heap: list[tuple[Any, int, int, Program]] = []
-        self._num_pushes = 0
-
-    def push(self, program: Program) -> None:
-        self._num_pushes += 1
-        heappush(self._heap, (self._key_of(program), program.serial, self._num_pushes, program))
-        if len(self._heap) > 2 * len(self._waiting) + 64:
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
-            heapify(self._heap)
-
-    def peek(self) -> Program | None:
-        while self._heap and not self._is_live(self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][3] if self._heap else None
-
-    def _is_live(self, entry: tuple[Any, int, int, Program]) -> bool:
-        program = entry[3]
-        return program in self._waiting and self._key_of(program) == entry[0]
-
-
-def _age_of(program: Program) -> tuple[int, Micros, int]:
-    """Return the key by which the oldest program is found; one without a request that waits comes after all others."""
-    if not program.waiting:
-        return (1, 0, program.serial)
+def _age_order(program: Program) -> AgeOrder:
+    """Return the key by which the program whose request has waited longest is found."""
     return (-program.root.priority_class, program.waiting_since, program.serial)
 
 
