@@ -84,10 +84,15 @@ def describe_expected(expected: str) -> str:
     return quoted.replace(" or nothing", ", or nothing")
 
 
+def describe_os_error(error: OSError) -> str:
+    """Return in plain words what the operating system has refused: "no such file or directory"."""
+    return (error.strerror or str(error)).lower()
+
+
 def describe_read_error(error: Exception) -> str:
     """Return in plain words why a text file could not be read."""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+        return describe_os_error(error)
     if isinstance(error, EOFError):
         return "the gzip file ends in the middle"
     return "it is not text (UTF-8)" if isinstance(error, UnicodeDecodeError) else "it is damaged, or of another kind"

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import yaml
 
-from maitred.core.errors import ConfigError, quote
+from maitred.core.errors import ConfigError, describe_os_error, quote
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """From the root: keys of mappings and indices of lists."""
@@ -117,7 +117,7 @@ class YamlDocument:
         try:
             return cls(file.read_bytes().decode("utf-8-sig"), str(file), section)
         except OSError as error:
-            raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(file)) from error
+            raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(file)) from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(file), hint="is it the right file?") from error
 

@@ -282,6 +282,7 @@ class EmulatedEngine:
             stream=bool(body.stream),
             priority=-(body.priority or 0.0),  # For vLLM smaller is more urgent.
         )
+        # Before the head is sent: a streamed response could not become a 400 any more.
         rejection = self._instance.rejection_reason(request)
         if rejection is not None:
             raise bad_request(rejection, code="context_length_exceeded")

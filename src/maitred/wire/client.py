@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from maitred.core.errors import ConfigError, quote
+from maitred.core.errors import ConfigError, describe_os_error, quote
 from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
 from maitred.wire.connection import UpstreamConnection
 from maitred.wire.errors import ConnectError, Disconnected, UpstreamLimits, UpstreamTimeout, connect_error
@@ -117,7 +117,7 @@ class ConnectionPool:
                 raise self._connect_timeout() from None
             if isinstance(error, OSError):
                 raise connect_error(
-                    error, f"cannot connect to {self._host}:{self._port}: {_describe_os_error(error)}"
+                    error, f"cannot connect to {self._host}:{self._port}: {describe_os_error(error)}"
                 ) from error
             if isinstance(error, UnicodeError):
                 raise ConnectError(f"{self._host!r} is no host name: {error}") from error
@@ -193,10 +193,6 @@ class ConnectionPool:
 
     def _connect_timeout(self) -> UpstreamTimeout:
         return UpstreamTimeout(f"no connection to {self._host}:{self._port} within {self._limits.connect_secs:g} s")
-
-
-def _describe_os_error(error: OSError) -> str:
-    return error.strerror.lower() if error.strerror else str(error)
 
 
 _MAX_URL_CHARS = 1_000

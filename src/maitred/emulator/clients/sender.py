@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from maitred.core.errors import describe_os_error
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros, to_seconds
 from maitred.emulator.clients.answers import Answer
@@ -159,8 +160,6 @@ class RequestSender:
         for connection in tuple(self._connections):
             connection.close()
 
-    # Sending.
-
     def _send_due(self) -> None:
         self._timer = None
         for job in self._schedule.take_due(self.clock() + _GRAIN):
@@ -211,7 +210,7 @@ class RequestSender:
             )
         except OSError as error:
             if sent.is_open:
-                self._finish(sent, None, f"no connection: {(error.strerror or str(error)).lower()}")
+                self._finish(sent, None, f"no connection: {describe_os_error(error)}")
             return
         self._connections.add(connection)
         if sent.is_open and connection.is_usable:
@@ -230,6 +229,8 @@ class RequestSender:
         def on_response(problem: str) -> None:
             if not sent.is_open:
                 return
+            # A server may close a kept connection just as a request is sent over it. Nothing of a response has come then, so
+            # sending it again does no harm.
             if problem and not connection.status and connection.num_responses and not sent.answer.num_events:
                 self._dispatch(sent, body, keeps_text)  # The server had closed a kept connection.
                 return
@@ -255,8 +256,6 @@ class RequestSender:
             if not request.program:  # There may be millions of programs.
                 self._headers[key] = found
         return found
-
-    # Ends.
 
     def _finish(self, sent: SentRequest, connection: LoadConnection | None, problem: str) -> None:
         request, answer = sent.job.request, sent.answer

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.specs import find_hardware, find_model, read_model_config
 from maitred.instance.config import DEFAULT_UTILISATION
@@ -47,32 +47,30 @@ def num_kv_blocks(deployment: Deployment, block_size: int, utilisation: float = 
 
     Raises ConfigError if the model does not fit, or if the memory is not known.
     """
-    model, hardware, tp, dp = (
-        deployment.model,
-        deployment.hardware,
-        deployment.tensor_parallel_size,
-        deployment.data_parallel_size,
-    )
+    model, hardware, tp = deployment.model, deployment.hardware, deployment.tensor_parallel_size
     if not hardware.memory_gib:
         hint = "give memory_gib (MemoryGiB) there, or --total-kv-blocks here"
         raise ConfigError(f"the memory of {hardware.name} is not known", hint=hint)
-    gpus = tp * dp
-    libraries = _LIBRARIES_ALONE if gpus == 1 else _LIBRARIES * gpus
-    activations = (_ACTIVATIONS_EXPERTS if model.expert_layers else _ACTIVATIONS_DENSE) * dp
-    weights = _weight_bytes(deployment)
-    memory = hardware.memory_gib * _GIB * utilisation * gpus
-    room = memory - weights - activations - libraries
+    gpus = tp * deployment.data_parallel_size
+    memory, taken = hardware.memory_gib * _GIB * utilisation * gpus, _bytes_beside_kv(deployment, gpus)
     # With more GPUs than KV heads, each head is stored on several of them.
     on_each = tp // model.kv_shards(tp)
     token = model.num_layers * model.kv_width * model.bytes_per_element * on_each
-    blocks = int(room / (token * block_size))
+    blocks = int((memory - taken) / (token * block_size))
     if blocks < 1:
-        wants = (weights + activations + libraries) / _GIB
+        wants = taken / _GIB
         what = f"{model.name} wants {wants:.0f} GiB before any KV, and {gpus} x {hardware.name} give it {memory / _GIB:.0f}"
         more = "" if utilisation >= DEFAULT_UTILISATION else "a larger --gpu-memory-utilization, "
         hint = f"{more}a larger --tensor-parallel-size, other --hardware, or give --total-kv-blocks"
         raise ConfigError(what, where="hardware", hint=hint)
     return blocks
+
+
+def _bytes_beside_kv(deployment: Deployment, gpus: int) -> float:
+    """Return the bytes that weights, activations and the libraries of the engine take on all GPUs together."""
+    libraries = _LIBRARIES_ALONE if gpus == 1 else _LIBRARIES * gpus
+    activations = _ACTIVATIONS_EXPERTS if deployment.model.expert_layers else _ACTIVATIONS_DENSE
+    return _weight_bytes(deployment) + activations * deployment.data_parallel_size + libraries
 
 
 def _weight_bytes(deployment: Deployment) -> float:
@@ -91,7 +89,7 @@ def read_step_table(path: Path) -> StepTable:
     try:
         return msgspec.json.decode(path.read_bytes(), type=StepTable)
     except OSError as error:
-        raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+        raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
     except JSON_ERRORS as error:
         hint = "maitred calibrate MEASURED --latency-model table makes one"
         raise ConfigError(f"no step table: {describe_json_error(str(error))}", where=str(path), hint=hint) from error

@@ -75,6 +75,7 @@ def read_model_config(path: Path) -> ModelSpec:
     read: Any = read_json(path, "the model's configuration", hint)
     if not isinstance(read, dict):
         raise ConfigError("a model's configuration is a JSON object", where=str(path))
+    # A multimodal model has its language model one level down, and what both levels say is said there.
     config = {**read, **read.get("text_config", {})} if isinstance(read.get("text_config"), dict) else read
     try:
         return _spec_from_config(path.parent.name or str(path), config)
@@ -85,32 +86,39 @@ def read_model_config(path: Path) -> ModelSpec:
 def _spec_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     _check_supported(config)
     heads = _integer(config, *_HEADS)
-    experts = next((value for key in _EXPERTS if (value := _integer(config, key, default=0)) > 1), 0)
-    per_expert = _integer(config, "moe_intermediate_size", default=0)
-    intermediate = _integer(config, "intermediate_size_mlp", default=0) or _integer(config, *_INTERMEDIATE)
-    if experts and not per_expert:
-        per_expert = _integer(config, *_INTERMEDIATE)
     return ModelSpec(
         name=name,
         num_layers=_integer(config, "num_hidden_layers", "num_layers", "n_layer"),
         hidden_size=_integer(config, "hidden_size", "n_embd"),
         num_heads=heads,
         num_kv_heads=_integer(config, *_KV_HEADS, default=heads),
-        intermediate_size=intermediate,
+        intermediate_size=_integer(config, "intermediate_size_mlp", default=0) or _integer(config, *_INTERMEDIATE),
         vocab_size=_integer(config, "vocab_size"),
         head_dim=_integer(config, "head_dim", default=0),
         max_position_embeddings=_max_context(config),
         bytes_per_element=_element_bytes(config),
         weight_bytes=_weight_bytes(config.get("quantization_config")),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        num_experts=experts,
-        experts_per_token=_integer(config, "num_experts_per_tok", default=0) if experts else 0,
-        expert_intermediate_size=per_expert if experts else 0,
-        shared_intermediate_size=_shared_expert_size(config, per_expert) if experts else 0,
-        first_dense_layers=_integer(config, "first_k_dense_replace", default=0) if experts else 0,
-        interleave_moe_layer_step=_integer(config, "interleave_moe_layer_step", default=0) if experts else 0,
         latent_attention=_latent_attention(config),
+        **_expert_sizes(config),
     )
+
+
+def _expert_sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the fields of a mixture of experts; none for a dense model, whatever else its configuration says of them."""
+    experts = next((value for key in _EXPERTS if (value := _integer(config, key, default=0)) > 1), 0)
+    if not experts:
+        return {}
+    # Some mixtures (Mixtral) have only experts, and call their size what dense models call theirs.
+    per_expert = _integer(config, "moe_intermediate_size", default=0) or _integer(config, *_INTERMEDIATE)
+    return {
+        "num_experts": experts,
+        "experts_per_token": _integer(config, "num_experts_per_tok", default=0),
+        "expert_intermediate_size": per_expert,
+        "shared_intermediate_size": _shared_expert_size(config, per_expert),
+        "first_dense_layers": _integer(config, "first_k_dense_replace", default=0),
+        "interleave_moe_layer_step": _integer(config, "interleave_moe_layer_step", default=0),
+    }
 
 
 def _check_supported(config: Mapping[str, Any]) -> None:
@@ -173,6 +181,7 @@ def _weight_bytes(quantization: Any) -> float:
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         bits = 4 if quantization.get("load_in_4bit") else 8
     groups = quantization.get("config_groups")
+    # compressed-tensors puts layers into groups, each with a width of its own.
     if bits is None and isinstance(groups, dict):
         bits = next((found for name in sorted(groups) if (found := _group_bits(groups[name]))), None)
     if not isinstance(bits, int | float) or not 0 < bits <= _WIDEST_BITS:
@@ -220,6 +229,7 @@ def find_model(name: str) -> ModelSpec:
     known = names_in_lower_case(_MODELS_FILE)
     plain = name.strip().lower().rsplit("/", 1)[-1]
     weight_bytes = 0.0
+    # The suffix says how wide the weights are. What is left must be the name of a model that is known.
     if _EIGHT_BITS.search(plain):
         plain, weight_bytes = _EIGHT_BITS.sub("", plain), 1.0
     elif bits := _BITS.search(plain):

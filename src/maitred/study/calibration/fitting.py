@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import encode_step_table
@@ -96,6 +96,7 @@ def _inliers(truth: Floats, guess: Floats) -> NDArray[np.bool_]:
 def _quality(truth: Floats, guess: Floats) -> str:
     """Return BLIS's word for a fit, of the measurements that are no outliers unless these are many."""
     inliers = _inliers(truth, guess)
+    # A few wrong lines in a log must not condemn a good fit; many are no outliers, and then the fit is poor.
     if inliers.mean() >= _LEAST_INLIERS:
         truth, guess = truth[inliers], guess[inliers]
     mape = float(np.abs(guess / truth - 1).mean())
@@ -231,17 +232,17 @@ def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
         _write(tables, encode_step_table(fit.latency.table))
         written.append(tables)
         latency = {"model": "table", "file": str(tables)}
-    residuals = fit.residuals
-    comment = (
-        f"# maitred calibrate {measured}: {residuals.count} measurements, "
-        f"relative error {residuals.mean:+.1%} ± {residuals.sd:.1%}, "
-        f"R² {residuals.r_squared:.4f}\n"
-    )
-    error = min(0.999, round(residuals.sd, 4))
+    error = min(0.999, round(fit.residuals.sd, 4))
     config = {"instance": {**_non_default_keys(fit.engine), "latency": latency, "latency_error": error}}
     text = yaml.safe_dump(_tuples_as_lists(config), sort_keys=False, default_flow_style=None, width=120)
-    _write(path, (comment + text).encode())
+    _write(path, (_comment(fit.residuals, measured) + text).encode())
     return written
+
+
+def _comment(found: Residuals, measured: str) -> str:
+    """Return the first line of a file: what was fitted to what, and how well."""
+    fitted = f"relative error {found.mean:+.1%} ± {found.sd:.1%}, R² {found.r_squared:.4f}"
+    return f"# maitred calibrate {measured}: {found.count} measurements, {fitted}\n"
 
 
 def _non_default_keys(engine: InstanceConfig) -> dict[str, object]:
@@ -261,4 +262,4 @@ def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"cannot be written: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+        raise ConfigError(f"cannot be written: {describe_os_error(error)}", where=str(path)) from error

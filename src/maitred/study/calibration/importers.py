@@ -22,12 +22,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from maitred.core.contracts import BatchShape, ChunkShape
-from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
 from maitred.core.units import SECOND
 from maitred.study.calibration.measurements import (
     MeasuredRequest,
@@ -85,7 +85,7 @@ def _lines(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8", errors="replace") as lines:
             yield from lines
     except OSError as error:
-        raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(path)) from error
+        raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
 
 
 def _is_log(path: Path) -> bool:
@@ -96,34 +96,47 @@ def _is_log(path: Path) -> bool:
 
 def _steps_of_log(path: Path) -> list[MeasuredStep]:
     """Return the steps of a log. Dummy steps, and those in which nothing was computed, are left out."""
-    cache_tokens, found = 0, list[tuple[int, int, int, float, float]]()
+    cache_tokens, found = 0, list[_LoggedStep]()
     for line in _lines(path):
         size = _CACHE_SIZE.search(line)
         if size is not None:
             cache_tokens = int(size[1].replace(",", ""))
-        step = _ITERATION.search(line)
-        if step is None or step["dummy"]:
-            continue
-        prompts, prefill, decodes = (int(step[name]) for name in ("prompts", "prefill", "decodes"))
-        us = float(step["ms"]) * 1e3
-        if us > 0 and prefill + decodes > 0:
-            found.append((prompts, prefill, decodes, us, float(step["usage"] or 0) / 100))
+        step = _logged_step(line)
+        if step is not None:
+            found.append(step)
     if not found:
         raise ConfigError("there are no steps in it", where=str(path))
-    if max(usage for *_, usage in found) < _LEAST_USAGE:
+    if max(step.usage for step in found) < _LEAST_USAGE:
         cache_tokens = 0  # Tenths of a percent of a large cache are no count of tokens.
-    return [
-        MeasuredStep(
-            BatchShape(
-                decodes,
-                max(0, round(usage * cache_tokens - prefill)) if decodes else 0,
-                prefill,
-                _chunks(prefill, prompts),
-            ),
-            us,
-        )
-        for prompts, prefill, decodes, us, usage in found
-    ]
+    return [step.measured(cache_tokens) for step in found]
+
+
+class _LoggedStep(NamedTuple):
+    """A line about a step in vLLM's log."""
+
+    prompts: int
+    prefill: int
+    decodes: int
+    us: float
+    usage: float
+    """Used share of the KV cache, from which the context of the step follows."""
+
+    def measured(self, cache_tokens: int) -> MeasuredStep:
+        # The usage counts what this step has reserved for its prefill too.
+        context = max(0, round(self.usage * cache_tokens - self.prefill)) if self.decodes else 0
+        return MeasuredStep(BatchShape(self.decodes, context, self.prefill, _chunks(self.prefill, self.prompts)), self.us)
+
+
+def _logged_step(line: str) -> _LoggedStep | None:
+    """Return the step that the line is about; None if it is about none, or about one that is left out."""
+    step = _ITERATION.search(line)
+    if step is None or step["dummy"]:
+        return None
+    prompts, prefill, decodes = (int(step[name]) for name in ("prompts", "prefill", "decodes"))
+    us = float(step["ms"]) * 1e3
+    if us <= 0 or prefill + decodes <= 0:
+        return None
+    return _LoggedStep(prompts, prefill, decodes, us, float(step["usage"] or 0) / 100)
 
 
 def _chunks(prefill: int, prompts: int) -> tuple[ChunkShape, ...]:

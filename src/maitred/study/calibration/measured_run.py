@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LatencyConfig, TableLatency
@@ -198,7 +198,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
         return MeasuredRun(path, msgspec.json.decode(file.read_bytes(), type=RunMetadata))
     except OSError as error:
         hint = "a folder with meta.json, requests.csv and profile/"
-        raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=str(file), hint=hint) from error
+        raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(file), hint=hint) from error
     except JSON_ERRORS as error:
         raise ConfigError(f"it is not a valid meta.json: {describe_json_error(str(error))}", where=str(file)) from error
 

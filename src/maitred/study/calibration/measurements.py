@@ -91,17 +91,20 @@ def _json_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
         place = f"{path}:{number}"
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            hint = 'a step is {"prefill_tokens": 0, "decode_tokens": 8, "step_ms": 7.4}'
-            raise ConfigError("no JSON", where=place, hint=hint) from error
-        if not isinstance(row, dict):
-            raise ConfigError("a step is a JSON object", where=place)
-        yield (
-            {name: _number(row[name], name, place) for name in (*_STEP_COUNTS, *_OPTIONAL, *TIME_COLUMNS) if name in row},
-            place,
-        )
+        row = _json_object(line, place)
+        names = (name for name in (*_STEP_COUNTS, *_OPTIONAL, *TIME_COLUMNS) if name in row)
+        yield {name: _number(row[name], name, place) for name in names}, place
+
+
+def _json_object(line: str, place: str) -> dict[str, object]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        hint = 'a step is {"prefill_tokens": 0, "decode_tokens": 8, "step_ms": 7.4}'
+        raise ConfigError("no JSON", where=place, hint=hint) from error
+    if not isinstance(row, dict):
+        raise ConfigError("a step is a JSON object", where=place)
+    return row
 
 
 def _number(value: object, name: str, place: str) -> float:
@@ -169,6 +172,7 @@ def read_recording(path: Path) -> tuple[list[MeasuredRequest], int]:
     for line, (_, (outcome, source, backend, model, *values)) in enumerate(
         read_rows(path, (), ("outcome", "tokens_from", "backend", "model", *texts)), 2
     ):
+        # Without the usage that the backend reports, tokens are counted by the gateway as events, which need not be tokens.
         if outcome != COMPLETED or source != "usage" or not all(values[:-1]):
             num_left_out += 1
             continue
@@ -215,21 +219,25 @@ def read_timeline(path: Path) -> list[MeasuredRequest]:
     for line, (values, _) in enumerate(read_rows(path, columns), 2):
         named = dict(zip(columns, values, strict=True))
         check_counts({name: named[name] for name in _TIMELINE_COUNTS if name in named}, f"{path}:{line}")
-        row = MeasuredRequest(
-            prompt_tokens=int(named["input_tokens"]),
-            output_tokens=int(named["output_tokens"]),
-            sent=named.get("submitted_s", named["queued_ts"]),
-            queued=named["queued_ts"],
-            scheduled=named.get("scheduled_ts", named["queued_ts"]),
-            first_token=named["first_token_ts"],
-            last_token=named["last_token_ts"],
-            shared_blocks=int(named.get("prefix_blocks16_seen_before", 0)),
-        )
+        row = _timeline_request(named)
         _check_request(row, f"{path}:{line}")
         rows.append(row)
     if not rows:
         raise ConfigError("there are no requests in it", where=str(path))
     return sorted(rows, key=lambda row: row.sent)
+
+
+def _timeline_request(row: Mapping[str, float]) -> MeasuredRequest:
+    return MeasuredRequest(
+        prompt_tokens=int(row["input_tokens"]),
+        output_tokens=int(row["output_tokens"]),
+        sent=row.get("submitted_s", row["queued_ts"]),
+        queued=row["queued_ts"],
+        scheduled=row.get("scheduled_ts", row["queued_ts"]),
+        first_token=row["first_token_ts"],
+        last_token=row["last_token_ts"],
+        shared_blocks=int(row.get("prefix_blocks16_seen_before", 0)),
+    )
 
 
 def _check_request(row: MeasuredRequest, place: str) -> None:

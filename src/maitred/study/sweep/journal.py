@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, Self
 import msgspec
 
 from maitred import __version__
-from maitred.core.errors import JSON_ERRORS, ConfigError
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_os_error
 
 _HEADER_FILE: Final = "sweep.json"
 RUNS_FILE: Final = "runs.jsonl"
@@ -130,7 +130,7 @@ class FileJournal(InMemoryJournal):
         super().record(line)
 
     def _unusable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"cannot be used: {(error.strerror or str(error)).lower()}", where=str(self._folder))
+        return ConfigError(f"cannot be used: {describe_os_error(error)}", where=str(self._folder))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
