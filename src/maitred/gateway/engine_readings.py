@@ -21,18 +21,23 @@ import re
 from typing import Final
 
 from maitred.admission.learned_slots import EngineReading
-from maitred.gateway.polling import MAX_INFO_BYTES, METRICS_PATH
+from maitred.gateway.polling import (
+    KV_USAGE_METRICS,
+    MAX_INFO_BYTES,
+    METRICS_PATH,
+    RUNNING_METRICS,
+    WAITING_METRICS,
+    first_values,
+    parse_sample,
+)
 from maitred.wire.client import Origin, UpstreamClient
 from maitred.wire.errors import ProtocolError
 
 log = logging.getLogger("maitred.gateway")
-_RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _WAITING_FOR_CAPACITY: Final = "vllm:num_requests_waiting_by_reason"
-_WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-_KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 _PREEMPTIONS: Final = ("vllm:num_preemptions_total",)
 _PROGRESS: Final = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-_NAMES: Final = (*_RUNNING, _WAITING_FOR_CAPACITY, *_WAITING, *_KV_USAGE, *_PREEMPTIONS, *_PROGRESS)
+_NAMES: Final = (*RUNNING_METRICS, _WAITING_FOR_CAPACITY, *WAITING_METRICS, *KV_USAGE_METRICS, *_PREEMPTIONS, *_PROGRESS)
 _SAMPLE: Final = re.compile(rf"^({'|'.join(_NAMES)})(\{{.*\}})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
 _RETRY_SECS: Final = 30.0
 
@@ -42,16 +47,16 @@ def parse_engine_reading(page: bytes | bytearray) -> EngineReading | None:
     found: dict[str, list[float]] = {}
     for name, labels, text in _SAMPLE.findall(page.decode("utf-8", "replace")):
         if name != _WAITING_FOR_CAPACITY or 'reason="capacity"' in labels:
-            found.setdefault(name, []).append(_number(text))
-    running = _first(found, _RUNNING)
+            found.setdefault(name, []).append(parse_sample(text))
+    running = first_values(found, RUNNING_METRICS)
     if not running:
         return None
-    usage, progress = _first(found, _KV_USAGE), _first(found, _PROGRESS)
+    usage, progress = first_values(found, KV_USAGE_METRICS), first_values(found, _PROGRESS)
     return EngineReading(
         running=round(sum(running)),
-        waiting=round(sum(_first(found, (_WAITING_FOR_CAPACITY, *_WAITING)))),
+        waiting=round(sum(first_values(found, (_WAITING_FOR_CAPACITY, *WAITING_METRICS)))),
         kv_usage=min(1.0, sum(usage) / len(usage)) if usage else 0.0,
-        preemptions=round(sum(_first(found, _PREEMPTIONS))),
+        preemptions=round(sum(first_values(found, _PREEMPTIONS))),
         progress=round(sum(progress)) if progress else None,
     )
 
@@ -96,16 +101,3 @@ class EngineReader:
                 if len(page) > MAX_INFO_BYTES:
                     raise ProtocolError(f"{METRICS_PATH} answered with more than {MAX_INFO_BYTES} bytes")
         return response.status, page
-
-
-def _first(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
-    """Return the values of the first of these metrics that is present."""
-    return next((found[name] for name in names if name in found), [])
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        return 0.0
-    return value if 0.0 <= value < 1e15 else 0.0

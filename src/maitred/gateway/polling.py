@@ -57,11 +57,11 @@ _MAX_ID_CHARS: Final = 1_024
 """Longest id of a model. It stands in metrics and in the log."""
 METRICS_PATH: Final = "/metrics"
 _KEY_REFUSED: Final = (401, 403)
-_WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-_RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
-_KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+WAITING_METRICS: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+RUNNING_METRICS: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
+KV_USAGE_METRICS: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 _GAUGE_SAMPLE: Final = re.compile(
-    rf"^({'|'.join((*_WAITING, *_RUNNING, *_KV_USAGE))})(?:\{{.*\}})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+    rf"^({'|'.join((*WAITING_METRICS, *RUNNING_METRICS, *KV_USAGE_METRICS))})(?:\{{.*\}})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
 )
 
 
@@ -322,21 +322,22 @@ def parse_reported_load(page: bytes | bytearray) -> ReportedLoad | None:
     """Return the load on a `/metrics` page, or None if it has no gauge of running requests of a known engine."""
     found: dict[str, list[float]] = {}
     for name, value in _GAUGE_SAMPLE.findall(page.decode("utf-8", "replace")):
-        found.setdefault(name, []).append(_parse_number(value))
-    running = _first_values(found, _RUNNING)
+        found.setdefault(name, []).append(parse_sample(value))
+    running = first_values(found, RUNNING_METRICS)
     if not running:
         return None
-    usage = _first_values(found, _KV_USAGE)
+    usage = first_values(found, KV_USAGE_METRICS)
     mean = sum(usage) / len(usage) if usage else 0.0
-    return ReportedLoad(round(sum(_first_values(found, _WAITING))), round(sum(running)), min(mean, 1.0))
+    return ReportedLoad(round(sum(first_values(found, WAITING_METRICS))), round(sum(running)), min(mean, 1.0))
 
 
-def _first_values(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
+def first_values(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
     """Return the values of the first of these metrics that is present."""
     return next((found[name] for name in names if name in found), [])
 
 
-def _parse_number(text: str) -> float:
+def parse_sample(text: str) -> float:
+    """Return the value of a sample on a `/metrics` page, or 0 for one that no gauge or counter of an engine can have."""
     try:
         value = float(text)
     except ValueError:
