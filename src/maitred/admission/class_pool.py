@@ -68,8 +68,6 @@ class ClassPool(SlotPool):
         was next is too large."""
         self.resize(0)
 
-    # Arrivals and departures.
-
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
         """Admit, queue or reject a newcomer; or let it wait for a victim, on which the first decision is then."""
         lane = ticket.lane = ticket.victim_group = self.rules.lane_of[ticket.priority_class]
@@ -154,8 +152,6 @@ class ClassPool(SlotPool):
         self._start_waiting(ticket)
         self.queues.requeue_front(ticket, now)
 
-    # Admission of waiting requests.
-
     def dispatch(self, now: Micros) -> list[Decision]:
         self.dispatched_at = now
         if self.reserve is not None:
@@ -216,8 +212,6 @@ class ClassPool(SlotPool):
                 held = slots.shortfall(lane, 0) - slots.in_use + slots.capacity
                 return PoolDemand(wanted=True, held=held // slots.units_per_slot)
         return NO_DEMAND
-
-    # Preemption.
 
     def _preempt_for_waiter(self, victim: Ticket, waiter: Ticket, now: Micros) -> list[Decision]:
         self.queues.dequeue_admitted(waiter, now)
@@ -284,8 +278,6 @@ class ClassPool(SlotPool):
         self._leaving += _leaving_units(ticket)
         return decisions + super().set_stranded(ticket, stranded=stranded, now=now)
 
-    # Time.
-
     def next_deadline(self) -> Micros | None:
         if not self.waiting:
             return None
@@ -327,8 +319,6 @@ class ClassPool(SlotPool):
         self.queues.dequeue(ticket, now)
         self._stop_waiting(ticket)
         return self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
-
-    # Invariants.
 
     def find_violations(self) -> Iterator[str]:
         yield from self._slot_violations()

@@ -79,8 +79,6 @@ class Admission:
             _check_capacity(capacity)
             self._resize(model, capacity)
 
-    # Inputs.
-
     def make_ticket(self, request: Request, cost: int) -> Ticket:
         """Return the ticket of a request, for `submit`. `cost` is in tokens: of the prompt, and of the answer if known."""
         config, target = self._config, request.slo_target
@@ -236,8 +234,6 @@ class Admission:
                 return self._coordinator.next_due_at
         return None
 
-    # Observation.
-
     @property
     def config(self) -> AdmissionConfig:
         """The configuration in force."""
@@ -274,8 +270,6 @@ class Admission:
             held = sum(state in SLOT_HOLDING_STATES for state in states)
             if (account.in_flight, account.queued) != (held, len(states) - held):
                 raise InvariantError(f"tenant {account.name!r}: its account does not match its requests")
-
-    # Configuration and capacity.
 
     def _configure(self, config: AdmissionConfig) -> None:
         self._policy_gate = self._policy_gate.reconfigured(config)  # First, because it may raise, and nothing has changed then.

@@ -140,8 +140,6 @@ class Dispatcher:
             return []
         return self._dispatch(SaturationProbe(self._pools, self._load_probe, now, {}), now)
 
-    # Time.
-
     def arm_tick(self, now: Micros) -> None:
         """Provide for a tick after `now`, if time alone may let waiting requests in."""
         if self.rules.needs_ticks:
@@ -173,8 +171,6 @@ class Dispatcher:
     def _schedule_tick(self, now: Micros) -> None:
         if self.next_tick is None or self.next_tick < now:
             self.next_tick = now + self.rules.config.dispatch_tick_interval_us
-
-    # Admission.
 
     def _dispatch(self, probe: SaturationProbe, now: Micros) -> list[Decision]:
         """Admit the requests that may enter at this load of the instances."""

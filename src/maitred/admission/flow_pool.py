@@ -62,8 +62,6 @@ class FlowPool(SlotPool):
         self.resize(0)
         dispatcher.add(self)
 
-    # Arrivals and departures.
-
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
         ticket.lane, ticket.slot_units, ticket.victim_group = SHARED_LANE, 1, self._victim_group(ticket)
         ticket.submitted_at = ticket.queued_at = now
@@ -116,8 +114,6 @@ class FlowPool(SlotPool):
         self.bands.add(ticket)
         self._enqueue(ticket, now)
 
-    # Admission.
-
     def dispatch(self, now: Micros) -> list[Decision]:
         """Admit waiting requests of all pools, because they may share their instances."""
         return self._dispatcher.on_departure(now)
@@ -142,8 +138,6 @@ class FlowPool(SlotPool):
         victim.counters.preempted_by[waiter.priority_class] += 1
         self._pending_victims += 1
         yield Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, waiter.id)
-
-    # Waiting.
 
     def _make_queue_room(self, ticket: Ticket, now: Micros) -> list[Decision]:
         """Make room for a newcomer to wait, or reject it."""
@@ -184,8 +178,6 @@ class FlowPool(SlotPool):
     def on_tenant_slot_freed(self, tenant: str) -> None:
         """Do nothing: with flow control no tenant is passed over."""
 
-    # Time.
-
     def advance(self, now: Micros) -> list[Decision]:
         return self._dispatcher.advance(now)
 
@@ -207,8 +199,6 @@ class FlowPool(SlotPool):
     def next_deadline(self) -> Micros | None:
         due, expiry = self.next_admission_at(), self._expiries.peek_key()
         return expiry if due is None or (expiry is not None and expiry < due) else due
-
-    # Invariants.
 
     def find_violations(self) -> Iterator[str]:
         waiting = [*self.bands]

@@ -60,8 +60,6 @@ class SlotPool(ABC):
         """Set the capacity, in slots. `dispatch` is due then."""
         self.slots.resize(capacity if self.rules.capacity is None else self.rules.capacity, self.rules)
 
-    # Arrivals and departures.
-
     @abstractmethod
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
         """Admit, queue or reject a newcomer: the last decision is on it, those before may be on other requests."""
@@ -122,8 +120,6 @@ class SlotPool(ABC):
         """Note that a tenant holds one slot less, in this pool or another, so it may be below its limit again. `dispatch`
         is due then."""
 
-    # Time.
-
     @abstractmethod
     def advance(self, now: Micros) -> list[Decision]:
         """Do what is due at `now` and not before, and admit the requests that may enter because of it."""
@@ -139,8 +135,6 @@ class SlotPool(ABC):
     @abstractmethod
     def next_deadline(self) -> Micros | None:
         """Return when time alone changes something in this pool, or None if never."""
-
-    # Observation.
 
     def demand(self) -> PoolDemand:
         """Return whether a request waits for a slot, and what reservations hold back from it."""
@@ -173,8 +167,6 @@ class SlotPool(ABC):
     @abstractmethod
     def find_violations(self) -> Iterable[str]:
         """Yield a line for each invariant of the pool that does not hold. O(n)."""
-
-    # Changes of state, with their counters.
 
     def _admit(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
         ticket.transition(_ADMIT)

@@ -114,8 +114,6 @@ class PoolQueues:
                 return first
         return self.lanes[lane].peek()
 
-    # Arrivals and departures.
-
     def enqueue(self, ticket: Ticket, now: Micros) -> None:
         """Add a request at the end of the queue of its lane."""
         queue = self._queue_for(ticket, now)
@@ -159,8 +157,6 @@ class PoolQueues:
         ticket.queued_at = now
         self.queued += 1
         return queue
-
-    # Time.
 
     def deadline_of(self, ticket: Ticket) -> Micros:
         """Return until when a request may wait as it does now."""
