@@ -4,8 +4,9 @@
     sglang/              SGLang 0.5.23: its wait queue, what its prefill batches hold, what it retracts
     blis/                BLIS (inference-sim): its flow control, its instances
     trtllm/              TensorRT-LLM: its waiting queue, attention data parallelism, a scheduler that allocates as it goes
+    thunderagent.py      ThunderAgent: which rules of programs do not hold
     instance_rules.py    the rules of instances, by flavour
 
 A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from
-here: `admission.presets` loads the preset of a flavour by its name.
+here: `admission.presets` and `programs.rules` load the rules of a flavour by the name of their module.
 """

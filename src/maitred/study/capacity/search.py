@@ -1,4 +1,4 @@
-"""Where a cluster stops to hold its constraints: bisection over whole numbers.
+"""The point beyond which a cluster no longer holds its constraints: bisection over whole numbers.
 
 Sizes are whole numbers anyway. Rates are the powers of 1 + tolerance, so that a search ends when its interval is narrow, and
 its answer is one that a grid of these rates would have, too. If k holds, everything below k is taken to hold: sizes are negated
