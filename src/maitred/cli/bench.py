@@ -175,12 +175,7 @@ def _plan(flags: BenchFlags) -> BenchPlan:
     from maitred.study.live.benchmark import BenchPlan, check_plan
     from maitred.wire.client import Origin
 
-    if (flags.url is None) == (flags.base_url is None):
-        problem = "there is no endpoint" if flags.url is None else "URL and --base-url are two names for one thing"
-        raise ConfigError(problem, hint="maitred bench http://localhost:8000 --rate 5 --num-requests 100")
-    if not flags.endpoint.endswith("completions") or not flags.endpoint.startswith("/"):
-        hint = "/v1/completions or /v1/chat/completions"
-        raise ConfigError(f"requests cannot be made for {flags.endpoint}", where="--endpoint", hint=hint)
+    _check_endpoint(flags)
     where = "URL" if flags.base_url is None else "--base-url"
     url = (flags.url or flags.base_url or "").rstrip("/").removesuffix("/v1")
     plan = BenchPlan(
@@ -200,6 +195,15 @@ def _plan(flags: BenchFlags) -> BenchPlan:
     )
     check_plan(plan)
     return plan
+
+
+def _check_endpoint(flags: BenchFlags) -> None:
+    if (flags.url is None) == (flags.base_url is None):
+        problem = "there is no endpoint" if flags.url is None else "URL and --base-url are two names for one thing"
+        raise ConfigError(problem, hint="maitred bench http://localhost:8000 --rate 5 --num-requests 100")
+    if not flags.endpoint.endswith("completions") or not flags.endpoint.startswith("/"):
+        hint = "/v1/completions or /v1/chat/completions"
+        raise ConfigError(f"requests cannot be made for {flags.endpoint}", where="--endpoint", hint=hint)
 
 
 def _headers(flags: BenchFlags) -> Iterator[tuple[bytes, bytes]]:

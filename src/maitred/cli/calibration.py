@@ -97,18 +97,20 @@ def calibrate(flags: CalibrateFlags) -> None:
         from maitred.report import check_plot_path
 
         check_plot_path(flags.plot, where="--plot")
-    if flags.alpha_only:
-        fit = _fit_alpha(flags, _client_timelines(measured, flags.clients or ()))
-    else:
-        name = flags.latency_model or ("table" if measured[0].is_dir() else "linear")
-        if name not in _MODELS:
-            raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest_name_hint(name, _MODELS))
-        fit = _with_engine(_fit(measured, name, (flags.model, flags.hardware, flags.tensor_parallel_size)), flags.config)
-        for line in _report_lines(fit):
-            typer.echo(printable(line))
-        seen = _client_timelines(measured, flags.clients or ())
-        fit = _with_outside(fit, seen) if seen else fit
+    fit = _fit_alpha(flags, _client_timelines(measured, flags.clients or ())) if flags.alpha_only else _fit_all(flags, measured)
     _write(fit, flags.out, flags.plot, [*measured, *(flags.clients or ())], force=bool(flags.force))
+
+
+def _fit_all(flags: CalibrateFlags, measured: Sequence[Path]) -> Fit:
+    """Return the latency model that the flags ask for, and what clients saw beyond it; print how well it fits."""
+    name = flags.latency_model or ("table" if measured[0].is_dir() else "linear")
+    if name not in _MODELS:
+        raise ConfigError(f"unknown latency model {name!r}", where="--latency-model", hint=nearest_name_hint(name, _MODELS))
+    fit = _with_engine(_fit(measured, name, (flags.model, flags.hardware, flags.tensor_parallel_size)), flags.config)
+    for line in _report_lines(fit):
+        typer.echo(printable(line))
+    seen = _client_timelines(measured, flags.clients or ())
+    return _with_outside(fit, seen) if seen else fit
 
 
 def _with_outside(fit: Fit, seen: Sequence[Sequence[MeasuredRequest]]) -> Fit:

@@ -115,6 +115,8 @@ class Command(Generic[F]):
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """Its flags by parameter name, those under one heading together."""
         sections = _sections()
+        # Help texts come from the docstrings of keys, which name other keys: these become the names of their flags. Keys of the
+        # workload have a name space of their own.
         known: dict[bool, dict[str, str]] = {True: {}, False: {}}
         for row in self.key_flags.values():
             known[row.is_workload][row.key.rpartition(".")[2]] = row.option

@@ -179,6 +179,7 @@ def build_config(flags: SimulateFlags) -> Config:
     from maitred.config import ConfigSources
     from maitred.config.sources import with_simulation_defaults
 
+    # Flags that stand for no single key (--flow-control) are translated first, so that errors name what was typed.
     sources = ConfigSources(
         file=flags.config,
         admission_file=flags.admission_config,

@@ -32,6 +32,8 @@ _HIGHEST_PRICE = 1e9
 _COMPARED = "The comparison"
 _RUNS = "The runs"
 _FILES = "What is shown and written"
+_OPTIONS = "What could be bought"
+_HELD = "What it is to hold"
 
 
 def _jobs(panel: str) -> Any:
@@ -189,7 +191,6 @@ def sweep(flags: SweepFlags) -> None:
 def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     from maitred.report import check_plot_path
     from maitred.study.sweep import sweep as run_sweep
-    from maitred.study.sweep.result import write_sweep
 
     _check_ray(flags.ray, flags.jobs)
     if flags.plot is not None:
@@ -209,6 +210,14 @@ def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
     except (KeyboardInterrupt, SystemExit):
         progress.print_resume_hint(spec, out)
         raise
+    _write_result(flags, result, out)
+    return result
+
+
+def _write_result(flags: SweepFlags, result: SweepResult, out: Path) -> None:
+    """Write the files of a sweep, and say on standard error which."""
+    from maitred.study.sweep.result import write_sweep
+
     written = write_sweep(result, out)
     if flags.plot is not None:
         result.plot(flags.plot)
@@ -222,7 +231,6 @@ def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
         typer.echo("maitred: warning: without polars there is no results.parquet (pip install 'maitred[frames]')", err=True)
     if not flags.quiet:
         typer.echo(printable(f"written: {', '.join(map(str, written))}"), err=True)
-    return result
 
 
 class _Progress:
@@ -245,10 +253,6 @@ class _Progress:
             done = (out / RUNS_FILE).read_bytes().count(b"\n")
             where = f"{done} of {self._total} runs are in {out}; "
         typer.echo(printable(f"maitred: stopped: {where}go on with: maitred sweep {spec} --out {out} --resume"), err=True)
-
-
-_OPTIONS = "What could be bought"
-_HELD = "What it is to hold"
 
 
 @dataclass(frozen=True, kw_only=True)

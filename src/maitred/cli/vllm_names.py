@@ -109,7 +109,11 @@ def _dataset(flags: VllmFlags) -> Iterator[tuple[str, object]]:
     if name == "timed_trace":
         yield "trace", f"mooncake:{flags.dataset_path}"
         return
-    random = name == "random"
+    yield from _random_lengths(flags, has_defaults=name == "random")
+
+
+def _random_lengths(flags: VllmFlags, *, has_defaults: bool) -> Iterator[tuple[str, object]]:
+    """Yield the lengths of prompts and answers; without `has_defaults` only those that are given."""
     ratio = flags.range_ratio or 0.0
     if not 0 <= ratio < 1:
         raise ConfigError(f"{ratio:g} cannot be used", where="--random-range-ratio", hint="from 0 to below 1")
@@ -117,7 +121,7 @@ def _dataset(flags: VllmFlags) -> Iterator[tuple[str, object]]:
         ("input_tokens", flags.input_len, _RANDOM_INPUT),
         ("output_tokens", flags.output_len, _RANDOM_OUTPUT),
     ):
-        length = mean if mean is not None else default if random else None
+        length = mean if mean is not None else default if has_defaults else None
         if length is not None:
             low, high = max(1, round(length * (1 - ratio))), max(1, round(length * (1 + ratio)))
             yield key, str(length) if low == high else f"uniform:{low},{high}"

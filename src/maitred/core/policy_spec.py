@@ -94,6 +94,7 @@ class _Parser:
             if (values or named) and not self._take(","):
                 raise self.error(f"a comma is missing before {self.rest!r}" if self.rest else "a bracket is not closed")
             value = self._value()
+            # Whether a word is a name or a value is known only when what follows it is seen.
             if not self._take("="):
                 if named:
                     raise self.error(f"{word_of(value)!r} has no name and follows one that has")

@@ -266,6 +266,7 @@ class _Arguments:
         """Return the values, by type, of the parameters that the spec leaves out. Raises ConfigError for one that has none."""
         filled = {}
         for name, parameter in self._parameters.items():
+            # What the maker supplies for a type, such as the configured priority policy, counts before the default in the code.
             default = next((self._defaults[kind] for kind in self._kinds(name) if kind in self._defaults), None)
             if name not in values and default is not None:
                 filled[name] = default
@@ -366,6 +367,7 @@ def _imported(module: str) -> Any:
     except ModuleNotFoundError as error:
         if "" in sys.path or error.name != module.partition(".")[0]:
             raise
+    # At the end, so that a file of the user cannot hide an installed package of the same name.
     sys.path.append("")
     return importlib.import_module(module)
 

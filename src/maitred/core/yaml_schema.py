@@ -150,23 +150,23 @@ def _explain(text: str, tree: Any, root: type[msgspec.Struct], locate: Locator) 
     path = _error_path(at, tree, root)
     found = _value_at(tree, path)
     if wrong := re.fullmatch(r"Expected (.*), got `.*`", message):
-        return _problem(
-            path, f"{_display_path(path)}: expected {describe_expected(wrong[1])}, found {_display_value(found, path)}", locate
-        )
+        what = f"expected {describe_expected(wrong[1])}, found {_display_value(found, path)}"
+        return _problem(path, f"{_display_path(path)}: {what}", locate)
     if message.startswith(_MISSING_FIELD):
         key = message.removeprefix(_MISSING_FIELD).strip(" `")
-        known = [str(choice) for choice in literal_choices(type_at(root, (*path, key)))]
-        return _problem(
-            path, f"{_display_path(path)}: the key {key!r} is missing", locate, nearest_name_hint("", known) if known else ""
-        )
+        known = _choices(root, (*path, key))
+        hint = nearest_name_hint("", known) if known else ""
+        return _problem(path, f"{_display_path(path)}: the key {key!r} is missing", locate, hint)
     if isinstance(found, dict):
         return _explain_section_error(path, found, message, locate)
     if message.startswith("Invalid "):
-        hint = nearest_name_hint(
-            found if isinstance(found, str) else "", [str(choice) for choice in literal_choices(type_at(root, path))]
-        )
+        hint = nearest_name_hint(found if isinstance(found, str) else "", _choices(root, path))
         return _problem(path, f"{_display_path(path)}: {_display_value(found, path)} cannot be chosen", locate, hint)
     return _problem(path, f"{_display_path(path)}: {describe_expected(message[:1].lower() + message[1:])}", locate)
+
+
+def _choices(root: type[msgspec.Struct], path: KeyPath) -> list[str]:
+    return [str(choice) for choice in literal_choices(type_at(root, path))]
 
 
 def _error_path(at: str, tree: Any, root: Any) -> KeyPath:

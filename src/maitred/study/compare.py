@@ -144,6 +144,7 @@ def compare_candidates(
         find_metric(name, where="--metric")
     targets = _slo(slo, load)
     settings = RunSettings(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
+    # Side by side, seed by seed within a side; so the figures are cut into sides again by their position.
     tasks = [run.task for name, side in sides.items() for run in _runs(settings, name, side, load)]
     figures = _run(tasks, jobs, progress)
     by_side = [tuple(figures[start : start + len(seeds)]) for start in range(0, len(tasks), len(seeds))]

@@ -17,6 +17,7 @@ from maitred.report.table import format_number
 from maitred.study.capacity.result import KNEE_METRIC, CapacityResult, capacity_notes, capacity_table, option_label
 from maitred.study.comparison import Comparison, Difference, comparison_notes, comparison_table, metric_label, side_label
 from maitred.study.sweep.result import CandidateResult, SweepResult, axis_label, sweep_notes, sweep_table
+from maitred.study.sweep.spec import Criteria
 
 _WIDE = 20
 """A y axis is logarithmic if its largest value is more than this many times the smallest."""
@@ -86,11 +87,6 @@ def _pareto(result: SweepResult) -> Scatter:
         Group(label=label, points=tuple(_candidates(candidates, x, y)), line=line)
         for label, (candidates, line) in of_kinds.items()
     )
-    limits = tuple(
-        Limit(label="constraint", axis="x" if each.metric == x else "y", at=each.limit)
-        for each in result.criteria.constraints
-        if each.metric in (x, y)
-    )
     heights = [point.y for group in groups for point in group.points]
     return Scatter(
         title="Pareto front",
@@ -99,9 +95,17 @@ def _pareto(result: SweepResult) -> Scatter:
         x=axis_label(x),
         y=axis_label(y),
         groups=tuple(group for group in groups if group.points),
-        limits=limits,
+        limits=tuple(_limits(result.criteria)),
         log_y=_is_wide(heights),
     )
+
+
+def _limits(criteria: Criteria) -> Iterator[Limit]:
+    """Yield a line for each constraint on one of the two metrics."""
+    x, y = criteria.pareto
+    for each in criteria.constraints:
+        if each.metric in (x, y):
+            yield Limit(label="constraint", axis="x" if each.metric == x else "y", at=each.limit)
 
 
 def _candidates(candidates: Iterable[CandidateResult], x: str, y: str) -> Iterator[Point]:

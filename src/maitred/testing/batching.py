@@ -16,6 +16,7 @@ from maitred.batching import (
 )
 from maitred.batching.context_chunking import reusable_tokens, reuse_adjusted_cost
 from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.testing.samples import blaming
 
@@ -103,15 +104,20 @@ def _events(scheduler: str, seed: int, *, step_by_step: bool) -> list[tuple[int,
         gap = rng.choice([0, 50, 2000])
         now += gap
         while gap and (due := instance.next_event()) is not None and due < now:  # ask when all inputs of an instant are in
-            events += [(event.at, event.kind.name, event.seq.request.id) for event in instance.advance(due)]
-            instance.check()
-        events += [(event.at, event.kind.name, event.seq.request.id) for event in instance.advance(now)]
+            events += _advance(instance, due)
+        events += _advance(instance, now)
         answer = rng.randint(1, 60)
         request = Request(id=number, arrival=now, prompt_tokens=rng.randint(1, 120), max_output_tokens=answer)
         instance.enqueue(request, answer, now)
     while (due := instance.next_event()) is not None:
-        events += [(event.at, event.kind.name, event.seq.request.id) for event in instance.advance(due)]
-        instance.check()
+        events += _advance(instance, due)
     finished = [number for _, kind, number in events if kind == "FINISHED"]
     assert sorted(finished) == [*range(requests)], f"requests {finished} of {requests} are complete"
+    return events
+
+
+def _advance(instance: Instance, to: Micros) -> list[tuple[int, str, int]]:
+    """Return the events up to an instant, as (at, kind, request), and check the ledgers."""
+    events = [(event.at, event.kind.name, event.seq.request.id) for event in instance.advance(to)]
+    instance.check()
     return events

@@ -119,6 +119,7 @@ def check_order_of_the_rest(make: Callable[[], WaitQueue], seed: int, count: int
             assert queue.peek() is not None, "no head, and requests wait"
         if rng.random() < 0.3 and (gone := rng.choice([None, *here])) is not None:
             assert queue.remove(gone) is here.pop(gone), "remove gives another one"
+    # What was served, looked at and removed before must have left no trace in the order of the rest.
     made_now = make()
     for sequence in here.values():
         made_now.add(sequence, sequence.request.arrival)

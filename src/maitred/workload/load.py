@@ -251,6 +251,13 @@ def _trace_jobs(load: Load, trace: Trace, spell: KeySpelling) -> Iterable[Job]:
         return _closed_loop_replay(load, trace, load.programs, spell)
     if load.session_mode == "closed-loop":
         return _closed_loop_replay(load, trace, load.concurrent_sessions, spell)
+    _check_open_loop(load, spell)
+    jobs = islice(trace, load.max_requests)
+    return jobs if load.rate_scale is None else scale_rate(jobs, load.rate_factor(spell))
+
+
+def _check_open_loop(load: Load, spell: KeySpelling) -> None:
+    """Raise ConfigError for a mode that does not exist, and for a key that only a closed loop has."""
     if load.session_mode not in (None, "open", "fixed"):
         hint = nearest_name_hint(load.session_mode, ("open", "fixed", "closed-loop"))
         raise ConfigError(f"unknown session mode {load.session_mode!r}", where=spell("session_mode"), hint=hint)
@@ -258,8 +265,6 @@ def _trace_jobs(load: Load, trace: Trace, spell: KeySpelling) -> Iterable[Job]:
         if getattr(load, name) is not None:
             hint = f"it goes with {spell('session_mode')} closed-loop"
             raise ConfigError("no request waits for an answer", where=spell(name), hint=hint)
-    jobs = islice(trace, load.max_requests)
-    return jobs if load.rate_scale is None else scale_rate(jobs, load.rate_factor(spell))
 
 
 def _closed_loop_replay(load: Load, trace: Trace, limit: int | None, spell: KeySpelling) -> Iterable[Job]:
@@ -307,56 +312,44 @@ class _ArgumentError(Exception):
 def _open_loop_jobs(load: Load, num_requests: int, seed: int, spell: KeySpelling) -> Iterable[Job]:
     load.forbid("rate", (*TRACE_KEYS, "think_time_ms"), spell)
     assert load.rate is not None
-    rate, lengths = load.rate * load.rate_factor(spell), length_arguments(asdict(load), spell)
-    try:
-        return synthetic(
-            rate,
-            num_requests,
-            seed=seed,
-            arrival="poisson" if load.arrival is None else load.arrival,
-            **lengths,
-            prefix_tokens=load.prefix_tokens or 0,
-            class_mix=load.class_mix,
-            tenant_mix=load.tenant_mix,
-        )
-    except ConfigError as error:
-        raise _ArgumentError(error) from error
+    rate, arguments = load.rate * load.rate_factor(spell), _common_arguments(load, seed, spell)
+    with _naming_arguments():
+        return synthetic(rate, num_requests, arrival="poisson" if load.arrival is None else load.arrival, **arguments)
 
 
 def _closed_loop_jobs(load: Load, num_requests: int, seed: int, spell: KeySpelling) -> Iterable[Job]:
     load.forbid("concurrency", ("rate", "arrival", "rate_scale", *TRACE_KEYS), spell)
     assert load.concurrency is not None
-    lengths = length_arguments(asdict(load), spell)
-    try:
-        return closed_loop(
-            load.concurrency,
-            num_requests,
-            think_time_ms=load.think_time_ms or 0.0,
-            seed=seed,
-            **lengths,
-            prefix_tokens=load.prefix_tokens or 0,
-            class_mix=load.class_mix,
-            tenant_mix=load.tenant_mix,
-        )
-    except ConfigError as error:
-        raise _ArgumentError(error) from error
+    arguments = _common_arguments(load, seed, spell)
+    with _naming_arguments():
+        return closed_loop(load.concurrency, num_requests, think_time_ms=load.think_time_ms or 0.0, **arguments)
 
 
 def _program_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
     load.forbid("programs", ("rate", "concurrency", "arrival", "rate_scale", "think_time_ms", *TRACE_KEYS), spell)
     assert load.programs is not None
-    given: dict[str, Any] = {name: value for name in PROGRAM_KEYS if (value := getattr(load, name)) is not None}
-    given |= length_arguments(asdict(load), spell)
+    given = {name: value for name in PROGRAM_KEYS if (value := getattr(load, name)) is not None}
+    arguments = given | _common_arguments(load, seed, spell)
+    with _naming_arguments():
+        return agent_programs(load.programs, num_requests=load.num_requests, **arguments)
+
+
+def _common_arguments(load: Load, seed: int, spell: KeySpelling) -> dict[str, Any]:
+    """Return the arguments that all generated workloads take."""
+    return {
+        "seed": seed,
+        **length_arguments(asdict(load), spell),
+        "prefix_tokens": load.prefix_tokens or 0,
+        "class_mix": load.class_mix,
+        "tenant_mix": load.tenant_mix,
+    }
+
+
+@contextmanager
+def _naming_arguments() -> Iterator[None]:
+    """Turn a ConfigError that names an argument into an _ArgumentError."""
     try:
-        return agent_programs(
-            load.programs,
-            num_requests=load.num_requests,
-            seed=seed,
-            **given,
-            prefix_tokens=load.prefix_tokens or 0,
-            class_mix=load.class_mix,
-            tenant_mix=load.tenant_mix,
-        )
+        yield
     except ConfigError as error:
         raise _ArgumentError(error) from error
 

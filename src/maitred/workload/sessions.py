@@ -143,6 +143,7 @@ class VirtualClient:
         """
         sender, before = self._sender, self.shared_prefix if history is None else history
         content = None
+        # Only what can be shared needs keys: a prompt that begins like no other has none.
         if history is not None or before.tokens:
             content = before.append(self._piece_numbers.own_piece(request_id), drawn.prompt_tokens)
         request = Request(

@@ -117,12 +117,15 @@ class Client(Sender, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_range("concurrency", self.concurrency, 0, MAX_MEMBERS)
         check_range("think_time_us", self.think_time_us, 0, MAX_DURATION)
         check_range("sessions", self.sessions, 1, MAX_SESSIONS)
-        if self.sessions is not None and not self.concurrency:
+        if self.concurrency:
+            self._check_users()
+        elif self.sessions is not None:
             raise ValueError("sessions is for users: give a concurrency")
-        if not self.concurrency:
-            if self.think_time_us:
-                raise ValueError("think_time_us is for users: give a concurrency, or think_time_us below reasoning.multi_turn")
-            return
+        elif self.think_time_us:
+            raise ValueError("think_time_us is for users: give a concurrency, or think_time_us below reasoning.multi_turn")
+
+    def _check_users(self) -> None:
+        """Raise ValueError for a key that says when requests come: users send when they have their answers."""
         for key in ("rate", "rate_fraction", "lifecycle"):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key} does not go with concurrency: its users ask when they have their answers")

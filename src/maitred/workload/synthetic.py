@@ -69,8 +69,7 @@ def synthetic(
     prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
     process = parse_arrival_process(arrival, where="arrival") if isinstance(arrival, str) else arrival
-    mix = parse_class_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
-    tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
+    mix, tenants = _parse_mixes(class_mix, tenant_mix)
     gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
     jobs = _generate_jobs(SECOND / rate, gaps, count, seed, prompts, answers, mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
     jobs = _prepend_shared_prefix(jobs, _check_prefix_tokens(prefix_tokens)) if prefix_tokens else jobs
@@ -96,16 +95,11 @@ def closed_loop(
 
     Raises ConfigError at the call.
     """
-    mix = parse_class_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
-    tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
+    mix, tenants = _parse_mixes(class_mix, tenant_mix)
     for where, lengths in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
         parse_lengths(lengths, where=where)
     count = _check_num_requests(num_requests)
-    if not 1 <= concurrency <= MAX_MEMBERS:
-        raise ConfigError(f"there cannot be {concurrency} users", where="concurrency", hint=f"from 1 to {MAX_MEMBERS:,}")
-    if not 0 <= think_time_ms <= to_ms(MAX_DURATION):
-        hint = f"from 0 to {to_ms(MAX_DURATION):g}"
-        raise ConfigError(f"{think_time_ms:g} ms cannot be thought", where="think_time_ms", hint=hint)
+    _check_users(concurrency, think_time_ms)
     users = Client(
         id="users",
         concurrency=concurrency,
@@ -120,6 +114,22 @@ def closed_loop(
     jobs: Iterable[Job] = Workload(clients=(users,), num_requests=count, seed=seed).jobs()
     jobs = jobs if mix is None else with_class_mix(jobs, mix, seed)
     return jobs if tenants is None else with_tenant_mix(jobs, tenants, seed)
+
+
+def _parse_mixes(
+    class_mix: str | ClassMix | None, tenant_mix: str | TenantMix | None
+) -> tuple[ClassMix | None, TenantMix | None]:
+    classes = parse_class_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
+    tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
+    return classes, tenants
+
+
+def _check_users(concurrency: int, think_time_ms: float) -> None:
+    if not 1 <= concurrency <= MAX_MEMBERS:
+        raise ConfigError(f"there cannot be {concurrency} users", where="concurrency", hint=f"from 1 to {MAX_MEMBERS:,}")
+    if not 0 <= think_time_ms <= to_ms(MAX_DURATION):
+        hint = f"from 0 to {to_ms(MAX_DURATION):g}"
+        raise ConfigError(f"{think_time_ms:g} ms cannot be thought", where="think_time_ms", hint=hint)
 
 
 def _check_prefix_tokens(tokens: int) -> int:

@@ -198,6 +198,7 @@ class SGLangBatch(ContinuousBatch):
                 seq.num_scheduled_tokens = tokens
             else:
                 self._add_running(seq, start, tokens, now)
+        # The pass has counted on memory that can be evicted and on answers that end early; both may have been too much.
         if needed > self._blocks.free and self.num_decodes:
             self._retract(_RoomFor(self._host, self._blocks, needed), preempted, now)
         if needed > self._blocks.free:

@@ -129,8 +129,6 @@ class EngineHost(PrefillHost):
         """Drop what is known of `seq`."""
         self._requests.pop(seq.request.id, None)
 
-    # the pass
-
     def available_tokens(self) -> int:
         free = self._blocks.free - (self._hit.num_unreferenced if self._is_locked else 0)
         return free * self._blocks.block_size

@@ -32,24 +32,8 @@ def sglang_rules(config: InstanceConfig) -> SGLangRules:
             where="instance.sglang.retraction_policy",
             hint="write scheduler: sglang(fcfs, priority=high-first), or enable_priority_scheduling: true",
         )
-    limits = PrefillLimits(
-        page_size=config.block_size_in_tokens,
-        max_prefill_tokens=options.max_prefill_tokens,
-        chunked_prefill_size=config.max_num_batched_tokens if not options.disable_chunked_prefill else None,
-        prefill_max_requests=options.prefill_max_requests,
-        clip_max_new_tokens=options.clip_max_new_tokens,
-    )
-    passes = PassRules(
-        limits,
-        config.max_num_seqs,
-        preempts=sign is not None and not options.disable_priority_preemption,
-        preemption_threshold=options.priority_scheduling_preemption_threshold,
-        mixes=options.enable_mixed_chunk,
-        caps_chunks=isinstance(policy, SGLang) and policy.policy is SGLangPolicy.SHORTEST_PREFILL_FIRST,
-        min_free_slots=slots if (slots := min(options.min_free_slots_delay or 0, config.max_num_seqs)) > 1 else 0,
-    )
     return SGLangRules(
-        passes=passes,
+        passes=_pass_rules(config, policy, preempts=sign is not None and not options.disable_priority_preemption),
         max_model_len=config.model_len,
         sign=sign or PrioritySign.HIGH_FIRST,
         ignore_eos=options.ignore_eos,
@@ -61,6 +45,28 @@ def sglang_rules(config: InstanceConfig) -> SGLangRules:
         prefill_decode_interval=options.prefill_decode_interval,
         interval_min_running=options.prefill_decode_interval_min_bs,
         delay=_delay_rules(options),
+    )
+
+
+def _pass_rules(config: InstanceConfig, policy: QueuePolicy, *, preempts: bool) -> PassRules:
+    """Return the rules of a prefill pass."""
+    options = config.sglang
+    limits = PrefillLimits(
+        page_size=config.block_size_in_tokens,
+        max_prefill_tokens=options.max_prefill_tokens,
+        chunked_prefill_size=config.max_num_batched_tokens if not options.disable_chunked_prefill else None,
+        prefill_max_requests=options.prefill_max_requests,
+        clip_max_new_tokens=options.clip_max_new_tokens,
+    )
+    min_free_slots = min(options.min_free_slots_delay or 0, config.max_num_seqs)
+    return PassRules(
+        limits,
+        config.max_num_seqs,
+        preempts=preempts,
+        preemption_threshold=options.priority_scheduling_preemption_threshold,
+        mixes=options.enable_mixed_chunk,
+        caps_chunks=isinstance(policy, SGLang) and policy.policy is SGLangPolicy.SHORTEST_PREFILL_FIRST,
+        min_free_slots=min_free_slots if min_free_slots > 1 else 0,  # with 1, prefill would wait for nothing
     )
 
 

@@ -131,6 +131,7 @@ class PrefillAdder:
         remaining = limit = request.uncached_tokens
         if self.rem_chunk is not None:
             limit = min(self.rem_chunk, int(self.rem_total))
+            # No memory is left by this count. It goes on all the same, because its KV would be held for nothing.
             if limit <= 0:
                 limit = self.rem_chunk
             if self.chunk_cap is not None:
@@ -166,6 +167,7 @@ class PrefillAdder:
         to_generate = min(max(request.max_new_tokens - request.output_tokens, 0), self._limits.clip_max_new_tokens)
         if tokens + to_generate + self._page >= self.rem_total:
             return AddResult.NO_TOKEN
+        # The budget of prompts is a soft one without chunks: the first request is taken, however long it is.
         if self.rem_chunk is None and self.admitted and self._whole_pages(tokens) >= self.rem_input:
             return AddResult.OTHER
         if not self._memory.allows_prefill():
@@ -186,6 +188,7 @@ class PrefillAdder:
         paged = self._whole_pages(tokens) + self._page
         if paged > min(self.rem_current, self.rem_total):
             return AddResult.NO_TOKEN
+        # Made for the first request of a pass that asks for it, because it goes through all running requests.
         if self._forecast is None:
             self._forecast = FreeTokenForecast([request, *self._running, *self.admitted], self._ratio)
         else:

@@ -94,10 +94,12 @@ class PrefillPass:
     def run(self, chunked: PrefillRequest | None) -> list[PrefillRequest]:
         """Return the requests of the batch. `chunked` is the request that is to go on, if there is one."""
         rules, host, running = self._rules, self._host, self._running
+        # A head that lacked memory may be taken after all: it may preempt, or nothing runs beside it.
         if rules.preempts or not running:
             self.is_full = False
         if chunked is None and (self.is_full or not host.num_waiting()):
             return []
+        # The chunked request holds a slot of its own already, which the host does not count as free.
         allocatable = min(rules.max_num_running - len(running), host.num_free_slots() + (chunked is not None))
         if chunked is None and running and rules.min_free_slots > max(0, allocatable):
             self.waits_for_slot = True
@@ -105,6 +107,7 @@ class PrefillPass:
         if allocatable <= 0 and chunked is None and not rules.preempts:
             self.is_full = True
             return []
+        # Sorting costs O(n log n) and changes the ties of later passes, so it comes after every reason to end the pass.
         host.sort_queue()
         adder = self.adder = host.make_adder(running, len(running) if rules.mixes else 0)
         if chunked is not None:
@@ -127,6 +130,7 @@ class PrefillPass:
             host.match(request)
             taken = len(adder.admitted)
             verdict = adder.add(request)
+            # A request may be taken although the verdict is no: it speaks of the next one.
             if len(adder.admitted) > taken:
                 host.take_head()
             if verdict is AddResult.NO_TOKEN:
@@ -137,10 +141,12 @@ class PrefillPass:
     def _preempt_for(self, request: PrefillRequest, adder: PrefillAdder) -> bool:
         """Preempt running requests for `request`. Return False, and preempt none, if too few are less urgent enough."""
         most = min(request.max_new_tokens, self._rules.limits.clip_max_new_tokens)
+        # Kept as SGLang has it: the prompt of a request that was never matched counts as 0 tokens.
         needed = request.uncached_tokens + most - adder.rem_total
         victims: list[PrefillRequest] = []
         candidates = [each for each in self._running if each not in self.preempted]
         for candidate in sorted(candidates, key=_least_urgent_first):
+            # Sorted by urgency, so all that follow are too urgent as well.
             if request.urgency - candidate.urgency <= self._rules.preemption_threshold:
                 break
             victims.append(candidate)
@@ -160,6 +166,7 @@ class PrefillPass:
     def _cap_chunk(self, adder: PrefillAdder, chunked: PrefillRequest) -> None:
         """Leave room in the batch for requests at the head of the queue that have less to compute than the chunked one."""
         page, room = self._rules.limits.page_size, adder.rem_chunk
+        # There is one chunked request at a time, and this pass has it: requests of the queue are taken whole or not.
         adder.may_chunk = False
         if room is None or room < 2 * page:
             return

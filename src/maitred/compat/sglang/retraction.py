@@ -69,6 +69,7 @@ def retract(running: Sequence[PrefillRequest], memory: DecodeMemory, *, by_urgen
     """Release victims of `running`, which is not empty, until the others fit; one at least if there are several."""
     order = keep_order(running, by_urgency=by_urgency)
     retracted: list[PrefillRequest] = []
+    # One victim at least, since memory has been found short already.
     while len(order) > 1 and (not retracted or not memory.fits_decode()):
         victim = running[order.pop()]
         retracted.append(victim)

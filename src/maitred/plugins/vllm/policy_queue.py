@@ -157,6 +157,7 @@ class PolicyQueue(StepView):
     def pop_request(self) -> VllmRequest:
         """Remove and return the head. Raises IndexError when empty."""
         engine_id = self._engine_ids[self._queue.pop().request.id]
+        # An admitted request computes its prompt first. It decodes from the step that computes the last of it.
         sequence = self._prefilling[engine_id] = self._waiting.pop(engine_id)
         return sequence.request
 
@@ -215,6 +216,8 @@ class PolicyQueue(StepView):
         if self._listener is not None:
             scheduled = [(self._sequences[key].seq.request.id, tokens) for key, tokens in num_scheduled_tokens.items()]
             self._listener.on_step(self._num_steps, self._step_at, scheduled, self._preempted)
+        # Only prompts are counted step by step. A sequence that decodes gets one token in each step, so its progress follows
+        # from the index of the step.
         for engine_id in [key for key in self._prefilling if key in num_scheduled_tokens]:
             self._count_chunk(self._prefilling[engine_id], num_scheduled_tokens[engine_id])
         self._num_steps += 1
@@ -228,6 +231,7 @@ class PolicyQueue(StepView):
             seq, engine_id = sequence.seq, sequence.request.request_id
             seq.num_computed_tokens += tokens
             self._queue.on_served(seq, tokens, 0, now)
+            # The chunk has completed the prompt, and the request has neither been preempted nor ended since.
             if engine_id not in self._prefilling and engine_id not in self._waiting and engine_id in self._sequences:
                 seq.is_decoding = True
                 seq.decode_origin_step = self._num_steps - 1 - seq.num_output_tokens
@@ -284,6 +288,7 @@ class PolicyQueue(StepView):
         """Count a chunk of a prompt that the step computes."""
         seq, request = sequence.seq, sequence.request
         start = request.num_computed_tokens - tokens
+        # The first chunk after the arrival begins behind what was in the prefix cache.
         if seq.scheduled_at is None:
             seq.num_cached_tokens = start
         seq.scheduled_at = self._step_at

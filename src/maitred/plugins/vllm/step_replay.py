@@ -116,6 +116,7 @@ class StepReplay:
         """Yield the step of the simulator for each step of the log; one without tokens where it has nothing to serve."""
         later = [step.at for step in self._steps[1:]]
         for step, ends_at, inputs in zip(self._steps, [*later, self._steps[-1].at + 1], self._inputs, strict=False):
+            # Without planning ahead a step has ended when the inputs of the next one take effect. With it, they come first.
             if not self._is_async:
                 self._commit()
             self._give(inputs, step.at)
@@ -144,6 +145,7 @@ class StepReplay:
     def _plan(self, step: StepLine) -> StepLine:
         """Make the step that begins now, and return it in the terms of the log."""
         core = self._core
+        # vLLM lists a step in the order of its running batch: those that ran, as they stood before, then the admitted ones.
         before = list(core.batch.sequences.values())
         decodes = {seq.request.id for seq in before if seq.is_decoding}
         try:

@@ -83,6 +83,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
             each for each in self.candidates if each.figures.get(first) is not None and each.figures.get(second) is not None
         ]
         loss = self.criteria.loss
+        # In the order of the first metric, a candidate is on the front if it is better in the second than all before it.
         known.sort(key=lambda each: (loss(first, each.figures), loss(second, each.figures), each.index))
         front: list[CandidateResult] = []
         for each in known:
@@ -174,21 +175,24 @@ def print_sweep(result: SweepResult, console: Console) -> None:
 def sweep_table(result: SweepResult) -> Table:
     """Return a row for the best candidate, and for each of the Pareto front."""
     criteria, best, front = result.criteria, result.best, result.pareto_front
-    names = dict.fromkeys((criteria.objective, *criteria.pareto, *(each.metric for each in criteria.constraints)))
+    names = [*dict.fromkeys((criteria.objective, *criteria.pareto, *(each.metric for each in criteria.constraints)))]
     keys = list(result.candidates[0].values)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", style="bold")
-    for key in keys:
-        table.add_column(_short(key, keys), style="cyan", justify="right")
-    for name in names:
-        table.add_column(_heading(name), justify="right")
-    if criteria.constraints:
-        table.add_column("held", justify="right")
+    table = _empty_table(keys, names, has_constraints=bool(criteria.constraints))
     shown = [best, *(each for each in front if each is not best)] if best else front
     for each in shown:
         held = [f"{each.num_seeds_met}/{each.num_seeds}"] if criteria.constraints else []
         mark = "best" if each is best else ""
         table.add_row(mark, *(_value(each.values[key]) for key in keys), *(_figure(name, each) for name in names), *held)
+    return table
+
+
+def _empty_table(keys: list[str], names: Sequence[str], *, has_constraints: bool) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", style="bold")
+    for key in keys:
+        table.add_column(_short(key, keys), style="cyan", justify="right")
+    for name in (*map(_heading, names), *(["held"] if has_constraints else [])):
+        table.add_column(name, justify="right")
     return table
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from maitred.core.request import PrefixKeys, RequestId
@@ -63,13 +63,8 @@ class BlisWriter(TraceWriter):
         group, shared = _prefix_group(request.prefix)
         own = request.prompt_tokens - shared
         round_index = self._round_index(request.program)
-        repeats = job.conversation_prefix is not None and round_index > 0
         extra = _optional_columns(job)
-        for column, value in extra.items():
-            if value != "" and column not in self._columns:
-                self.lost_fields[_LOST_FIELDS[column]] += 1
-        self.lost_fields[LostField.PREFIX] += repeats or not isinstance(request.prefix, GroupPrefixKeys | PieceChain | None)
-        self.lost_fields[LostField.DEADLINE] += request.deadline == 0
+        self._count_lost_fields(job, extra, round_index)
         return extra | {
             "request_id": request.id,
             "tenant_id": request.tenant,
@@ -89,6 +84,16 @@ class BlisWriter(TraceWriter):
             "status": "ok",
             **dict.fromkeys(_ZERO_COLUMNS, 0),
         }
+
+    def _count_lost_fields(self, job: Job, extra: Mapping[str, object], round_index: int) -> None:
+        """Count what the row cannot hold: optional values without a column, and prefixes that only the history explains."""
+        for column, value in extra.items():
+            if value != "" and column not in self._columns:
+                self.lost_fields[_LOST_FIELDS[column]] += 1
+        prefix = job.request.prefix
+        repeats = job.conversation_prefix is not None and round_index > 0
+        self.lost_fields[LostField.PREFIX] += repeats or not isinstance(prefix, GroupPrefixKeys | PieceChain | None)
+        self.lost_fields[LostField.DEADLINE] += job.request.deadline == 0  # 0 is how the format says that there is none
 
     def _round_index(self, program: str) -> int:
         self._rounds[program] += bool(program)

@@ -93,6 +93,7 @@ class MaitredFormat(TraceFormat):
             if outcome not in ("", COMPLETED):
                 raise NotReplayedError(f"a request that did not complete: {outcome}", "it is not replayed")
             prompt_tokens, output_tokens = parse_tokens(prompt, "prompt_tokens"), parse_tokens(answer, "output_tokens")
+            # An empty `continues` says nothing of shared prefixes; `false` says that the prompt begins a new context.
             context = contexts.find_or_begin(program, _parse_flag(continues, "continues")) if continues.strip() else None
             return TraceRow(
                 parse_seconds(arrival, "arrival_secs"),
