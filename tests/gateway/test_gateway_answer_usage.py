@@ -19,7 +19,7 @@ from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 from maitred.gateway import answer_usage
 from maitred.gateway.answer_usage import AnswerReader, read_usage
 from maitred.programs import ProgramStatus, Usage
-from maitred.programs.token_estimator import MAX_TOKENS
+from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError
 
 USAGE = b'{"prompt_tokens":200,"completion_tokens":60,"total_tokens":260,"prompt_tokens_details":{"cached_tokens":100}}'
@@ -64,7 +64,7 @@ LAST = b'{"choices":[],"usage":%b}' % USAGE
         ({"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 4}, Usage(5, 7, 4)),
         ({"prompt_tokens": -5, "total_tokens": 7}, Usage(0, 7)),
         ({"prompt_tokens": 5, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": -1}}, Usage(5, 7)),
-        ({"total_tokens": MAX_TOKENS}, Usage(0, MAX_TOKENS)),
+        ({"total_tokens": MAX_REPORTED_TOKENS}, Usage(0, MAX_REPORTED_TOKENS)),
         *(({"prompt_tokens": 5, "total_tokens": bad}, None) for bad in (-50, True, "12", 7.0, 10**18, [], {})),
         ({"prompt_tokens": True}, None),
         ({"completion_tokens": 2}, None),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from maitred.cli.config_flags import WORKLOAD
-from maitred.cli.flags import NO_VALUE, command, flag
+from maitred.cli.flags import SWITCH, command, flag
 from maitred.cli.outputs import FileFlags, open_outputs
 from maitred.cli.shared_flags import horizon, slo
 from maitred.cli.simulate import breakdown, print_warnings
@@ -69,10 +69,10 @@ class BenchFlags(FileFlags, VllmFlags):
             _SENDING, "--max-concurrency", "Most requests in flight. Latencies still count from the plan. Default: none.", "N"
         ),
     ] = None
-    no_stream: Annotated[bool | None, flag(_SENDING, "--no-stream", "No answer streams.", NO_VALUE)] = None
+    no_stream: Annotated[bool | None, flag(_SENDING, "--no-stream", "No answer streams.", SWITCH)] = None
     no_ignore_eos: Annotated[
         bool | None,
-        flag(_SENDING, "--no-ignore-eos", "Let answers end by themselves; the workload's lengths are their limits.", NO_VALUE),
+        flag(_SENDING, "--no-ignore-eos", "Let answers end by themselves; the workload's lengths are their limits.", SWITCH),
     ] = None
     extra_body: Annotated[
         str | None, flag(_SENDING, "--extra-body", "Fields of every body, such as '{\"temperature\": 0}'.", "JSON")

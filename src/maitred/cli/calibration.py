@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
+from maitred.cli.flags import SWITCH, CommandFlags, command, flag
 from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
@@ -62,7 +62,7 @@ class CalibrateFlags(CommandFlags):
     ] = None
     alpha_only: Annotated[
         bool | None,
-        flag(_FIT, "--alpha-only", "Keep the latency model of --config, and fit only what clients saw beyond it.", NO_VALUE),
+        flag(_FIT, "--alpha-only", "Keep the latency model of --config, and fit only what clients saw beyond it.", SWITCH),
     ] = None
     config: Annotated[Path | None, flag(_ENGINE, "--config", "The engine that served them: its section instance.", "FILE")] = (
         None
@@ -76,7 +76,7 @@ class CalibrateFlags(CommandFlags):
     ] = 1
     out: Annotated[Path | None, flag(_FIT, "--out", "Write a YAML file that --config takes.", "FILE")] = None
     plot: Annotated[Path | None, flag(_FIT, "--plot", "The residuals: .png, .svg or .pdf.", "FILE")] = None
-    force: Annotated[bool | None, flag(_FIT, "--force", "Write a fit even if it is poor.", NO_VALUE)] = None
+    force: Annotated[bool | None, flag(_FIT, "--force", "Write a fit even if it is poor.", SWITCH)] = None
 
 
 @command(CalibrateFlags)

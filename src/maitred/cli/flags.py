@@ -24,7 +24,7 @@ from maitred.cli.completion import offer, offered_names
 from maitred.core.errors import ConfigError
 from maitred.core.units import to_ms
 
-NO_VALUE: Final = ""
+SWITCH: Final = ""
 """The metavar of a flag that is on when it is given."""
 _TURN_OFF: Final = "Turn off: "
 _SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z0-9`])")
@@ -46,7 +46,7 @@ class KeyFlag(NamedTuple):
 
     key: str
     """Dotted path in the configuration; below `workload` the keys of a `Load`."""
-    metavar: str = NO_VALUE
+    metavar: str = SWITCH
     name: str = ""
     """The flag, with its dashes, or empty if it is called after the last part of the key."""
     alias: str | tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-from maitred.cli.flags import NO_VALUE, flag
+from maitred.cli.flags import SWITCH, flag
 from maitred.cli.shared_flags import RUN, RunFlags
 from maitred.cli.traces import TraceTarget
 from maitred.core.errors import ConfigError
@@ -36,7 +36,7 @@ class FileFlags(RunFlags):
     decision_log: Path | None = None
     """The file for decisions; a flag of simulations only."""
 
-    quiet: Annotated[bool | None, flag(RUN, "--quiet", "No table, no progress bar: files and warnings only.", NO_VALUE)] = None
+    quiet: Annotated[bool | None, flag(RUN, "--quiet", "No table, no progress bar: files and warnings only.", SWITCH)] = None
     per: Annotated[
         str | None, flag(_FILES, "--per", "Break the table down by class, slo-class, tenant, model or instance.", "WHAT")
     ] = None
@@ -52,7 +52,7 @@ class FileFlags(RunFlags):
         Path | None,
         flag(_FILES, "--metrics-path", "The figures of the run as JSON; - prints them in place of the table.", "FILE"),
     ] = None
-    json: Annotated[bool | None, flag(_FILES, "--json", "The same as --metrics-path -.", NO_VALUE)] = None
+    json: Annotated[bool | None, flag(_FILES, "--json", "The same as --metrics-path -.", SWITCH)] = None
     report: Annotated[
         Path | None, flag(_FILES, "--report", "The run as a web page: figures, charts, configuration.", "FILE.html")
     ] = None
@@ -90,7 +90,7 @@ class OutputFlags(FileFlags):
 
     summary_only: Annotated[
         bool | None,
-        flag(RUN, "--summary-only", "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", NO_VALUE),
+        flag(RUN, "--summary-only", "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", SWITCH),
     ] = None
     decision_log: Annotated[
         Path | None, flag(_FILES, "--decision-log", "Every decision and its reason as JSON lines.", "FILE")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.config_flags import PROGRAMS
-from maitred.cli.flags import NO_VALUE, CommandFlags, as_flag_error, flag
+from maitred.cli.flags import SWITCH, CommandFlags, as_flag_error, flag
 from maitred.core.errors import ConfigError
 
 MODES: Final = ("tr", "default")
@@ -44,7 +44,7 @@ class ProgramFlags(CommandFlags):
             PROGRAMS.panel,
             "--use-acting-token-decay",
             "The same as --acting-estimator decay; --acting-token-weight has no effect then.",
-            NO_VALUE,
+            SWITCH,
         ),
     ] = None
 

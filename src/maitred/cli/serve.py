@@ -13,7 +13,7 @@ import typer
 
 from maitred import __version__
 from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, SERVE, SERVER
-from maitred.cli.flags import NO_VALUE, command, flag
+from maitred.cli.flags import SWITCH, command, flag
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
 from maitred.cli.smg_flags import SmgFlags, smg_values
 from maitred.cli.terminal import printable, raise_file_limit
@@ -37,10 +37,10 @@ class ServeFlags(SmgFlags):
     ] = None
     config: Annotated[Path | None, flag(SERVER.panel, "--config", "A YAML file; flags win over it.", "FILE")] = None
     strict_config: Annotated[
-        bool | None, flag(SERVER.panel, "--strict-config", "Refuse to start with a configuration that is wrong.", NO_VALUE)
+        bool | None, flag(SERVER.panel, "--strict-config", "Refuse to start with a configuration that is wrong.", SWITCH)
     ] = None
     flow_control: Annotated[
-        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", NO_VALUE)
+        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", SWITCH)
     ] = None
     admission_config: Annotated[
         Path | None,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from maitred.cli.config_flags import HARDWARE, INSTANCE, SYNTHETIC
-from maitred.cli.flags import NO_VALUE, CommandFlags, as_flag_error, flag
+from maitred.cli.flags import SWITCH, CommandFlags, as_flag_error, flag
 from maitred.core.errors import ConfigError
 from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
@@ -194,7 +194,7 @@ class InstanceFlags(CommandFlags):
             INSTANCE.panel,
             "--no-enable-prefix-caching",
             "Turn prefix caching off, whatever the file says.",
-            NO_VALUE,
+            SWITCH,
             alias="--no-prefix-caching",
         ),
     ] = None

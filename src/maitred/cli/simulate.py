@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
-from maitred.cli.flags import NO_VALUE, as_flag_error, command, flag
+from maitred.cli.flags import SWITCH, as_flag_error, command, flag
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
@@ -71,7 +71,7 @@ class SimulateFlags(OutputFlags, InstanceFlags, ProgramFlags):
         flag(ADMISSION.panel, "--policy-config", "A policy bundle of BLIS: admission, routing, scheduler, ...", "FILE"),
     ] = None
     flow_control: Annotated[
-        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", NO_VALUE)
+        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", SWITCH)
     ] = None
     slo_targets: Annotated[
         str | None,

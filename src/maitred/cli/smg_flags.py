@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.config_flags import BACKENDS, GATEWAY_ADMISSION
-from maitred.cli.flags import NO_VALUE, flag
+from maitred.cli.flags import SWITCH, flag
 from maitred.cli.program_flags import ProgramFlags, program_values
 from maitred.core.errors import ConfigError
 
@@ -35,11 +35,11 @@ class SmgFlags(ProgramFlags):
         flag(BACKENDS.panel, "--policy", "The same as --routing-policy, or SMG's name for one that is near to it.", "POLICY"),
     ] = None
     disable_retries: Annotated[
-        bool | None, flag(BACKENDS.panel, "--disable-retries", "The same as --max-attempts 1.", NO_VALUE)
+        bool | None, flag(BACKENDS.panel, "--disable-retries", "The same as --max-attempts 1.", SWITCH)
     ] = None
     priority_scheduler_enabled: Annotated[
         bool | None,
-        flag(GATEWAY_ADMISSION.panel, "--priority-scheduler-enabled", "The same as --admission priority.", NO_VALUE),
+        flag(GATEWAY_ADMISSION.panel, "--priority-scheduler-enabled", "The same as --admission priority.", SWITCH),
     ] = None
 
 

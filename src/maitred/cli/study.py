@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maitred.cli.config_flags import WORKLOAD
-from maitred.cli.flags import NO_VALUE, CommandFlags, command, flag
+from maitred.cli.flags import SWITCH, CommandFlags, command, flag
 from maitred.cli.outputs import STANDARD_OUTPUT
 from maitred.cli.shared_flags import RunFlags, horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
@@ -45,7 +45,7 @@ def _report(panel: str) -> Any:
 
 
 def _quiet(panel: str) -> Any:
-    return flag(panel, "--quiet", "No table, no progress bar.", NO_VALUE)
+    return flag(panel, "--quiet", "No table, no progress bar.", SWITCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class SweepFlags(CommandFlags):
     ] = None
     resume: Annotated[
         bool | None,
-        flag(_RUNS, "--resume", "Continue a stopped sweep: runs that are done are not repeated.", NO_VALUE),
+        flag(_RUNS, "--resume", "Continue a stopped sweep: runs that are done are not repeated.", SWITCH),
     ] = None
     out: Annotated[
         Path | None, flag(_FILES, "--out", "A folder for every run. Default: SPEC.sweep, in the current one.", "DIR")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Self, cast
 
 import typer
 
-from maitred.cli.flags import NO_VALUE
+from maitred.cli.flags import SWITCH
 from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
 
@@ -33,7 +33,7 @@ def convert(
     target: Annotated[str, typer.Argument(help="blis:FILE or maitred:FILE; gzipped if it ends in .gz.", metavar="OUT")],
     max_requests: Annotated[int | None, typer.Option(help="Most requests that are written.", metavar="N", min=0)] = None,
     skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.", metavar=NO_VALUE)
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used, and count them.", metavar=SWITCH)
     ] = False,
 ) -> None:
     """Write a trace in another format: BLIS's TraceV2, with its header NAME.yaml beside it, or our own.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from maitred.cli.flags import NO_VALUE, CommandFlags, flag
+from maitred.cli.flags import SWITCH, CommandFlags, flag
 from maitred.core.errors import ConfigError, nearest_name_hint
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class VllmFlags(CommandFlags):
         flag(_SHOWN, "--goodput", "The SLO, in ms: ttft:500, tpot:50 or e2el:5000. Repeatable, or with commas.", "METRIC:MS"),
     ] = None
     save_result: Annotated[
-        bool | None, flag(_SHOWN, "--save-result", "Write what vllm bench serve --save-detailed writes.", NO_VALUE)
+        bool | None, flag(_SHOWN, "--save-result", "Write what vllm bench serve --save-detailed writes.", SWITCH)
     ] = None
     result_filename: Annotated[Path | None, flag(_SHOWN, "--result-filename", "Where to. Default: bench.json.", "FILE")] = None
 
@@ -180,8 +180,7 @@ def print_percentiles(flags: VllmFlags, results: Results) -> None:
     from rich.table import Table
 
     from maitred.core.units import to_ms
-    from maitred.report.table import NO_VALUE as NONE
-    from maitred.report.table import format_number, print_table
+    from maitred.report.table import NO_VALUE, format_number, print_table
 
     table, percentiles = Table(box=SIMPLE_HEAD, pad_edge=False), _percentiles(flags)
     table.add_column("percentiles", style="bold")
@@ -190,7 +189,7 @@ def print_percentiles(flags: VllmFlags, results: Results) -> None:
     for name, values in _latencies(results).items():
         if name in metrics:
             figures = [values.mean(), *np.percentile(values, percentiles)] if len(values) else []
-            shown = [format_number(to_ms(figure)) for figure in figures] or [NONE] * (1 + len(percentiles))
+            shown = [format_number(to_ms(figure)) for figure in figures] or [NO_VALUE] * (1 + len(percentiles))
             table.add_row(f"{_METRICS[name]} ms", *shown)
     print_table(table, Console())
 

@@ -14,7 +14,7 @@ import msgspec
 from maitred.core.request import PrefixKeys
 from maitred.emulator import tokens
 from maitred.kv import PromptTokenIds
-from maitred.wire.exchange import ApiError, describe_json_error
+from maitred.wire.exchange import ApiError, describe_body_error
 
 MAX_PROMPTS = 2048
 """The most prompts or embedding inputs in one request; OpenAI's limit for embeddings."""
@@ -183,7 +183,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     except RecursionError as error:
         raise bad_request("the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"the body is not JSON: {describe_json_error(error, body)}") from error
+        raise bad_request(f"the body is not JSON: {describe_body_error(error, body)}") from error
 
 
 def _field_of(message: str) -> str | None:

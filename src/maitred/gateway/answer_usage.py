@@ -8,8 +8,8 @@ have a usage, the last one counts.
     /v1/messages                            usage, in streams message.usage: input_tokens (without what was cached), ...
     /generate                               meta_info: prompt_tokens, completion_tokens, cached_tokens
 
-A number that no tokenizer can have counted (negative, no integer, larger than `MAX_TOKENS`) is ignored, and so is a total of
-that kind together with its whole usage.
+A number that no tokenizer can have counted (negative, no integer, larger than `MAX_REPORTED_TOKENS`) is ignored, and so is a
+total of that kind together with its whole usage.
 
 A stream is cut into events at blank lines, whatever its line ends are. If the gateway has asked for the usage and the client
 has not, the event with the usage and without choices is taken out. Only then is the beginning of an event held back until its
@@ -30,7 +30,7 @@ import msgspec
 
 from maitred.core.errors import JSON_ERRORS
 from maitred.programs import PROGRESS_TOKENS, Usage
-from maitred.programs.token_estimator import MAX_TOKENS
+from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError
 from maitred.wire.messages import Headers
 
@@ -236,7 +236,7 @@ def read_usage(fields: Mapping[str, Any]) -> Usage | None:
 def _count(fields: Mapping[str, Any], *keys: str) -> int | None:
     """Return the first number of tokens under `keys`, or None if there is none, or none to be believed."""
     value = next((fields[key] for key in keys if fields.get(key) is not None), None)
-    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
+    return value if type(value) is int and 0 <= value <= MAX_REPORTED_TOKENS else None
 
 
 def _object(raw: msgspec.Raw) -> Mapping[str, Any]:

@@ -105,7 +105,7 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Labels: TypeAlias = Mapping[str, str]
-Samples: TypeAlias = Sequence[tuple[Labels, float]]
+_Samples: TypeAlias = Sequence[tuple[Labels, float]]
 
 
 class MetricsPage:
@@ -124,7 +124,7 @@ class MetricsPage:
         """The names of all series with a value."""
         return self._series
 
-    def samples(self, *names: str) -> Samples:
+    def samples(self, *names: str) -> _Samples:
         """Return the samples of the first of these series that is there."""
         return next((self._series[name] for name in names if name in self._series), ())
 
@@ -209,7 +209,7 @@ def _read_vllm(page: MetricsPage) -> KvReport:
     )
 
 
-def _ranks_of(samples: Samples, label: str) -> Sequence[int | None]:
+def _ranks_of(samples: _Samples, label: str) -> Sequence[int | None]:
     """Return the ranks in the labels with this name, or [None] for one memory."""
     ranks = {labels.get(label, "0") for labels, _ in samples}
     if len(ranks) < 2 or not all(rank.isdecimal() and int(rank) < MAX_RANKS for rank in ranks):
@@ -217,7 +217,7 @@ def _ranks_of(samples: Samples, label: str) -> Sequence[int | None]:
     return sorted(int(rank) for rank in ranks)
 
 
-def _of_rank(samples: Samples, label: str, rank: int | None) -> Samples:
+def _of_rank(samples: _Samples, label: str, rank: int | None) -> _Samples:
     return [sample for sample in samples if rank is None or sample[0].get(label, "0") == str(rank)]
 
 
@@ -341,11 +341,11 @@ def _started_at(page: MetricsPage) -> float | None:
     return max(value for _, value in samples) if samples else None
 
 
-def _mean_share(samples: Samples) -> float | None:
+def _mean_share(samples: _Samples) -> float | None:
     return min(sum(value for _, value in samples) / len(samples), 1.0) if samples else None
 
 
-def _sum_values(samples: Samples) -> int | None:
+def _sum_values(samples: _Samples) -> int | None:
     return round(sum(value for _, value in samples)) if samples else None
 
 

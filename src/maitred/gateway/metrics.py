@@ -22,7 +22,7 @@ from maitred.core.request import PriorityClass
 from maitred.gateway.backend import Backend
 from maitred.gateway.state import ClassState, GatewayCounters, GatewayState
 
-Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
+_Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """The values of the labels, and the value."""
 SCHEDULER_PREFIX: Final = "maitred_scheduler_"
 CLASS_HISTOGRAMS: Final = {
@@ -229,7 +229,7 @@ def learned_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge("maitred_backend_slots_age_seconds", "Time since learned slots last changed.", ["backend"], changes)
 
 
-def counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+def counter(name: str, help_text: str, labels: Sequence[str], samples: _Samples) -> Metric:
     """Return a counter with its samples."""
     family = CounterMetricFamily(name, help_text, labels=labels)
     for values, value in samples:
@@ -237,7 +237,7 @@ def counter(name: str, help_text: str, labels: Sequence[str], samples: Samples) 
     return family
 
 
-def gauge(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Metric:
+def gauge(name: str, help_text: str, labels: Sequence[str], samples: _Samples) -> Metric:
     """Return a gauge with its samples."""
     family = GaugeMetricFamily(name, help_text, labels=labels)
     for values, value in samples:
@@ -254,7 +254,7 @@ def histogram(name: str, help_text: str, labels: Sequence[str], samples: Iterabl
     return family
 
 
-def _per_class(state: GatewayState, value_of: Callable[[ClassState], float]) -> Samples:
+def _per_class(state: GatewayState, value_of: Callable[[ClassState], float]) -> _Samples:
     return (([name], value_of(c)) for name, c in state.classes.items())
 
 

@@ -29,7 +29,7 @@ from maitred.core.request import PrefixKeys, PriorityClass
 from maitred.gateway.config import ForwardPriority
 from maitred.kv.block_hashes import PromptTextBytes
 from maitred.routing import Signals
-from maitred.wire.exchange import ApiError, describe_json_error
+from maitred.wire.exchange import ApiError, describe_body_error
 from maitred.wire.messages import Headers
 
 
@@ -166,7 +166,7 @@ def drop_named_headers(headers: Headers, connection: bytes) -> Headers:
 
 
 def _invalid_json(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> ApiError:
-    return _invalid_request(f"the request body is not valid JSON: {describe_json_error(error, body)}")
+    return _invalid_request(f"the request body is not valid JSON: {describe_body_error(error, body)}")
 
 
 def _invalid_request(message: str, param: str | None = None) -> ApiError:

@@ -11,9 +11,9 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import Micros, from_seconds
 from maitred.programs.acting_estimators import ACTING_ESTIMATORS
 from maitred.programs.rules import ProgramRules, ProgramsFlavour, rules_of
-from maitred.programs.token_estimator import MAX_TOKENS
+from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 
-MAX_SECS: Final = 10 * 365 * 86_400.0
+_MAX_SECS: Final = 10 * 365 * 86_400.0
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TIMES_ABOVE_ZERO: Final = ("scheduler_interval_secs", "max_wait_secs", "program_ttl_secs", "metrics_interval_secs")
 _TIMES_FROM_ZERO: Final = (
@@ -92,8 +92,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, least in (("max_waiting", 1), ("max_programs_per_tenant", 1), ("buffer_tokens", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}")
-        if self.backend_capacity_tokens is not None and not 1 <= self.backend_capacity_tokens <= MAX_TOKENS:
-            raise ValueError(f"backend_capacity_tokens must be from 1 to {MAX_TOKENS:,}")
+        if self.backend_capacity_tokens is not None and not 1 <= self.backend_capacity_tokens <= MAX_REPORTED_TOKENS:
+            raise ValueError(f"backend_capacity_tokens must be from 1 to {MAX_REPORTED_TOKENS:,}")
         if not 0 <= self.headroom < 1:
             raise ValueError("headroom must be at least 0 and below 1")
         self._check_names()
@@ -101,10 +101,10 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _check_times(self) -> None:
         for name in _TIMES_ABOVE_ZERO:
             secs = getattr(self, name)
-            if secs is not None and not 0 < secs <= MAX_SECS:
+            if secs is not None and not 0 < secs <= _MAX_SECS:
                 raise ValueError(f"{name} must be more than 0 seconds, and at most ten years")
         for name in _TIMES_FROM_ZERO:
-            if not 0 <= getattr(self, name) <= MAX_SECS:
+            if not 0 <= getattr(self, name) <= _MAX_SECS:
                 raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
 
     def _check_names(self) -> None:

@@ -41,7 +41,7 @@ from maitred.programs.model_pool import ModelPool
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
 from maitred.programs.program_table import ProgramTable, shift_deadlines
-from maitred.programs.token_estimator import FIRST_RATIO, MAX_TOKENS, TokenEstimator
+from maitred.programs.token_estimator import FIRST_RATIO, MAX_REPORTED_TOKENS, TokenEstimator
 
 _ACTING = ProgramStatus.ACTING
 
@@ -311,7 +311,7 @@ class Programs:
         backend = self._places.backends[program.backend]
         program.last_total = context
         limits_reports = self.config.rules.limits_reports
-        if usage is not None and usage.total_tokens >= 0 and (not limits_reports or usage.total_tokens <= MAX_TOKENS):
+        if usage is not None and usage.total_tokens >= 0 and (not limits_reports or usage.total_tokens <= MAX_REPORTED_TOKENS):
             # No context is larger than the memory that held it; a backend that says so is not believed.
             limit = usage.total_tokens if not limits_reports or backend.capacity is None else backend.capacity
             program.last_total = min(usage.total_tokens, limit)

@@ -16,7 +16,7 @@ from typing import Final
 FIRST_RATIO: Final = 5.0
 MIN_RATIO: Final = 1.0
 MAX_RATIO: Final = 16.0
-MAX_TOKENS: Final = 2**40
+MAX_REPORTED_TOKENS: Final = 2**40
 """More tokens than any context has; larger numbers in a usage are not believed."""
 PROGRESS_TOKENS: Final = 20
 """Tokens of a streamed response (events, as a gateway sees them) after which its program is said to have grown by as many."""

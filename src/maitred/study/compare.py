@@ -12,9 +12,9 @@ so the chance that both share cancels out (`comparison.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -26,13 +26,10 @@ from maitred.report.table import format_slo
 from maitred.study.candidate import Candidate, latency_identity
 from maitred.study.comparison import Comparison, make_pairing, side_label
 from maitred.study.metrics import find_metric, metric_values
-from maitred.study.runs import RunSettings, StudyRun, as_load, decode_figures, parse_seeds, run_task
+from maitred.study.runs import Progress, RunSettings, StudyRun, as_load, decode_figures, parse_seeds, run_task
 from maitred.study.workers import make_workers
 from maitred.workload import Workload
 from maitred.workload.load import Load, as_key, describe, make_self_contained
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of completed runs, and the number of all runs."""
 
 DEFAULT_METRICS: Final = (
     "ttft_mean_ms",

@@ -9,7 +9,7 @@ task (`StudyRun.id`), so a study that is stopped and resumed recognises the runs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -24,6 +24,8 @@ from maitred.workload.load import Load
 
 MAX_SEEDS = 1_000
 FIRST_SEED = 42
+Progress: TypeAlias = Callable[[int, int], None]
+"""A function that is told the number of completed runs, and the largest number that there can be."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

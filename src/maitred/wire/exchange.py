@@ -239,7 +239,7 @@ def body_too_large(limit: int) -> ApiError:
     )
 
 
-def describe_json_error(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
+def describe_body_error(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:
     """Return in a few words what is wrong with a body that msgspec could not decode."""
     if _LONE_SURROGATE.search(body[-11:]) and "truncated" in str(error):  # msgspec waits for the other half of the pair.
         return "half of a surrogate pair in a text is no character"

@@ -23,13 +23,13 @@ A run is identified by its content, so a sweep that was stopped goes on where it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from maitred.config import NO_VALUES
 from maitred.core.errors import ConfigError
-from maitred.study.runs import decode_figures, parse_seeds, run_task
+from maitred.study.runs import Progress, decode_figures, parse_seeds, run_task
 from maitred.study.sweep.journal import FileJournal, InMemoryJournal, JournalLine
 from maitred.study.sweep.points import SweepPlan, SweepPoint, TpeSearch, boundary_values, grid_values
 from maitred.study.sweep.result import CandidateResult, SweepResult, candidate_result, run_rows
@@ -37,10 +37,6 @@ from maitred.study.sweep.spec import Figures
 from maitred.study.workers import Workers, make_workers
 
 __all__ = ["CandidateResult", "SweepResult", "sweep"]
-
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of completed runs, and the largest number that there can be."""
 
 
 def sweep(

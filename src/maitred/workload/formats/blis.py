@@ -45,8 +45,8 @@ from maitred.workload.trace_format import (
     split_header,
 )
 
-REQUIRED_COLUMNS = ("request_id", "input_tokens", "output_tokens", "arrival_time_us")
-OPTIONAL_COLUMNS = (
+_REQUIRED_COLUMNS = ("request_id", "input_tokens", "output_tokens", "arrival_time_us")
+_OPTIONAL_COLUMNS = (
     "tenant_id",
     "slo_class",
     "session_id",
@@ -158,7 +158,7 @@ class BlisFormat(TraceFormat):
         self._header = path
 
     def recognises(self, first_line: str) -> bool:
-        return {*REQUIRED_COLUMNS, "prefix_group"} <= set(split_header(first_line))
+        return {*_REQUIRED_COLUMNS, "prefix_group"} <= set(split_header(first_line))
 
     def make_parser(self, lines: LineReader) -> RowParser:
         header = header_beside(lines.path) if self._header is None else read_header(self._header)
@@ -166,7 +166,7 @@ class BlisFormat(TraceFormat):
         accumulates = header.session_context_growth == "accumulate"
         if accumulates:
             self.max_disorder = sys.maxsize
-        columns = CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=OPTIONAL_COLUMNS)
+        columns = CsvColumns(next(lines), *_REQUIRED_COLUMNS, optional=_OPTIONAL_COLUMNS)
         return _BlisReader(columns, _AccumulatedHistory() if accumulates else _NoHistory()).row
 
     def companion_files(self, path: Path) -> Sequence[Path]:
