@@ -149,24 +149,29 @@ class _LiveLoad:
 
     def open(self, stack: ExitStack) -> tuple[Iterable[Job], Trace | None, Workload | None]:
         """Open the workload, until `stack` is closed. Raises ConfigError."""
-        from maitred.study.live.ramp import check_ramp, ramped
         from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
         flags, load = self.flags, self.flags.load
         workload = read_workload_spec(load, as_flag)
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
-        if flags.ramp_up_strategy is None:
-            return build_jobs(load, flags.seed, trace, workload, as_flag), trace, workload
-        strategy, start, end = check_ramp(flags.ramp_up_strategy, flags.ramp_up_start_rps, flags.ramp_up_end_rps)
-        if load.rate is None or load.num_requests is None:
-            hint = "it goes with --request-rate and --num-prompts"
-            raise ConfigError("only requests at a rate can ramp up", where="--ramp-up-strategy", hint=hint)
-        jobs = build_jobs(_at_one_per_second(flags).load, flags.seed, None, None, as_flag)
-        return ramped(jobs, load.num_requests, strategy, start, end), None, None
+        if flags.ramp_up_strategy is not None:
+            return _ramped_jobs(flags, flags.ramp_up_strategy), None, None
+        return build_jobs(load, flags.seed, trace, workload, as_flag), trace, workload
 
 
-def _at_one_per_second(flags: BenchFlags) -> BenchFlags:
-    return replace(flags, values={**flags.values, "workload.rate": 1.0})
+def _ramped_jobs(flags: BenchFlags, strategy: str) -> Iterable[Job]:
+    """Return the requests at a rate that grows over the run. Raises ConfigError."""
+    from maitred.study.live.ramp import check_ramp, ramped
+    from maitred.workload.load import as_flag, build_jobs
+
+    strategy, start, end = check_ramp(strategy, flags.ramp_up_start_rps, flags.ramp_up_end_rps)
+    count = flags.load.num_requests
+    if flags.load.rate is None or count is None:
+        hint = "it goes with --request-rate and --num-prompts"
+        raise ConfigError("only requests at a rate can ramp up", where="--ramp-up-strategy", hint=hint)
+    # The ramp stretches time, so the requests come one per second on its own clock.
+    at_one_per_second = replace(flags, values={**flags.values, "workload.rate": 1.0})
+    return ramped(build_jobs(at_one_per_second.load, flags.seed, None, None, as_flag), count, strategy, start, end)
 
 
 def _plan(flags: BenchFlags) -> BenchPlan:

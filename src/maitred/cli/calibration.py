@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from maitred.instance import InstanceConfig
+    from maitred.instance.latency import LatencyConfig
     from maitred.study.calibration.fitting import Fit
     from maitred.study.calibration.measurements import MeasuredRequest
     from maitred.study.calibration.outside import OutsideTimes
@@ -252,15 +253,10 @@ def _instance_config(model: str, hardware: str, tensor_parallel_size: int) -> In
 
 
 def _report_lines(fit: Fit) -> Iterator[str]:
-    from maitred.instance.latency import LinearLatency, TrainedPhysicsLatency
+    from maitred.instance.latency import LinearLatency
 
     found, latency = fit.residuals, fit.latency
-    if isinstance(latency, LinearLatency):
-        yield f"linear: {' + '.join(f'{b:g}{of}' for b, of in zip(latency.beta, _LINEAR, strict=True))} µs"
-    elif isinstance(latency, TrainedPhysicsLatency):
-        yield f"trained-physics: {', '.join(f'{name} {b:g}' for name, b in zip(_PHYSICS, latency.beta, strict=True) if b)}"
-    else:
-        yield "table"
+    yield _model_line(latency)
     yield f"{found.count} measurements, relative error {found.mean:+.2%} on average, standard deviation {found.sd:.2%}"
     yield f"its size: mean {found.mape:.2%}, p50 {found.p50:.2%}, p90 {found.p90:.2%}, p99 {found.p99:.2%}"
     few = f" ({found.outliers:,} outliers count little)" if found.outliers else ""
@@ -268,6 +264,16 @@ def _report_lines(fit: Fit) -> Iterator[str]:
     if isinstance(latency, LinearLatency):
         for what in (cost for cost, b in zip(_COSTS, latency.beta, strict=True) if not b):
             yield f"warning: from these measurements {what} costs nothing; do they have steps with and without?"
+
+
+def _model_line(latency: LatencyConfig) -> str:
+    from maitred.instance.latency import LinearLatency, TrainedPhysicsLatency
+
+    if isinstance(latency, LinearLatency):
+        return f"linear: {' + '.join(f'{b:g}{of}' for b, of in zip(latency.beta, _LINEAR, strict=True))} µs"
+    if isinstance(latency, TrainedPhysicsLatency):
+        return f"trained-physics: {', '.join(f'{name} {b:g}' for name, b in zip(_PHYSICS, latency.beta, strict=True) if b)}"
+    return "table"
 
 
 def validate(

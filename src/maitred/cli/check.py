@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.terminal import printable
+from maitred.cli.terminal import exit_if_any, printable
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,11 +73,7 @@ def _sources(file: str | None, admission_config: str | None) -> ConfigSources:
     if sources.file is not None and _is_admission_alone(sources.file):
         hint = f"maitred check --admission-config {sources.file}"
         raise ConfigError("this is the section admission alone", where=str(sources.file), hint=hint)
-    problems = sources.problems()
-    for problem in problems:
-        typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
-    if problems:
-        raise typer.Exit(2)
+    exit_if_any(sources.problems())
     return sources
 
 

@@ -41,6 +41,13 @@ def as_flag_error(name: str, error: ConfigError) -> ConfigError:
     return ConfigError(error.problem, where=name, hint=error.hint)
 
 
+def set_value(values: dict[str, object], key: str, value: object, name: str, other: str) -> None:
+    """Give `key` the value that the flag `name` stands for. Raises ConfigError if the flag `other` gives it another one."""
+    if values.get(key, value) != value:
+        raise ConfigError(f"contradicts {other} {values[key]}", where=name, hint="give one of them")
+    values[key] = value
+
+
 class KeyFlag(NamedTuple):
     """A flag that stands for one key."""
 

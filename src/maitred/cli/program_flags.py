@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.config_flags import PROGRAMS
-from maitred.cli.flags import SWITCH, CommandFlags, as_flag_error, flag
+from maitred.cli.flags import SWITCH, CommandFlags, as_flag_error, flag, set_value
 from maitred.core.errors import ConfigError
 
 MODES: Final = ("tr", "default")
@@ -57,9 +57,7 @@ def program_values(flags: ProgramFlags) -> dict[str, object]:
         values["programs.mode"] = flags.router
     elif flags.router is not None:
         _check_routing_policy(flags.router)
-        if values.get(_POLICY, flags.router) != flags.router:
-            raise ConfigError(f"contradicts --routing-policy {values[_POLICY]}", where="--router", hint="give one of them")
-        values[_POLICY] = flags.router
+        set_value(values, _POLICY, flags.router, "--router", "--routing-policy")
     estimator = _estimator(flags)
     if estimator is not None:
         if _ESTIMATOR in values:

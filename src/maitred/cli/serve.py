@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from maitred import __version__
 from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, SERVE, SERVER
-from maitred.cli.flags import SWITCH, command, flag
+from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
 from maitred.cli.smg_flags import SmgFlags, smg_values
-from maitred.cli.terminal import printable, raise_file_limit
+from maitred.cli.terminal import exit_if_any, printable, raise_file_limit
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,13 +132,11 @@ def values_of(flags: ServeFlags) -> dict[str, object]:
         values["gateway.backends"] = [*_given_backends(values), *filter(None, urls)]
     if flags.tenant_api_key:
         values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
-    max_class, mode = values.get("admission.default_max_class"), values.get("admission.mode")
+    max_class = values.get("admission.default_max_class")
     if isinstance(max_class, str):  # SMG reads it as it reads the header
         values["admission.default_max_class"] = max_class.strip().lower()
     if flags.flow_control:
-        if mode not in (None, "flow-control"):
-            raise ConfigError(f"contradicts --admission {mode}", where="--flow-control", hint="give one of them")
-        values["admission.mode"] = "flow-control"
+        set_value(values, "admission.mode", "flow-control", "--flow-control", "--admission")
     return values
 
 
@@ -170,11 +166,7 @@ def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     """
     from maitred.config import LoadedConfig, load_or_fall_back
 
-    problems = _problems(sources) if strict else sources.flag_problems()
-    for problem in problems:
-        typer.echo(f"maitred: error: {printable(str(problem))}", err=True)
-    if problems:
-        raise typer.Exit(2)
+    exit_if_any(_problems(sources) if strict else sources.flag_problems())
     return LoadedConfig(sources.load()) if strict else load_or_fall_back(sources)
 
 

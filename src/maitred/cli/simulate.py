@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
-from maitred.cli.flags import SWITCH, as_flag_error, command, flag
+from maitred.cli.flags import SWITCH, as_flag_error, command, flag, set_value
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
@@ -211,11 +211,8 @@ def _values(flags: SimulateFlags) -> dict[str, object]:
     """Return the values of configuration keys that the flags give. Raises ConfigError for flags that contradict each other."""
     values = {**instance_values(flags), **program_values(flags)}
     values = {key: value for key, value in values.items() if not key.startswith("workload.")}
-    mode = values.get("admission.mode")
-    if flags.flow_control and mode not in (None, "flow-control"):
-        raise ConfigError(f"contradicts --admission {mode}", where="--flow-control", hint="give one of them")
     if flags.flow_control:
-        values["admission.mode"] = "flow-control"
+        set_value(values, "admission.mode", "flow-control", "--flow-control", "--admission")
     if flags.slo_targets is not None:
         values["admission.slo_targets"] = _parse_slo_targets(flags.slo_targets)
     return values

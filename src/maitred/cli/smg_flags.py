@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.config_flags import BACKENDS, GATEWAY_ADMISSION
-from maitred.cli.flags import SWITCH, flag
+from maitred.cli.flags import SWITCH, flag, set_value
 from maitred.cli.program_flags import ProgramFlags, program_values
-from maitred.core.errors import ConfigError
 
 WORKER_URLS: Final = "--worker-urls"
 _POLICY, _ATTEMPTS, _MODE = "routing.policy", "gateway.max_attempts", "admission.mode"
@@ -54,21 +53,14 @@ def smg_values(flags: SmgFlags) -> dict[str, object]:
         values["gateway.backends"] = [*(given if isinstance(given, list) else []), *flags.worker_urls]
     if flags.policy is not None:
         policy, scorers = ROUTING_POLICIES.get(flags.policy, (flags.policy, None))
-        _set(values, _POLICY, policy, "--policy", "--routing-policy")
+        set_value(values, _POLICY, policy, "--policy", "--routing-policy")
         if scorers is not None:
             values.setdefault("routing.scorers", scorers)
     if flags.disable_retries:
-        _set(values, _ATTEMPTS, 1, "--disable-retries", "--max-attempts")
+        set_value(values, _ATTEMPTS, 1, "--disable-retries", "--max-attempts")
     if flags.priority_scheduler_enabled:
-        _set(values, _MODE, "priority", "--priority-scheduler-enabled", "--admission")
+        set_value(values, _MODE, "priority", "--priority-scheduler-enabled", "--admission")
     return values
-
-
-def _set(values: dict[str, object], key: str, value: object, name: str, other: str) -> None:
-    """Give `key` the value of the flag `name`. Raises ConfigError if `other` gives it another one."""
-    if values.get(key, value) != value:
-        raise ConfigError(f"contradicts {other} {values[key]}", where=name, hint="give one of them")
-    values[key] = value
 
 
 def spread_values(words: Sequence[str], name: str = WORKER_URLS) -> list[str]:

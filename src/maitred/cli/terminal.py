@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn, TypeAlias
+
+import typer
+
+from maitred.core.errors import ConfigError
 
 ShowProgress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done, from 0 to 1, and with a count such as `12,000 requests`."""
@@ -16,6 +20,15 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 def printable(text: str) -> str:
     """Return `text`, which may hold names that users chose, with control characters and lone surrogates as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def exit_if_any(problems: Iterable[ConfigError]) -> None:
+    """Print each mistake on a line of its own, on standard error, and exit with 2 if there is any."""
+    lines = [printable(str(problem)) for problem in problems]
+    for line in lines:
+        typer.echo(f"maitred: error: {line}", err=True)
+    if lines:
+        raise typer.Exit(2)
 
 
 @contextmanager

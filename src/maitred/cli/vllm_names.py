@@ -20,6 +20,7 @@ import typer
 
 from maitred.cli.flags import SWITCH, CommandFlags, flag
 from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.units import Micros, from_ms
 
 if TYPE_CHECKING:
     from maitred.report import Slo, Summary
@@ -30,6 +31,7 @@ _PANEL: Final = "Workload in the names of vllm bench serve"
 _SHOWN: Final = "What is shown, in the names of vllm bench serve"
 _DATASETS: Final = ("random", "timed_trace")
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+_GOODPUT: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 _AT_ONCE: Final = 1e6
 """Requests per second that stand for all at once."""
 _RANDOM_INPUT, _RANDOM_OUTPUT = 1024, 128
@@ -129,22 +131,24 @@ def _random_lengths(flags: VllmFlags, *, has_defaults: bool) -> Iterator[tuple[s
 
 def vllm_slo(flags: VllmFlags) -> Slo | None:
     """Return the SLO of --goodput, or None without it. Raises ConfigError."""
-    from maitred.core.units import from_ms
     from maitred.report import Slo
 
     if not flags.goodput:
         return None
-    names, targets = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}, dict[str, int]()
-    for part in (word for text in flags.goodput for word in text.replace(",", " ").split()):
-        name, _, value = part.partition(":")
-        try:
-            limit = from_ms(float(value))
-        except (ValueError, OverflowError):
-            limit = 0
-        if name not in names or limit <= 0:
-            raise ConfigError(f"cannot read {part!r}", where="--goodput", hint="as ttft:500, tpot:50 or e2el:5000, in ms")
-        targets[names[name]] = limit
-    return Slo(ttft=targets.get("ttft"), tpot=targets.get("tpot"), e2e=targets.get("e2e"))
+    parts = (part for text in flags.goodput for part in text.replace(",", " ").split())
+    return Slo(**dict(map(_goodput_target, parts)))
+
+
+def _goodput_target(part: str) -> tuple[str, Micros]:
+    """Return the latency and the limit that `e2el:5000` names. Raises ConfigError."""
+    name, _, value = part.partition(":")
+    try:
+        limit = from_ms(float(value))
+    except (ValueError, OverflowError):
+        limit = 0
+    if name not in _GOODPUT or limit <= 0:
+        raise ConfigError(f"cannot read {part!r}", where="--goodput", hint="as ttft:500, tpot:50 or e2el:5000, in ms")
+    return _GOODPUT[name], limit
 
 
 def _percentiles(flags: VllmFlags) -> Sequence[float]:

@@ -120,9 +120,7 @@ def _figure(figures: Mapping[str, Any], name: str, known: Collection[str]) -> fl
     if not group:
         return _number(figures.get(plain))
     # The last breakdown wins: a class is meant before an SLO class or a tenant of the same name.
-    groups: dict[str, Any] = {}
-    for breakdown in ("per_tenant", "per_slo_class", "per_class"):
-        groups |= figures[breakdown]
+    groups: dict[str, Any] = {**figures["per_tenant"], **figures["per_slo_class"], **figures["per_class"]}
     if group in groups:
         return _number(groups[group][plain])
     if group in _CLASSES or group in SLO_PRIORITIES or group in known:

@@ -71,13 +71,13 @@ class TokenScale(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct):
-    """What has been said in one program."""
+    """The text of one program so far."""
 
     keys: Sequence[int]
     """The prefix keys of all of it, at `BLOCK_TOKENS`."""
     tokens: int
     """Tokens of all of it, as the endpoint counts."""
-    said: bytes
+    content: bytes
     """JSON: the messages of a chat, or the text between its quotes."""
 
 
@@ -100,18 +100,18 @@ class PromptWriter:
         """Made when the first request needs it."""
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._open: dict[RequestId, bytes] = {}
-        """What was said in each prompt that is in flight, if a later one contains its answer."""
+        """The content of each prompt in flight, if a later one contains its answer."""
 
     def body(self, job: Job) -> bytes:
         """Return the body of a request."""
         request = job.request
         limit = b',"max_tokens":%d' % job.output_tokens
         stream = b',"stream":true,"stream_options":{"include_usage":true}' if request.stream else b""
-        said = self._said(job)
+        content = self._content(job)
         if job.conversation_prefix is not None and request.program:
-            self._open[request.id] = said
+            self._open[request.id] = content
         priority = b',"priority":%d' % -int(request.priority) if request.priority else b""
-        return b"".join((self._head, said, self._tail, limit, stream, priority, b"}"))
+        return b"".join((self._head, content, self._tail, limit, stream, priority, b"}"))
 
     def keeps_answer(self, request_id: RequestId) -> bool:
         """Return whether the text of the answer is needed for a later request."""
@@ -120,13 +120,13 @@ class PromptWriter:
     def on_end(self, job: Job, answer: bytes | None, tokens: int) -> None:
         """Note the end of a request. `answer` is the whole text of its answer as JSON without its quotes, or None if there is
         none; `tokens` are those of prompt and answer."""
-        said = self._open.pop(job.request.id, None)
-        if said is None or answer is None or job.conversation_prefix is None:
+        content = self._open.pop(job.request.id, None)
+        if content is None or answer is None or job.conversation_prefix is None:
             return
         keys = job.conversation_prefix.block_keys(BLOCK_TOKENS)
-        said += b',{"role":"assistant","content":"' + answer + b'"}' if self.chat else answer
+        content += b',{"role":"assistant","content":"' + answer + b'"}' if self.chat else answer
         program = job.request.program
-        self._conversations[program] = Conversation(keys, tokens, said)
+        self._conversations[program] = Conversation(keys, tokens, content)
         self._conversations.move_to_end(program)
         if len(self._conversations) > _MAX_CONVERSATIONS:
             self._conversations.popitem(last=False)
@@ -134,10 +134,10 @@ class PromptWriter:
     def probe(self, words: int) -> bytes:
         """Return the body of a request for one token, with a prompt of this many words that nothing else has."""
         text = self._words(np.arange(words // BLOCK_TOKENS + 1, dtype=np.uint64) ^ np.uint64(_64_BITS - words), words)
-        said = self._message(text) if self.chat else text
-        return b"".join((self._head, said, self._tail, b',"max_tokens":1}'))
+        content = self._message(text) if self.chat else text
+        return b"".join((self._head, content, self._tail, b',"max_tokens":1}'))
 
-    def _said(self, job: Job) -> bytes:
+    def _content(self, job: Job) -> bytes:
         """Return the messages, or the text, of a prompt."""
         request = job.request
         keys = request.prefix.block_keys(BLOCK_TOKENS) if request.prefix is not None else ()
@@ -147,7 +147,7 @@ class PromptWriter:
             return self._message(text) if self.chat else text
         words = max(1, round((request.prompt_tokens - before.tokens - self._added_again()) / self.scale.per_word))
         text = self._text(request, keys[len(before.keys) :], words)
-        return before.said + (b"," + self._message(text) if self.chat else text)
+        return before.content + (b"," + self._message(text) if self.chat else text)
 
     def _added_again(self) -> float:
         return self.scale.added if self.chat else 0.0

@@ -291,13 +291,7 @@ def find_hardware(name: str, *, file: Path | None = None) -> HardwareSpec:
 
 
 def _read_blis_hardware(name: str, file: Path) -> HardwareSpec:
-    read: Any = read_json(file, "kinds of GPU", "JSON with a section per kind of GPU")
-    sections = {key.lower(): (key, value) for key, value in read.items()} if isinstance(read, dict) else {}
-    if name.lower() not in sections:
-        raise ConfigError(
-            f"it has no hardware {name!r}", where=str(file), hint=nearest_name_hint(name, [key for key, _ in sections.values()])
-        )
-    found, section = sections[name.lower()]
+    found, section = _blis_section(name, file)
     unknown = [key for key in section if key not in _BLIS_KEYS and key not in _RETIRED] if isinstance(section, dict) else []
     if unknown:
         raise ConfigError(
@@ -308,6 +302,16 @@ def _read_blis_hardware(name: str, file: Path) -> HardwareSpec:
         return msgspec.convert({"name": found, "source": str(file), **fields}, HardwareSpec)
     except (TypeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{found}: {_with_blis_keys(str(error))}", where=str(file)) from error
+
+
+def _blis_section(name: str, file: Path) -> tuple[str, Any]:
+    """Return the section for a kind of GPU, in any case, and its name there. Raises ConfigError."""
+    read: Any = read_json(file, "kinds of GPU", "JSON with a section per kind of GPU")
+    sections = {key.lower(): (key, value) for key, value in read.items()} if isinstance(read, dict) else {}
+    if name.lower() not in sections:
+        hint = nearest_name_hint(name, [key for key, _ in sections.values()])
+        raise ConfigError(f"it has no hardware {name!r}", where=str(file), hint=hint)
+    return sections[name.lower()]
 
 
 def _with_blis_keys(message: str) -> str:

@@ -234,19 +234,26 @@ class BailianFormat(TraceFormat):
         return {"chat_id", "timestamp", "input_length"} <= json_keys(first_line)
 
     def make_parser(self, lines: LineReader) -> RowParser:
-        first_chats: dict[int, int] = {}
+        return json_row_parser(_BailianLine, self.example, _BailianReader().row)
 
-        def to_row(line: _BailianLine) -> TraceRow:
-            parent = line.parent_chat_id
-            first_chat = line.chat_id if parent == _NO_PARENT else first_chats.get(parent, parent)
-            first_chats[line.chat_id] = first_chat
-            if len(first_chats) > _MAX_CHATS:
-                del first_chats[next(iter(first_chats))]
-            prefix = None
-            if line.hash_ids is not None:
-                check_block_ids(line.hash_ids, line.input_length, _BAILIAN_BLOCK_TOKENS)
-                prefix = UnchainedBlockIds(line.hash_ids, line.input_length, _BAILIAN_BLOCK_TOKENS)
-            at = from_seconds(line.timestamp)
-            return TraceRow(at, line.input_length, line.output_length, prefix=prefix, program=str(first_chat))
 
-        return json_row_parser(_BailianLine, self.example, to_row)
+class _BailianReader:
+    def __init__(self) -> None:
+        self._first_chats: dict[int, int] = {}
+        """The first chat of the chain that each of the last chats is in."""
+
+    def row(self, line: _BailianLine) -> TraceRow:
+        prefix = None
+        if line.hash_ids is not None:
+            check_block_ids(line.hash_ids, line.input_length, _BAILIAN_BLOCK_TOKENS)
+            prefix = UnchainedBlockIds(line.hash_ids, line.input_length, _BAILIAN_BLOCK_TOKENS)
+        at, program = from_seconds(line.timestamp), str(self._first_chat(line))
+        return TraceRow(at, line.input_length, line.output_length, prefix=prefix, program=program)
+
+    def _first_chat(self, line: _BailianLine) -> int:
+        known, parent = self._first_chats, line.parent_chat_id
+        # A parent that is not known, or was forgotten, counts as the first of its chain.
+        first = known[line.chat_id] = line.chat_id if parent == _NO_PARENT else known.get(parent, parent)
+        if len(known) > _MAX_CHATS:
+            del known[next(iter(known))]
+        return first
