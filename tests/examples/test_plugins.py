@@ -77,7 +77,7 @@ def test_a_broken_promise_is_found() -> None:
     """The kits are no formality: each of these breaks one promise."""
     with pytest.raises(AssertionError, match=r"seed \d+: the order is .* and that of a new queue"):
         check_queue_policy("broken_plugins:ByTheClock")
-    with pytest.raises(AssertionError, match="it looks at waiting, and its `reads` says"):
+    with pytest.raises(AssertionError, match="it looks at waiting, and its `signals` say"):
         check_router("broken_plugins:Nosy")
     with pytest.raises(AssertionError, match=r"scores of \[.*\] are not all from 0 to 1"):
         check_scorer("broken_plugins:Boastful")

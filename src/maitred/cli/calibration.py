@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from maitred.instance import InstanceConfig
     from maitred.instance.latency import LatencyConfig
     from maitred.study.calibration.fitting import Fit
-    from maitred.study.calibration.measurements import MeasuredRequest
+    from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
     from maitred.study.calibration.outside import OutsideTimes
     from maitred.study.calibration.validation import Validation, ValidationLine
 
@@ -208,11 +208,14 @@ def _fit(measured: Sequence[Path], name: str, on: tuple[str, str, int]) -> Fit:
         if any(kinds):
             raise ConfigError("steps and timelines do not go together", hint="what clients saw goes with --clients")
         return _fit_timeline(measured, name)
-    steps = [step for path in measured for step in read_any_steps(path)]
+    return _fit_steps([step for path in measured for step in read_any_steps(path)], name, first.name, on)
+
+
+def _fit_steps(steps: Sequence[MeasuredStep], name: str, source: str, on: tuple[str, str, int]) -> Fit:
     if name == "table":
         from maitred.study.calibration.table_fit import fit_table
 
-        return fit_table(steps, first.name)
+        return fit_table(steps, source)
     from maitred.study.calibration.fitting import fit_linear, fit_trained_physics
 
     if name == "linear":

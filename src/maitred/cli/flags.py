@@ -121,22 +121,23 @@ class Command(Generic[F]):
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """Its flags by parameter name, those under one heading together."""
+        declared = [*self._key_parameters(), *((_info(p).rich_help_panel or "", p) for p in _own_parameters(self._kind))]
+        # In the order in which headings first occur: typer shows them in the order of the parameters.
+        panels = list(dict.fromkeys(panel for panel, _ in declared))
+        declared.sort(key=lambda each: panels.index(each[0]))
+        return {parameter.name: parameter for _, parameter in declared}
+
+    def _key_parameters(self) -> Iterator[tuple[str, inspect.Parameter]]:
+        """Yield the flags that stand for keys, each with its heading."""
         sections = _sections()
         # Help texts come from the docstrings of keys, which name other keys: these become the names of their flags. Keys of the
         # workload have a name space of their own.
         known: dict[bool, dict[str, str]] = {True: {}, False: {}}
         for row in self.key_flags.values():
             known[row.is_workload][row.key.rpartition(".")[2]] = row.option
-        declared = [
-            (group.panel, _key_parameter(sections, group.panel, row, known[row.is_workload]))
-            for group in self._groups
-            for row in group.flags
-        ]
-        declared += [(_info(p).rich_help_panel or "", p) for p in _own_parameters(self._kind)]
-        # In the order in which headings first occur: typer shows them in the order of the parameters.
-        panels = list(dict.fromkeys(panel for panel, _ in declared))
-        declared.sort(key=lambda each: panels.index(each[0]))
-        return {parameter.name: parameter for _, parameter in declared}
+        for group in self._groups:
+            for row in group.flags:
+                yield group.panel, _key_parameter(sections, group.panel, row, known[row.is_workload])
 
     @cached_property
     def key_flags(self) -> Mapping[str, KeyFlag]:

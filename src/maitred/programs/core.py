@@ -310,12 +310,8 @@ class Programs:
         assert program.backend is not None, "a request is under way at a backend"
         backend = self._places.backends[program.backend]
         program.last_total = context
-        limits_reports = self.config.rules.limits_reports
-        if usage is not None and usage.total_tokens >= 0 and (not limits_reports or usage.total_tokens <= MAX_REPORTED_TOKENS):
-            # No context is larger than the memory that held it; a backend that says so is not believed.
-            limit = usage.total_tokens if not limits_reports or backend.capacity is None else backend.capacity
-            program.last_total = min(usage.total_tokens, limit)
-            self._note_inherited(program, usage)
+        if usage is not None:
+            self._take_usage(program, usage, backend)
         program.update_tokens()
         self._places.reorder_family(program)
         if program.is_busy:
@@ -327,6 +323,16 @@ class Programs:
         else:
             self._begin_acting(program, backend, now)
         self._places.react([backend.index], now)
+
+    def _take_usage(self, program: Program, usage: Usage, backend: BackendMemory) -> None:
+        """Go by what a backend has reported of the last request, as far as that is possible."""
+        limits_reports = self.config.rules.limits_reports
+        if usage.total_tokens < 0 or (limits_reports and usage.total_tokens > MAX_REPORTED_TOKENS):
+            return
+        # No context is larger than the memory that held it; a backend that says so is not believed.
+        limit = usage.total_tokens if not limits_reports or backend.capacity is None else backend.capacity
+        program.last_total = min(usage.total_tokens, limit)
+        self._note_inherited(program, usage)
 
     def _note_inherited(self, program: Program, usage: Usage) -> None:
         """After the first request of a child: what was cached of its prompt is what it shares with its parent, at most."""

@@ -120,7 +120,7 @@ _READ_BY = {"waiting": Signals.LOAD, "running": Signals.LOAD, "kv_usage": Signal
 
 def check_router(router: str | Callable[[Random], Router], *, seeds: int = 20) -> None:
     """Raise AssertionError unless it chooses among the instances that it is shown, changes nothing there, looks at no more than
-    its `reads` says, chooses alike for the same seed, and calls an empty fleet a ValueError.
+    its `signals` say, chooses alike for the same seed, and calls an empty fleet a ValueError.
 
     A class is called with a `Random`.
     """
@@ -175,7 +175,7 @@ def _choices(router: Router, seed: int) -> list[int]:
 
 
 def check_scorer(scorer: str | Callable[[], Scorer], *, seeds: int = 20) -> None:
-    """Raise AssertionError unless it gives each instance one score from 0 to 1, looks at no more than its `reads` says, and
+    """Raise AssertionError unless it gives each instance one score from 0 to 1, looks at no more than its `signals` say, and
     scores alike what it has seen alike."""
     make = factory_of(scorer, SCORERS)
     for seed in range(seeds):
@@ -208,7 +208,7 @@ def _instances(rng: Random, indices: Iterable[int]) -> list[InstanceSample]:
 def _check_reads(policy: object, instances: Sequence[InstanceSample]) -> None:
     reads = signals_read(policy)
     for name in sorted(set().union(*(view.looked_at for view in instances))):
-        assert _READ_BY[name] in reads, f"it looks at {name}, and its `reads` says {reads}"
+        assert _READ_BY[name] in reads, f"it looks at {name}, and its `signals` say {reads}"
 
 
 _NO_ROW = "nonsense"
@@ -240,14 +240,7 @@ def check_trace_format(trace_format: str | Callable[[], TraceFormat], rows: Iter
     of arrival, says at which line there is something that is no row, and no other format claims a file that it recognises."""
     make, lines = factory_of(trace_format, FORMATS), list(rows)
     with blaming(trace_format, 0):
-        own = make()
-        assert own.example, "it has no example"
-        if own.recognises(lines[0]):
-            claims = [name for name in FORMATS if FORMATS.create(name).recognises(lines[0])]
-            others = [name for name in claims if not isinstance(own, type(FORMATS.create(name)))]
-            assert not others, f"{others} claim its files too"
-        for no_row in filter(is_text, _NO_ROWS):
-            own.recognises(no_row)
+        _check_claims(make(), lines[0])
         try:
             jobs = _read(make(), lines)
         except ConfigError as error:
@@ -258,6 +251,16 @@ def check_trace_format(trace_format: str | Callable[[], TraceFormat], rows: Iter
         assert all(job.request.prompt_tokens >= 1 and job.output_tokens >= 1 for job in jobs), "a request of no tokens"
         for no_row in filter(None, _NO_ROWS):
             _check_bad_row(make(), lines, no_row)
+
+
+def _check_claims(own: TraceFormat, first_line: str) -> None:
+    assert own.example, "it has no example"
+    if own.recognises(first_line):
+        claims = [name for name in FORMATS if FORMATS.create(name).recognises(first_line)]
+        others = [name for name in claims if not isinstance(own, type(FORMATS.create(name)))]
+        assert not others, f"{others} claim its files too"
+    for no_row in filter(is_text, _NO_ROWS):  # must not raise, since each format is asked about every file
+        own.recognises(no_row)
 
 
 def _check_bad_row(trace_format: TraceFormat, lines: list[str], row: str) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TextIO
@@ -178,14 +178,18 @@ def read_recording(path: Path) -> tuple[list[MeasuredRequest], int]:
             continue
         engines.add((backend, model))
         rows.append(_recorded_request(dict(zip(texts, values, strict=True)), f"{path}:{line}"))
-    if len(engines) > 1:
-        named = ", ".join(sorted(f"{model} at {backend}" for backend, model in engines))
-        hint = "leave the rows of one of them in a file of its own"
-        raise ConfigError(f"these are the requests of {len(engines)} engines: {named}", where=str(path), hint=hint)
+    _check_one_engine(engines, path)
     if not rows:
         problem = "there is no completed stream in it with the tokens that the backend has reported"
         raise ConfigError(problem, where=str(path), hint=f"its other requests: {num_left_out}")
     return sorted(rows, key=lambda row: row.sent), num_left_out
+
+
+def _check_one_engine(engines: Collection[tuple[str, str]], path: Path) -> None:
+    if len(engines) > 1:
+        named = ", ".join(sorted(f"{model} at {backend}" for backend, model in engines))
+        hint = "leave the rows of one of them in a file of its own"
+        raise ConfigError(f"these are the requests of {len(engines)} engines: {named}", where=str(path), hint=hint)
 
 
 def _recorded_request(row: Mapping[str, str], place: str) -> MeasuredRequest:

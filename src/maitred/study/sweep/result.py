@@ -233,18 +233,21 @@ def sweep_notes(result: SweepResult) -> Iterator[str]:
     criteria, candidates = result.criteria, result.candidates
     first, second = criteria.pareto
     possible = [each for each in candidates if not each.problem]
-    meeting = sum(each.meets_constraints for each in possible)
     runs = f"{len(candidates)} candidates, {len(result.runs)} runs."
     yield f"{runs} Shown: the best, and the Pareto front of {first} and {second}."
     if criteria.constraints:
-        limits = ", ".join(f"{c.metric} {'<=' if c.better == 'lower' else '>='} {c.limit:g}" for c in criteria.constraints)
-        meets = f"{meeting} of them meet the constraints on average over their seeds ({limits})"
-        yield f"{meets}; held: the number of seeds that meet them."
-        if not meeting:
-            yield "None meets them, so there is no best one."
+        yield from _constraint_notes(criteria, sum(each.meets_constraints for each in possible))
     if len(possible) < len(candidates):
         problem = next(each.problem for each in candidates if each.problem)
         yield f"{len(candidates) - len(possible)} cannot be simulated; the first: {problem}"
+
+
+def _constraint_notes(criteria: Criteria, meeting: int) -> Iterator[str]:
+    limits = ", ".join(f"{c.metric} {'<=' if c.better == 'lower' else '>='} {c.limit:g}" for c in criteria.constraints)
+    meets = f"{meeting} of them meet the constraints on average over their seeds ({limits})"
+    yield f"{meets}; held: the number of seeds that meet them."
+    if not meeting:
+        yield "None meets them, so there is no best one."
 
 
 def write_sweep(result: SweepResult, folder: Path) -> list[Path]:
