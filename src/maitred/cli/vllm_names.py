@@ -136,7 +136,8 @@ def vllm_slo(flags: VllmFlags) -> Slo | None:
     if not flags.goodput:
         return None
     parts = (part for text in flags.goodput for part in text.replace(",", " ").split())
-    return Slo(**dict(map(_goodput_target, parts)))
+    targets = dict(map(_goodput_target, parts))
+    return Slo(ttft=targets.get("ttft"), tpot=targets.get("tpot"), e2e=targets.get("e2e"))
 
 
 def _goodput_target(part: str) -> tuple[str, Micros]:

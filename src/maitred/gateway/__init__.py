@@ -15,8 +15,8 @@ The life of a request, and the file for each part of it:
 The gateway itself decides nothing. It reports every event to the cores, with the time at which it happened, and the cores
 decide. What they know of the fleet comes from `polling`, `fleet`, `capacity` and, for backends that do not say how many
 requests they can run, `slot_learning`. What an operator sees is in `state`, `metrics` and `endpoints`, and `local_access` says
-who is one without a key; `reload` changes the configuration in service. `recording` writes down what happened (`append_file`),
-and `descriptor_watch` says when there are no file descriptors left.
+which connections are those of an operator without a key; `reload` changes the configuration in service. `recording` writes down
+what happened (`append_file`), and `descriptor_watch` says when there are no file descriptors left.
 
 With agent programs, memory comes before the slot: `program_driver` asks the programs core, which knows the KV memory of the
 backends from `kv_pages` and `program_memories`; `waiting_stream` sends comments meanwhile. `program_views`,

@@ -1,6 +1,6 @@
 """What the system knows of a socket and asyncio does not say: that its peer has hung up, and what it has not taken.
 
-**Hangups.** A socket that is not read reports no end: the end is behind the bytes that nobody takes. On Linux, epoll tells of
+**Hangups.** A socket that is not read reports no end: the end is behind the bytes that are not taken. On Linux, epoll tells of
 it apart (EPOLLRDHUP). Sockets that are paused are in an epoll set of their own, which is itself a file that the loop watches.
 
 Example: a client has sent more requests than are kept, is paused, and waits for its first answer. It closes. The set gets

@@ -8,7 +8,7 @@ waits, they grow slowly. So several gateways with the same rule end up with equa
 first gateway takes back half of its part, 0.5 · 22 · 120 / 150 = 9 slots, the second 2. Both grow by 2 per look when the
 queue is empty: so the difference shrinks.
 
-Others that do not yield would leave nothing over: clients who keep the engine's queue full all the time. If the queue was
+Others that do not yield would leave nothing over: clients that keep the engine's queue full all the time. If the queue was
 long for 10 s and we are down to half of what runs there, our slots are what runs there for 60 s: our part of the crowd.
 """
 

@@ -25,7 +25,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from maitred.batching import BatchLimits, ContinuousBatch, PrefillChunk, StepPlan
-from maitred.compat.sglang.engine_host import EngineHost, RunningRequests, SGLangRequest
+from maitred.compat.sglang.engine_host import DecodingRequests, EngineHost, SGLangRequest
 from maitred.compat.sglang.expected_answers import ExpectedAnswers
 from maitred.compat.sglang.prefill_pass import PrefillPass
 from maitred.compat.sglang.prefill_request import PrefillRequest
@@ -166,7 +166,7 @@ class SGLangBatch(ContinuousBatch):
             self._is_full = False  # the chunked sequence has left the batch, for the count
         if (waiting is None or self.is_full) and chunked is None and self._rules.delay is None:
             return False
-        running = RunningRequests(self.num_decodes, self._expected.tokens_left(self.step_index), self._running_requests)
+        running = DecodingRequests(self.num_decodes, self._expected.tokens_left(self.step_index), self._running_requests)
         host.begin_pass(waiting, self, len(running), len(self._prefilling), now)
         this = PrefillPass(self._rules.passes, host, running, self._is_full)
         admitted = this.run(None if chunked is None else self._chunked_request(chunked))

@@ -45,7 +45,7 @@ class SGLangRequest(PrefillRequest):
         self.seq = seq
 
 
-class RunningRequests(Sequence[SGLangRequest]):
+class DecodingRequests(Sequence[SGLangRequest]):
     """The requests that decode, as they are when a pass begins. They are listed only if it looks at them one by one."""
 
     def __init__(self, count: int, tokens_left: int, list_requests: Callable[[], list[SGLangRequest]]) -> None:
@@ -194,7 +194,7 @@ class EngineHost(PrefillHost):
         has_cache = self._prefix_blocks is not None
         limits, ratio = self._rules.passes.limits, self.new_token_ratio.value
         expected: float | None = None
-        if isinstance(running, RunningRequests):
+        if isinstance(running, DecodingRequests):
             expected = running.tokens_left * (1.0 if self._rules.ignore_eos else ratio)
         return PrefillAdder(limits, self, running, ratio, num_mixed, expected, has_cache=has_cache)
 

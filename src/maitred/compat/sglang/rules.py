@@ -1,4 +1,4 @@
-"""What bounds SGLang's prefill batches, and who gives way to whom. The names are those of SGLang's options."""
+"""What bounds SGLang's prefill batches, and which request gives way to which. The names are those of SGLang's options."""
 
 from __future__ import annotations
 
