@@ -135,10 +135,10 @@ def test_another_client_gets_its_part_and_does_not_starve_us(count: int, least: 
 
 def test_light_load_leaves_the_slots_alone_and_a_flood_finds_the_limit() -> None:
     engine = Engine(128)
-    gateway = Gateway(engine, clients=5, chats_per_sec=1)
+    gateway = Gateway(engine, clients=3, chats_per_sec=0.5)
     world = World(engine, gateway)
     world.run(20)
-    assert set(gateway.slots_between(0, 20)) == {32}
+    assert set(gateway.slots_between(0, 20)) == {8}
     gateway.clients += 400
     world.run(10)
     assert abs(gateway.slots - 128) <= 13
@@ -161,6 +161,14 @@ def test_metrics_that_stand_still_for_half_a_minute() -> None:
     assert abs(statistics.median(gateway.slots_between(10, 40)) - 32) <= 4
 
 
+def test_the_first_search_sends_little_too_much() -> None:
+    """From 8 slots by half at a time: what waits in the engine before the limit is known stays few."""
+    for limit in (16, 128):
+        gateway = learned(limit, 3, clients=3 * limit, chats_per_sec=limit / 10)
+        assert max(gateway.slots_between(0, 3)) <= 1.5 * 1.5 * limit, "a third of the slots is reserved"
+        assert abs(gateway.slots - limit) <= 1
+
+
 def test_answers_that_are_not_streamed() -> None:
     gateway = learned(16, 60, clients=60, streams=False)
     assert abs(statistics.median(gateway.slots_between(10, 60)) - 16) <= 2
@@ -174,7 +182,7 @@ def own(in_flight: int, **keys: int) -> OwnLoad:
 
 
 def test_one_look_confirms_nothing_and_a_second_that_stands_still_does() -> None:
-    slots = SlotController()
+    slots = SlotController(32)
     full = own(32, unanswered=16, answered=16)
     assert slots.on_reading(EngineReading(9, 23, progress=1), full, WANTED, 0) is None
     assert slots.on_reading(EngineReading(16, 16, progress=2), full, WANTED, 200_000) is None, "still filling"
@@ -185,14 +193,14 @@ def test_one_look_confirms_nothing_and_a_second_that_stands_still_does() -> None
 
 
 def test_the_lead_covers_five_milliseconds_of_completions() -> None:
-    slots, busy = SlotController(), OwnLoad(in_flight=40, most_in_flight=40, unanswered=24, ended_per_sec=700.0)
+    slots, busy = SlotController(32), OwnLoad(in_flight=40, most_in_flight=40, unanswered=24, ended_per_sec=700.0)
     for at in range(3):
         slots.on_reading(EngineReading(16, 24, progress=at), busy, WANTED, at * 200_000)
     assert slots.slots == 16 + 3
 
 
 def test_slots_grow_while_the_engine_has_no_queue_and_only_once_it_runs_what_was_sent() -> None:
-    slots = SlotController()
+    slots = SlotController(32)
     assert slots.on_reading(EngineReading(0, 0, progress=1), own(32), WANTED, 0) is None, "0/0 while all is on its way"
     decision = slots.on_reading(EngineReading(32, 0, progress=2), own(32), WANTED, SECOND)
     assert decision is not None
@@ -200,13 +208,13 @@ def test_slots_grow_while_the_engine_has_no_queue_and_only_once_it_runs_what_was
 
 
 def test_slots_never_grow_while_no_request_waits_for_one() -> None:
-    slots = SlotController()
+    slots = SlotController(32)
     for at in range(5):
         assert slots.on_reading(EngineReading(32, 0, progress=at), own(32), NO_DEMAND, at * SECOND) is None
 
 
 def confirmed(limit: int = 16) -> SlotController:
-    slots = SlotController()
+    slots = SlotController(32)
     for at in range(3):
         slots.on_reading(EngineReading(limit, 9, progress=at), own(limit + 9, unanswered=9), WANTED, at * 200_000)
     assert slots.slots == limit
@@ -219,7 +227,8 @@ def test_an_idle_reservation_is_intact_while_the_limit_is_trusted_and_lent_for_a
     decision = slots.on_reading(EngineReading(12, 0, progress=10), own(12), held, 5 * SECOND)
     assert decision is not None
     assert decision.reason is SlotReason.PROBE
-    assert decision.slots == 23  # of which a quarter is held back: 17 in flight, one more than the limit
+    # A quarter of them is held back, rounded up: 17 in flight are one more than the limit.
+    assert decision.slots == 24
 
 
 def test_a_probe_that_finds_no_more_running_confirms_the_limit_and_one_that_does_begins_a_search() -> None:
@@ -241,14 +250,14 @@ def test_a_probe_that_finds_no_more_running_confirms_the_limit_and_one_that_does
 
 
 def test_a_page_that_stands_still_while_answers_end_is_no_reading() -> None:
-    slots, page = SlotController(), EngineReading(16, 16, 0.5, 0, 7)
+    slots, page = SlotController(32), EngineReading(16, 16, 0.5, 0, 7)
     for ended in range(1, 6):
         slots.on_reading(page, own(32, unanswered=16, ended=ended), WANTED, ended * 200_000)
     assert slots.slots == 32
 
 
 def test_two_looks_at_one_long_step_are_one_look() -> None:
-    slots, full = SlotController(), own(32, unanswered=30, answered=2)
+    slots, full = SlotController(32), own(32, unanswered=30, answered=2)
     for at in range(5):
         slots.on_reading(EngineReading(2, 30, progress=7), full, WANTED, at * 200_000)
     assert (slots.slots, slots.limit) == (32, None)
@@ -282,7 +291,7 @@ def test_slots_stay_within_their_bounds() -> None:
 
 
 def test_looks_are_close_while_slots_are_short_and_cease_while_nothing_is_in_flight() -> None:
-    slots = SlotController()
+    slots = SlotController(32)
     due = [slots.reading_due_in(count, wanted=wanted) for count, wanted in ((0, True), (3, False), (3, True), (30, False))]
     assert due == [None, SECOND, SECOND // 20, SECOND // 20], "closest while the limit is searched for"
     known = confirmed(16)
@@ -290,8 +299,22 @@ def test_looks_are_close_while_slots_are_short_and_cease_while_nothing_is_in_fli
     assert due == [None, SECOND, SECOND // 5, SECOND // 5]
 
 
-def test_evicted_streams_shrink_the_slots_without_metrics() -> None:
+def test_without_metrics_and_streams_the_number_is_a_guess_until_a_stream_comes() -> None:
     slots = SlotController()
+    assert slots.on_tick(own(8, answered=0, unstreamed=8), WANTED, SECOND) is None, "a reading may be on its way"
+    decision = slots.on_tick(own(8, answered=0, unstreamed=8), WANTED, 2 * SECOND)
+    assert decision is not None
+    assert (decision.slots, decision.reason, decision.state) == (32, SlotReason.GUESSED, SlotState.GUESSED)
+    slots.on_tick(own(8, answered=1, unstreamed=7), WANTED, 3 * SECOND)
+    assert slots.state is SlotState.BLIND
+    known = confirmed(16)
+    for at in range(2, 5):
+        known.on_tick(own(16, answered=0, unstreamed=16), WANTED, at * 2 * SECOND)
+    assert (known.slots, known.state) == (16, SlotState.BLIND), "what was learned stays"
+
+
+def test_evicted_streams_shrink_the_slots_without_metrics() -> None:
+    slots = SlotController(32)
     for at in range(1, 4):
         slots.on_tick(own(32, answered=20, silent=12, token_gap=20_000), WANTED, at * SECOND)
     assert slots.slots < 20

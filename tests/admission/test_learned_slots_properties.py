@@ -97,7 +97,7 @@ def test_empty_observations_change_nothing(count: int) -> None:
     for at in range(count):
         controller.on_reading(EngineReading(0, 0), OwnLoad(), NO_DEMAND, at * SECOND)
         controller.on_tick(OwnLoad(), NO_DEMAND, at * SECOND + 500_000)
-    assert (controller.slots, controller.limit) == (32, None)
+    assert (controller.slots, controller.limit) == (8, None)
 
 
 @given(st.integers(2, 2000), st.integers(1, 500), st.floats(0, 900))

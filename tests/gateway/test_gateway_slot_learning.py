@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from world import STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, world
+from world import NOT_FOUND, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, whole, world
 
 from maitred.admission import replay
 from maitred.admission.learned_slots import EngineReading, replay_slots
@@ -126,7 +126,7 @@ def test_a_limit_is_learned_and_told(has_metrics: bool, tmp_path: Path, caplog: 
             await asyncio.sleep(0.3)
             assert engine.metrics_polls == before, "an idle engine costs nothing"
             first = w.state.backends[0]
-            assert (first.slots, first.source) == (32, "learned")
+            assert (first.slots, first.source) == (8, "learned")
             assert first.learned is not None
             assert (first.learned.limit, first.learned.least, first.learned.most) == (None, 2, 4096)
             load = asyncio.create_task(flood(w, 40, done))
@@ -146,9 +146,7 @@ def test_a_limit_is_learned_and_told(has_metrics: bool, tmp_path: Path, caplog: 
     assert 'source="learned"}' in page
     assert "maitred_backend_slots_limit{" in page
     assert "maitred_backend_slots_most{" in page
-    said = [
-        record.message for record in caplog.records if "32 slots at first, to be learned, from 2 to 4,096" in record.message
-    ]
+    said = [record.message for record in caplog.records if "8 slots at first, to be learned, from 2 to 4,096" in record.message]
     assert len(said) == 1
     log = (tmp_path / "log").read_bytes().splitlines(keepends=True)
     for run_again, room in ((replay_slots, b'"room":"slots"'), (replay, b'"room":"admission"')):
@@ -175,6 +173,69 @@ def test_looks_are_close_while_requests_wait() -> None:
     run(scenario())
 
 
+class PickyEngine(Engine):
+    """An engine that notes which pages of metrics are asked for, and has only some."""
+
+    def __init__(self, *, has_samples: bool) -> None:
+        super().__init__(4)
+        self.has_samples = has_samples
+        self.asked: list[str] = []
+
+    async def _answer(self, received: BackendRequest) -> None:
+        path = received.head.split()[1].decode()
+        if path.startswith("/metrics"):
+            self.asked.append(path)
+            if "?" in path and not self.has_samples:
+                await received.send(NOT_FOUND)
+                return
+        await super()._answer(received)
+
+
+@pytest.mark.parametrize("has_samples", [True, False])
+def test_only_the_samples_that_are_read_are_asked_for_where_the_engine_can(has_samples: bool) -> None:
+    async def scenario() -> list[str]:
+        engine, done = PickyEngine(has_samples=has_samples), asyncio.Event()
+        async with world(engine, slots=None) as w:
+            load = asyncio.create_task(flood(w, 20, done))
+            controller = w.gateway._fleet.backends[0].learned_slots
+            assert controller is not None
+            await w.wait_until(lambda: controller.limit is not None)
+            done.set()
+            await load
+        return engine.asked
+
+    asked = run(scenario())
+    samples = [path for path in asked if path.startswith("/metrics/?name[]=vllm:num_requests_running&name[]=")]
+    assert len(samples) > 2 if has_samples else len(samples) == 1
+    assert has_samples or len(asked) > 3
+
+
+def test_an_engine_of_which_nothing_can_be_seen_is_a_guess_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> str:
+        release = asyncio.Event()
+
+        async def silent(received: BackendRequest) -> None:
+            await release.wait()
+            await received.send(whole(b"{}"))
+
+        async with world(Backend(silent), slots=None) as w:
+            load = [asyncio.create_task(w.request(body={"model": "m"})) for _ in range(40)]
+            await w.wait_until(lambda: w.state.backends[0].slots == 32)
+            learned = w.state.backends[0].learned
+            assert learned is not None
+            assert (learned.state, learned.last_change) == ("guessed", "guessed")
+            _, _, page = await w.request("/metrics", method="GET")
+            release.set()
+            await asyncio.gather(*load)
+            return page.decode()
+
+    page = run(scenario())
+    assert [line for line in page.splitlines() if 'state="guessed"' in line and line.endswith(" 1.0")]
+    warnings = [record.message for record in caplog.records if "a guess" in record.message]
+    assert len(warnings) == 1
+    assert "32 slots, which is a guess: it has no metrics and its answers are not streamed" in warnings[0]
+
+
 def test_sources_in_order() -> None:
     async def source(reported: int | None, **keys: object) -> tuple[int, str]:
         async with world(Engine(9, reported=reported), **{"slots": None, **keys}) as w:  # type: ignore[arg-type]
@@ -186,7 +247,7 @@ def test_sources_in_order() -> None:
     async def scenario() -> None:
         assert await source(9, slots=5) == (5, "configured")
         assert await source(9) == (9, "reported")
-        assert await source(None) == (32, "learned")
+        assert await source(None) == (8, "learned")
         assert await source(None, admission={"mode": "legacy"}) == (64, "default")
         assert await source(None, admission={"slot_cost": "tokens"}) == (64, "default")
 
@@ -284,8 +345,8 @@ def test_models_share_one_backend() -> None:
 def test_reservations_beyond_the_first_guess_do_not_turn_classes_off() -> None:
     async def scenario() -> None:
         async with world(Engine(80), slots=None, admission={"classes": {"interactive": {"reserved_floor": 40}}}) as w:
-            await w.wait_until(lambda: w.state.capacity == 32)
+            await w.wait_until(lambda: w.state.capacity == 8)
             assert (w.state.mode, w.state.config_fallback) == ("priority", None)
-            assert w.state.pools["m"].reserved["interactive"] == 31
+            assert w.state.pools["m"].reserved["interactive"] == 7
 
     run(scenario())

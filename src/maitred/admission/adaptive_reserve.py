@@ -15,8 +15,9 @@ time. This is measured, without a model of arrivals or of the engine:
     held back = max(floor - in flight, min(reserved - in flight, headroom)), and never less than 0
 
 So the reservation is bounded by what is configured, and `reserved_floor` is kept in any case. In the first 10 s all of it is
-kept, unless 20 arrivals are known before. After 5 minutes without arrivals only the floor is: the next one preempts, or waits
-for the next slot. The headroom is set anew at most once a second, as waiting requests are considered.
+kept, unless 20 arrivals are known before. A class without arrivals, in those 10 s or in 5 minutes, has only its floor: its next
+request preempts, or waits for the next slot. The headroom is set anew at most once a second, as waiting requests are
+considered.
 
 *Example.* 16 slots, 5 of them reserved for chats. All bulk is streamed, so nothing can be preempted, and a bulk request ends
 every 40 ms. Chats come every 300 ms. Each finds nothing missing and leaves 1. For half of them a slot is freed within 20 ms, so

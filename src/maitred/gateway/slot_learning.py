@@ -11,8 +11,8 @@ The slots of a backend come from the first of these that there is:
 it ticks every 100 ms, and reads `/metrics` at once and then as `SlotController.reading_due_in` says: every 200 ms while all
 slots are used, every second otherwise. A reading is a task of its own, so a page that takes long delays no tick.
 
-*Example.* vLLM with `max_num_seqs` 16 and 100 clients: 32 slots at the first request. After 0.2 s a page shows 16 running
-and 16 waiting, after 0.4 s again: 16 slots. From there one page every 200 ms.
+*Example.* vLLM with `max_num_seqs` 16 and 100 clients: 8 slots at the first request, and 12 and 18 as soon as pages show 8 and
+12 running and none waiting. Then two pages show 16 running and 2 waiting: 16 slots. From there one page every 200 ms.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from maitred.admission.learned_slots import (
     RecordedSlotController,
     SlotController,
     SlotDecision,
+    SlotState,
 )
 from maitred.admission.learned_slots.model_shares import share_slots
 from maitred.core.decisions import DecisionLog
@@ -120,6 +121,8 @@ class SlotLearning:
         if decision is not None or shares != backend.slot_shares:
             backend.slot_shares = shares
             self._on_slots_changed(list(backend.models))
+        if controller.state is SlotState.GUESSED:
+            self._tell(backend)
 
     def _shares(self, backend: Backend, slots: int) -> dict[str, int]:
         """Return the shares of the models: a model asks for what it has in flight there, or for all if more waits."""
@@ -143,6 +146,12 @@ class SlotLearning:
         has changed by a tenth and is trusted."""
         now, controller = self._fleet.backend_slots(backend), backend.learned_slots
         before = self._told.get(backend.index)
+        if controller is not None and controller.state is SlotState.GUESSED:
+            if before is None or before[1] != "guessed":
+                self._told[backend.index] = (now.slots, "guessed")
+                hint = "it has no metrics and its answers are not streamed, so nothing can be learned; set slots_per_backend"
+                log.warning("backend %s: %d slots, which is a guess: %s", backend.url, now.slots, hint)
+            return
         if before is not None and before[1] == now.source:
             known = None if controller is None else controller.limit
             if known is None or abs(known - before[0]) <= max(1, before[0] // 10):

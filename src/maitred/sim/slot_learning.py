@@ -5,8 +5,9 @@ requests are in flight, all instances are looked at every 100 ms, as the live ga
 one is due, and a tick otherwise. A look changes nothing in an instance. Routers see the instances with fewer requests in
 flight than slots, or all if there are none.
 
-*Example.* An instance with `max_num_seqs: 16` starts with 32 slots. 100 bulk requests arrive at 0; at 200 ms 16 run and 16
-wait, at 400 ms again: 16 slots, and the other 68 requests stay in front, where their class counts.
+*Example.* An instance with `max_num_seqs: 16` starts with 8 slots. 100 bulk requests arrive at 0. Soon 8 run and none waits: 12
+slots, and then 18. Two looks at 16 running and 2 waiting: 16 slots, and the other 82 requests stay in front, where their class
+counts.
 """
 
 from __future__ import annotations

@@ -45,8 +45,12 @@ from maitred.admission.learned_slots.signals import (
 from maitred.admission.learned_slots.without_metrics import StreamLooks
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
-START_SLOTS: Final = 32
-"""Slots before anything is known. 256 before an engine of 8 are one long queue, 8 before one of 512 cost two seconds."""
+START_SLOTS: Final = 8
+"""Slots before anything is known. What is sent too much stands in the engine before every chat until it has been worked off
+(32 before an engine of 16: 0.2 s), and growth by half overshoots a limit by a few requests only; 8 before an engine of 512 cost
+a second or two of a part of its throughput, once."""
+GUESSED_SLOTS: Final = 32
+"""Slots at least where nothing can be learned: without metrics, and without any stream."""
 MOST_LEARNED: Final = 4096
 LEAST_LEARNED: Final = 2
 BUSY_INTERVAL: Final = 200 * MILLISECOND
@@ -85,6 +89,8 @@ class SlotController:
         self._tick_at: Micros | None = None
         self._overdue_look: int | None = None
         self._is_blind = False
+        self._is_guess = False
+        """Whether, when it is blind, nothing is streamed either."""
         self._now: Micros = 0
 
     @property
@@ -99,7 +105,7 @@ class SlotController:
     @property
     def state(self) -> SlotState:
         if self._is_blind:
-            return SlotState.BLIND
+            return SlotState.GUESSED if self._is_guess else SlotState.BLIND
         if self._is_shared:
             return SlotState.CONTENDED if self._shared.contends(self._now) else SlotState.SHARED
         if self._search.limit is None:
@@ -154,6 +160,9 @@ class SlotController:
         self._is_blind = True
         self._note_failures(own)
         cap = self._streams.look(search, own, demand, since, now)
+        self._is_guess = search.limit is None and own.unstreamed == own.in_flight > 0
+        if self._is_guess:
+            search.guess(GUESSED_SLOTS)
         reason = search.reason
         if cap is not None and cap < self.slots:
             search.slots, reason = cap, SlotReason.SILENT

@@ -17,14 +17,16 @@ the search begins anew; if no more runs in three looks although more was sent, t
 reservations away for a moment, so it must become rare; and a first estimate may be wrong, so the first probe must be soon. A
 request that the engine fails makes trust short again.
 
-*Example.* Limit 16, start 32, completions 200/s, so the lead is 1. Looks (running, waiting): (9, 23) still filling; (16, 16)
-still filling, because 16 > 1.03 · 9 + 1; (16, 16): confirmed, 17 slots. Nothing waits from here on but the lead; after 4 s 18
-slots are a probe. In three looks 18 requests are in flight and 16 run: confirmed, and trusted for 8 s.
+*Example.* Limit 16, start 8, completions 200/s, so the lead is 1. Looks (running, waiting): (8, 0): 12 slots; (12, 0): 18
+slots; (13, 5): still filling; (16, 2): still filling, because 16 > 1.03 · 13 + 1; (16, 2): confirmed, 17 slots. Nothing waits
+from here on but the lead; after 4 s 18 slots are a probe. In three looks 18 requests are in flight and 16 run: confirmed, and
+trusted for 8 s.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from typing import Final
 
 from maitred.admission.learned_slots.signals import OwnLoad, PoolDemand, SlotReason
@@ -85,6 +87,10 @@ class LimitSearch:
     def distrust(self) -> None:
         """Look again soon."""
         self._trust = _FIRST_TRUST
+
+    def guess(self, slots: int) -> None:
+        """Have at least `slots`, because nothing can be seen of the engine."""
+        self._set(max(self.slots, slots), SlotReason.GUESSED)
 
     def is_full(self, own: OwnLoad, demand: PoolDemand) -> bool:
         """Return whether all slots are in use or held back, and a request waits for one."""
@@ -167,11 +173,12 @@ class LimitSearch:
         return self._trust if self._trust == _FIRST_TRUST else max(self._trust, 4 * own.service_time)
 
     def _probe(self, limit: int, lead: int, demand: PoolDemand, now: Micros) -> None:
-        # Reservations are shares of the slots, so those of the probe hold back more as well.
+        # Reservations are shares of the slots, rounded up, so those of the probe hold back more as well.
         share = min(0.5, demand.held / self.slots)
         self.is_probing, self._raised_at, self._probed_limit = True, now, limit
         self._probe_looks = self._filled_looks = 0
-        self._set(max(self.slots, int((limit + max(1.0, 0.03 * limit) + lead) / (1 - share) + 0.5)), SlotReason.PROBE)
+        wanted = ceil((limit + max(1.0, 0.03 * limit) + lead) / (1 - share)) + bool(demand.held)
+        self._set(max(self.slots, wanted), SlotReason.PROBE)
 
     def _watch_probe(self, own: OwnLoad, lead: int, now: Micros) -> None:
         """End a probe that is in vain: nothing has used it, or no more runs although more was sent."""

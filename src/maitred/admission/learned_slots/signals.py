@@ -92,6 +92,8 @@ class SlotState(StrEnum):
     """Others fill the engine's own queue and do not yield, so these slots do not yield either."""
     BLIND = "blind"
     """There are no metrics: the requests' own streams are the signal."""
+    GUESSED = "guessed"
+    """There are neither metrics nor streams: the number is a guess."""
 
 
 class SlotReason(StrEnum):
@@ -110,6 +112,8 @@ class SlotReason(StrEnum):
     SHARED = "shared"
     SILENT = "silent"
     """Streams that had begun fell silent: the engine has evicted them."""
+    GUESSED = "guessed"
+    """Nothing can be seen of the engine."""
 
 
 class SlotDecision(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ waiting), and goes through the same search. Three things differ:
 - A look that is far too low would be fatal with nothing to correct it: the limit is never confirmed below a quarter of the
   largest one.
 - Where over half of the answers are not streamed, what waits follows from the streamed ones, once a second: by Little's law,
-  completions per second times the time by which their first tokens come late. Without any stream the slots stay as they are.
+  completions per second times the time by which their first tokens come late. Without any stream nothing is learned: a limit
+  that is known stays, and without one the number is a guess (`SlotState.GUESSED`).
 
 *Example.* 64 slots before an engine of 16: 16 streams answer, 48 requests are overdue, in two looks. The limit is 16.
 """
