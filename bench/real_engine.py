@@ -102,20 +102,22 @@ class Outcome(msgspec.Struct):
 class Engine:
     """A `vllm serve` of the tiny model, on a core of its own."""
 
-    def __init__(self, python: Path, port: int, sequences: int, policy: str) -> None:
+    def __init__(
+        self, python: Path, port: int, sequences: int, policy: str, flags: Sequence[str] = (), log: Path | None = None
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         model = python.parent.parent / "tiny-model"
         command = [python, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "tiny"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning", "--enforce-eager"]
         command += ["--kv-cache-memory-bytes", str(1 << 27), "--block-size", "32", "--no-enable-prefix-caching"]
-        command += ["--max-num-seqs", str(sequences), "--scheduling-policy", policy]
+        command += ["--max-num-seqs", str(sequences), "--scheduling-policy", policy, *flags]
         env = {
-            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_LOGGING_LEVEL": "ERROR" if log is None else "INFO",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._log = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115 - closed by `stop`
         self._process = subprocess.Popen(
             ["taskset", "-c", str(ENGINE_CORE), *map(str, command)],
             env=os.environ | env,
@@ -331,9 +333,11 @@ def show_learning(python: Path, secs: float) -> None:
 
 
 @contextlib.contextmanager
-def run_engine(python: Path, port: int, sequences: int, policy: str) -> Iterator[Engine]:
-    """Run vLLM until the end of the `with`."""
-    engine = Engine(python, port, sequences, policy)
+def run_engine(
+    python: Path, port: int, sequences: int, policy: str, flags: Sequence[str] = (), log: Path | None = None
+) -> Iterator[Engine]:
+    """Run vLLM until the end of the `with`, with further flags, and with what it logs in `log` if that is given."""
+    engine = Engine(python, port, sequences, policy, flags, log)
     try:
         engine.wait_until_ready()
         yield engine

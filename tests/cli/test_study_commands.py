@@ -34,7 +34,10 @@ def files(tmp_path: Path) -> None:
 def test_a_comparison_is_printed_and_written(maitred: Any, files: None) -> None:
     result = maitred("compare", "base.yaml", "two.yaml", *LOAD, "--seeds", 3, "--jobs", 1, "--json", "c.json")
     assert result.code == 0
-    assert "A = base.yaml\nB = two.yaml\n" in result.out
+    said = " ".join(result.out.split())
+    assert said.startswith("A = base.yaml: generic linear model, no particular GPU; 1 instance; ")
+    assert " B = two.yaml: generic linear model, no particular GPU; 2 instances; " in said
+    assert said.count("; 3 seeds from 42 on; maitred ") == 2
     assert "60 requests, 30 per second; 3 seeds" in result.out
     assert max(map(len, result.out.splitlines())) <= 80
     written = msgspec.json.decode(Path("c.json").read_bytes())
@@ -86,6 +89,7 @@ def test_a_sweep_is_printed_and_written(maitred: Any, files: None) -> None:
     result = maitred("sweep", "sweep.yaml", "--jobs", 1, "--plot", "p.png")
     assert result.code == 0
     assert "best" in result.out
+    assert result.out.startswith("Best: generic linear model, no particular GPU; ")
     assert "2 candidates, 2 runs" in result.out
     folder = Path("sweep.sweep")
     assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "results.parquet", "runs.jsonl", "sweep.json"]

@@ -36,6 +36,7 @@ def test_a_comparison_shows_relative_differences(tmp_path: Path) -> None:
     assert shown["TTFT mean ms"]["low"] == pytest.approx(100 * ttft.low / ttft.a)
     assert "KV preemptions" not in shown  # 0 in A, so there is no percentage
     assert "KV preemptions" in page  # but a row of the table
+    assert page.count("generic linear model, no particular GPU; 1 instance; ") == 2  # what was simulated, of each side
     assert picture["limits"] == [{"label": "no difference", "axis": "x", "at": 0}]
 
 
@@ -61,8 +62,12 @@ def candidate(index: int, cost: float, ttft: float, values: dict[str, Any] | Non
 
 def test_a_sweep_shows_its_candidates_and_the_front(tmp_path: Path) -> None:
     candidates = (candidate(1, 1, 9_000), candidate(2, 2, 400), candidate(3, 3, 450), candidate(4, 4, 30))
-    write_sweep_page(SweepResult(criteria=CRITERIA, candidates=candidates, runs=()), tmp_path / "s.html")
-    picture = picture_of((tmp_path / "s.html").read_text(encoding="utf-8"))
+    write_sweep_page(
+        SweepResult(criteria=CRITERIA, candidates=candidates, runs=(), simulated="llama-3.1-8b on a GPU"), tmp_path / "s.html"
+    )
+    page = (tmp_path / "s.html").read_text(encoding="utf-8")
+    assert "Best: llama-3.1-8b on a GPU." in page
+    picture = picture_of(page)
     groups = {group["label"]: [(point["x"], point["y"]) for point in group["points"]] for group in picture["groups"]}
     assert groups["best"] == [(2, 400)]
     assert groups["meets the constraints"] == [(3, 450), (4, 30)]

@@ -60,6 +60,15 @@ class BenchFlags(FileFlags, VllmFlags):
             _ENDPOINT, "--header", "A header of every request. OPENAI_API_KEY gives an Authorization. Repeatable.", "KEY=VALUE"
         ),
     ] = None
+    tokenizer: Annotated[
+        Path | None,
+        flag(
+            _ENDPOINT,
+            "--tokenizer",
+            "Its tokenizer.json, or the model's folder: prompts of exactly the workload's lengths. Default: none.",
+            "FILE",
+        ),
+    ] = None
     tenant_header: Annotated[
         str, flag(_ENDPOINT, "--tenant-header", "The header for tenants. Default: x-smg-tenant-id.", "NAME")
     ] = "x-smg-tenant-id"
@@ -196,6 +205,7 @@ def _plan(flags: BenchFlags) -> BenchPlan:
         ignore_eos=not flags.no_ignore_eos,
         stream=not flags.no_stream,
         extra_body=_extra_body(flags.extra_body),
+        words=_words(flags.tokenizer),
         horizon=horizon(flags),
     )
     check_plan(plan)
@@ -220,6 +230,12 @@ def _headers(flags: BenchFlags) -> Iterator[tuple[bytes, bytes]]:
         if not (equals and name.strip().isascii() and name.strip() and "\n" not in value and "\r" not in value):
             raise ConfigError(f"{name + equals + value!r} is no header", where="--header", hint="such as x-trace=1")
         yield name.strip().lower().encode(), value.strip().encode()
+
+
+def _words(tokenizer: Path | None) -> tuple[str, ...]:
+    from maitred.study.live.tokenizer import tokenizer_words
+
+    return () if tokenizer is None else tokenizer_words(tokenizer, where="--tokenizer")
 
 
 def _extra_body(text: str | None) -> bytes:

@@ -65,9 +65,9 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
             for name, keys in self.flat_sections().items()
         }
 
-    def in_one_line(self) -> str:
+    def in_one_line(self, seeds: str = "") -> str:
         """Return what was simulated: model, GPUs, latency model and its error, KV blocks, policies, seed, version. Of a run at
-        a live endpoint, what was measured."""
+        a live endpoint, what was measured. `seeds` says which ones there are, if there are several."""
         if self.measured:
             return f"measured: {self.measured}; seed {self.seed}; maitred {__version__}"
         instance, cluster = section_of(self, InstanceConfig), section_of(self, ClusterConfig)
@@ -76,7 +76,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
             _latency_model(instance),
             _kv_blocks(instance, self.derived),
             _policies(self, instance, cluster),
-            f"seed {self.seed}",
+            seeds or f"seed {self.seed}",
             f"maitred {__version__}",
         )
         return "; ".join(filter(None, parts))

@@ -13,7 +13,7 @@ stream, because the same latency model errs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final, Self
@@ -27,6 +27,7 @@ from maitred.config.sources import with_simulation_defaults
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
+from maitred.report import RunSetup, derived_keys
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
 
@@ -75,6 +76,19 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         resolved = replace(self, instance=resolve_instance(self.instance))
         simulate((), resolved.cluster, resolved.instance, resolved.routing, resolved.admission, resolved.programs)
         return resolved
+
+    def in_one_line(self, seeds: Sequence[int]) -> str:
+        """Return what runs with these seeds simulate: model, GPUs, latency model and its error, KV blocks, policies."""
+        instance = resolve_instance(self.instance)
+        sections: dict[str, msgspec.Struct] = {
+            "cluster": self.cluster,
+            "instance": instance,
+            "routing": self.routing,
+            "admission": self.admission,
+            "programs": self.programs,
+        }
+        setup = RunSetup(seed=seeds[0], sections=sections, derived=derived_keys(self.instance, instance))
+        return setup.in_one_line("" if len(seeds) == 1 else f"{len(seeds)} seeds from {seeds[0]} on")
 
 
 def draw_latency_scale(instance: InstanceConfig, seed: int) -> float:

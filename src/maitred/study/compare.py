@@ -107,6 +107,7 @@ def compare_results(
     labels = tuple(names) or tuple(map(side_label, range(len(runs))))
     return Comparison(
         names=labels,
+        simulated=tuple(side[0].setup.in_one_line() for side in runs),
         workload=runs[0][0].setup.workload or f"{len(runs[0][0].rows):,} requests",
         slo=format_slo(targets),
         seeds=tuple(range(len(runs[0]))),
@@ -149,6 +150,7 @@ def compare_candidates(
     first = latency_identity(instances[0])
     return Comparison(
         names=labels,
+        simulated=tuple(side.in_one_line(seeds) for side in sides.values()),
         workload=workload,
         slo=format_slo(targets),
         seeds=seeds,

@@ -72,6 +72,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     names: tuple[str, ...]
     workload: str
+    simulated: tuple[str, ...] = ()
+    """By side: what was simulated or measured, in one line."""
     slo: str
     """The SLO in words, as `workload` is the workload in words."""
     seeds: tuple[int, ...]
@@ -158,12 +160,20 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print a table within 80 columns for each pair, and notes on the figures below."""
     for index, pairing in enumerate(comparison.pairings, 1):
         other = side_label(index)
-        for short, name in (("A", pairing.a), (other, pairing.b)):
-            if name != short:
-                console.print(f"{short} = {name}", highlight=False, markup=False, soft_wrap=True)
+        for line in side_lines(comparison, index):
+            console.print(line, highlight=False, markup=False)
         print_table(comparison_table(pairing, other), console)
     for line in comparison_notes(comparison):
         console.print(line, style="dim", highlight=False, markup=False)
+
+
+def side_lines(comparison: Comparison, index: int) -> Iterator[str]:
+    """Yield what stands above the table of a pairing, counted from 1: the name of each side, and what was simulated."""
+    pairing = comparison.pairings[index - 1]
+    for number, name in ((0, pairing.a), (index, pairing.b)):
+        short, said = side_label(number), comparison.simulated[number : number + 1]
+        if name != short or said:
+            yield ": ".join((short if name == short else f"{short} = {name}", *said))
 
 
 def comparison_table(pairing: Pairing, other: str) -> Table:

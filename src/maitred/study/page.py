@@ -14,8 +14,16 @@ from maitred.report.output_file import OutputFile
 from maitred.report.page.frame import ZOOM_NOTE, page_parts, table_html
 from maitred.report.page.scatter import Group, Limit, Point, Scatter, scatter_html
 from maitred.report.table import format_number
-from maitred.study.capacity.result import KNEE_METRIC, CapacityResult, capacity_notes, capacity_table, option_label
-from maitred.study.comparison import Comparison, Difference, comparison_notes, comparison_table, metric_label, side_label
+from maitred.study.capacity.result import KNEE_METRIC, CapacityResult, capacity_notes, capacity_table, first_line, option_label
+from maitred.study.comparison import (
+    Comparison,
+    Difference,
+    comparison_notes,
+    comparison_table,
+    metric_label,
+    side_label,
+    side_lines,
+)
 from maitred.study.sweep.result import CandidateResult, SweepResult, axis_label, sweep_notes, sweep_table
 from maitred.study.sweep.spec import Criteria
 
@@ -31,7 +39,8 @@ def write_comparison_page(comparison: Comparison, path: str | Path) -> None:
         caption = f"A = {pairing.a}, {other} = {pairing.b}"
         tables.append(table_html(comparison_table(pairing, other), caption))
     title = f"A comparison of {len(comparison.names)} configurations"
-    _write(path, title, "compare", comparison_notes(comparison), [_differences(comparison)], tables)
+    sides = dict.fromkeys(line for index in range(1, len(comparison.pairings) + 1) for line in side_lines(comparison, index))
+    _write(path, title, "compare", (*sides, *comparison_notes(comparison)), [_differences(comparison)], tables)
 
 
 def _differences(comparison: Comparison) -> Scatter:
@@ -69,7 +78,7 @@ def write_sweep_page(result: SweepResult, path: str | Path) -> None:
     """Write a sweep. Raises ConfigError for a path that cannot be written."""
     title = f"A sweep of {len(result.candidates)} candidates"
     table = table_html(sweep_table(result), "The best, and the Pareto front")
-    _write(path, title, "sweep", sweep_notes(result), [_pareto(result)], [table])
+    _write(path, title, "sweep", (result.first_line, *sweep_notes(result)), [_pareto(result)], [table])
 
 
 def _pareto(result: SweepResult) -> Scatter:
@@ -120,7 +129,7 @@ def write_capacity_page(result: CapacityResult, path: str | Path) -> None:
     """Write a search for capacity. Raises ConfigError for a path that cannot be written."""
     title = f"How many GPUs: {result.workload}"
     table = table_html(capacity_table(result), f"At {format_number(result.today)} requests/s")
-    _write(path, title, "capacity", capacity_notes(result), [_knee(result)], [table])
+    _write(path, title, "capacity", (first_line(result), *capacity_notes(result)), [_knee(result)], [table])
 
 
 def _knee(result: CapacityResult) -> Scatter:
@@ -159,7 +168,7 @@ def _write(
     scatters: Iterable[Scatter],
     tables: Iterable[str],
 ) -> None:
-    intro = "".join(f'<p class="quiet">{escape(note)}</p>\n' for note in notes)
+    intro = "".join(f'<p class="quiet">{escape(note)}</p>\n' for note in notes if note)
     figures = "".join(map(scatter_html, scatters))
     body = [f'<section><p class="quiet">{ZOOM_NOTE}</p>\n{figures}</section>\n<section>\n', *tables, "</section>\n"]
     with OutputFile(Path(path)) as file:

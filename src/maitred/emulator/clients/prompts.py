@@ -1,9 +1,9 @@
 """Prompts: texts of a wanted number of tokens that share the prefixes that the workload says, and the bodies around them.
 
-A text consists of sixteen words of three letters, each with a space before it. Nearly every tokenizer has one token for each of
-them, and the emulated engine, which counts four bytes, does too. What the endpoint really counts is learned from its own
-`usage` before the run (`TokenScale`): a fixed number of tokens around the text, such as those of a chat template, and the
-tokens of a word.
+A text consists of sixteen words of three letters, each with a space before it. Nearly every tokenizer has one token for each
+of them, and the emulated engine, which counts four bytes, does too; other words can be given (`study.live.tokenizer`). What
+the endpoint really counts is learned from its own `usage` before the run (`TokenScale`): a fixed number of tokens around the
+text, such as those of a chat template, and the tokens of a word.
 
 **Prefixes.** The prefix keys of a request (`core.request.PrefixKeys`) say which blocks of 16 tokens it has in common with
 others. A key becomes 16 words by mixing its 64 bits: four words for each 16 bits, so that different keys have different words,
@@ -37,8 +37,11 @@ from maitred.core.request import Request, RequestId
 from maitred.workload import Job
 
 BLOCK_TOKENS: Final = 16
-_WORDS: Final = ["the", "and", "for", "not", "you", "but", "are", "was", "has", "had", "his", "her", "one", "all", "can", "out"]
-_WORD_BYTES: Final = 4
+WORDS: Final = (
+    *(" the", " and", " for", " not", " you", " but", " are", " was"),
+    *(" has", " had", " his", " her", " one", " all", " can", " out"),
+)
+"""Sixteen words of one length, each with its space."""
 _UNIT_WORDS: Final = 4
 _UNIT_BITS: Final = 16
 _FOUR_UNITS: Final = Struct("4H")
@@ -85,13 +88,23 @@ class PromptWriter:
     """Writes the bodies of the requests of one run."""
 
     def __init__(
-        self, model: str, *, chat: bool, scale: TokenScale, nonce: int = 0, fields: bytes = b"", ignore_eos: bool = True
+        self,
+        model: str,
+        *,
+        chat: bool,
+        scale: TokenScale,
+        nonce: int = 0,
+        fields: bytes = b"",
+        ignore_eos: bool = True,
+        words: tuple[str, ...] = WORDS,
     ) -> None:
         """`nonce` tells the texts of this run from those of others. `fields` are further fields of every body, as JSON without
-        the braces and with a comma before them."""
+        the braces and with a comma before them. `words` are sixteen of one length in ASCII."""
         self.chat = chat
         self.scale = scale
         self._nonce = nonce
+        self._words_used = words
+        self._word_bytes = len(words[0])
         self._head = b'{"model":' + _encode(model) + (b',"messages":[' if chat else b',"prompt":"')
         self._tail = (b"]" if chat else b'"') + fields + (b',"ignore_eos":true' if ignore_eos else b"")
         self._block_words = max(1, round(BLOCK_TOKENS / scale.per_word))
@@ -170,35 +183,37 @@ class PromptWriter:
         """Return a text of this many words: those of its keys, then words of its own, then any."""
         keys = keys[: -(-words // self._block_words)]
         text = self._words(_as_uint64(keys), min(words, len(keys) * self._block_words)) if keys else b""
-        size = words * _WORD_BYTES
+        size = words * self._word_bytes
         if len(text) == size:
             return text
         own = blake2b(b"%d" % request.id, digest_size=8, key=self._run_key).digest()
-        units = _unit_list()
+        units = _unit_list(self._words_used)
         text += b"".join([units[number] for number in _FOUR_UNITS.unpack(own)])
-        return (text + self._any_words(max(0, words - len(text) // _WORD_BYTES), request.id))[:size]
+        return (text + self._any_words(max(0, words - len(text) // self._word_bytes), request.id))[:size]
 
     def _any_words(self, words: int, number: int) -> bytes:
         """Return a piece of the long text, which the number of the request chooses."""
-        if len(self._filler) <= words * _WORD_BYTES:
+        if len(self._filler) <= words * self._word_bytes:
             written = self._words(
                 np.arange(_FILLER_BLOCKS, dtype=np.uint64) ^ np.uint64(_64_BITS), _FILLER_BLOCKS * self._block_words
             )
-            self._filler = written * (words * _WORD_BYTES // len(written) + 1)
-        start = number * _UNIT_WORDS % (len(self._filler) // _WORD_BYTES - words) * _WORD_BYTES
-        return self._filler[start : start + words * _WORD_BYTES]
+            self._filler = written * (words * self._word_bytes // len(written) + 1)
+        start = number * _UNIT_WORDS % (len(self._filler) // self._word_bytes - words) * self._word_bytes
+        return self._filler[start : start + words * self._word_bytes]
 
     def _words(self, numbers: NDArray[np.uint64], words: int) -> bytes:
         """Return the first `words` of the words of these blocks."""
         mixed = _mix(numbers + np.uint64(self._nonce & _64_BITS))
         shifts = np.arange(0, 64, _UNIT_BITS, dtype=np.uint64)
-        units = _units()[(mixed[:, None] >> shifts) & np.uint64((1 << _UNIT_BITS) - 1)]
+        units = _units(self._words_used)[(mixed[:, None] >> shifts) & np.uint64((1 << _UNIT_BITS) - 1)]
         times = -(-self._block_words // BLOCK_TOKENS)
-        rows = np.tile(units, times).view(f"S{times * BLOCK_TOKENS * _WORD_BYTES}")
+        rows = np.tile(units, times).view(f"S{times * BLOCK_TOKENS * self._word_bytes}")
         text = (
-            rows.astype(f"S{self._block_words * _WORD_BYTES}").tobytes() if self._block_words % BLOCK_TOKENS else rows.tobytes()
+            rows.astype(f"S{self._block_words * self._word_bytes}").tobytes()
+            if self._block_words % BLOCK_TOKENS
+            else rows.tobytes()
         )
-        return text[: words * _WORD_BYTES]
+        return text[: words * self._word_bytes]
 
 
 def _as_uint64(keys: Sequence[int]) -> NDArray[np.uint64]:
@@ -213,13 +228,12 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @cache
-def _unit_list() -> list[bytes]:
-    return _units().tolist()  # type: ignore[no-any-return]
+def _unit_list(words: tuple[str, ...]) -> list[bytes]:
+    return _units(words).tolist()  # type: ignore[no-any-return]
 
 
 @cache
-def _units() -> NDArray[np.bytes_]:
+def _units(words: tuple[str, ...]) -> NDArray[np.bytes_]:
     """Return four words for each number of 16 bits: a word for each four bits."""
-    words = [f" {word}" for word in _WORDS]
     pairs = [a + b for a in words for b in words]
-    return np.array([(a + b).encode() for a in pairs for b in pairs], dtype=f"S{_UNIT_WORDS * _WORD_BYTES}")
+    return np.array([(a + b).encode() for a in pairs for b in pairs], dtype=f"S{_UNIT_WORDS * len(words[0])}")

@@ -25,7 +25,6 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
 from maitred.instance.catalogue import resolve_instance
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
-from maitred.report import RunSetup, derived_keys
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.result import CapacityOption, KneePoint
 from maitred.study.capacity.search import BoundarySearch
@@ -219,17 +218,8 @@ class OptionSearch:
         )
 
     def _simulated(self, size: int) -> str:
-        stated = self._candidate.instance
-        resolved = resolve_instance(stated)
-        sections: dict[str, msgspec.Struct] = {
-            "cluster": replace(self._candidate.cluster, num_instances=size),
-            "instance": resolved,
-            "routing": self._candidate.routing,
-            "admission": self._candidate.admission,
-            "programs": self._candidate.programs,
-        }
-        seed, derived = self._plan.settings.seeds[0], derived_keys(stated, resolved)
-        return RunSetup(seed=seed, sections=sections, derived=derived).in_one_line()
+        candidate = replace(self._candidate, cluster=replace(self._candidate.cluster, num_instances=size))
+        return candidate.in_one_line(self._plan.settings.seeds)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -99,7 +99,9 @@ class CapacityResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def print_capacity(result: CapacityResult, console: Console) -> None:
-    """Print a row for each option, the best one first, and notes below."""
+    """Print what was simulated, a row for each option, the best one first, and notes below."""
+    if result.best is not None:
+        console.print(first_line(result), highlight=False, markup=False)
     print_table(capacity_table(result), console)
     for line in capacity_notes(result):
         console.print(line, style="dim", highlight=False, markup=False)
@@ -150,6 +152,11 @@ def _heading(name: str) -> str:
     return f"{group}\n{label}" if group else label.replace(" ", "\n", 1)
 
 
+def first_line(result: CapacityResult) -> str:
+    """Return what the best option is, as a run says it; empty without one."""
+    return f"Best: {result.best.simulated}." if result.best is not None else ""
+
+
 def capacity_notes(result: CapacityResult) -> Iterator[str]:
     """Yield what was asked, and why some options have no answer."""
     seeds = "1 seed" if len(result.seeds) == 1 else f"{len(result.seeds)} seeds"
@@ -159,8 +166,6 @@ def capacity_notes(result: CapacityResult) -> Iterator[str]:
         f"Figures are those at today's rate. Rates are within {result.tolerance:.1%}; headroom is the highest rate by today's. "
         f"{result.runs:,} runs."
     )
-    if result.best is not None:
-        yield f"Best: {result.best.simulated}."
     if result.best is None:
         yield "No option holds today's rate."
     for option in result.options:

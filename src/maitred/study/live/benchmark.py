@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from maitred.core.errors import JSON_ERRORS, ConfigError, MaitredError
 from maitred.core.units import Micros, to_seconds
-from maitred.emulator.clients.prompts import PromptWriter, TokenScale
+from maitred.emulator.clients.prompts import WORDS, PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
 from maitred.sim import Results
@@ -63,8 +63,8 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Further fields of every body, as JSON without the braces, after a comma."""
     horizon: Micros | None = None
     """When the run is stopped, in µs."""
-    per_word: float | None = None
-    """Tokens of a word; None: learned from the endpoint."""
+    words: tuple[str, ...] = ()
+    """The words of prompts, of one token each in the endpoint's tokenizer; empty: those that nearly every one has."""
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +224,7 @@ async def _make_prompts(client: UpstreamClient, plan: BenchPlan, model: str) -> 
             nonce=time.time_ns(),
             fields=plan.extra_body,
             ignore_eos=plan.ignore_eos,
+            words=plan.words or WORDS,
         )
 
     prompts, counted = writer(TokenScale()), []
@@ -239,7 +240,11 @@ async def _make_prompts(client: UpstreamClient, plan: BenchPlan, model: str) -> 
     short, long = counted
     if short is None or long is None or long <= short:
         return prompts, ("the endpoint does not say how many tokens a prompt has: a word of a prompt counts as one",)
-    return writer(TokenScale.of_probes((_SHORT, short), (_LONG, long))), ()
+    scale = TokenScale.of_probes((_SHORT, short), (_LONG, long))
+    if plan.words and scale.per_word != 1:
+        problem = f"the endpoint counts {scale.per_word:.3g} tokens for a word that is one token in the tokenizer"
+        raise BenchError(f"{problem}; give the tokenizer of {model}, or none")
+    return writer(scale), ()
 
 
 def _refusal(plan: BenchPlan, status: int, body: bytes) -> str:

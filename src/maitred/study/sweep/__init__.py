@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from maitred.config import NO_VALUES
 from maitred.core.errors import ConfigError
 from maitred.study.runs import Progress, decode_figures, parse_seeds, run_task
@@ -125,8 +127,12 @@ class _RunningSweep:
         return candidate_result(point, self._figures(point), self._plan.criteria)
 
     def _result(self, points: Sequence[SweepPoint]) -> SweepResult:
-        return SweepResult(
+        result = SweepResult(
             criteria=self._plan.criteria,
             candidates=tuple(self._candidate_result(point) for point in points),
             runs=tuple(row for point in points for row in run_rows(point, self._figures(point))),
         )
+        shown = next((point for point in points if point.runs and point.number == result.best_or_first), None)
+        if shown is None:
+            return result
+        return replace(result, simulated=shown.candidate.in_one_line([run.seed for run in shown.runs]))

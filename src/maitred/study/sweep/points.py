@@ -56,6 +56,7 @@ class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     values: dict[str, Any]
     """The values that define it, by dotted key."""
+    candidate: Candidate
     costs: dict[str, float]
     runs: tuple[StudyRun, ...]
     problem: str = ""
@@ -111,7 +112,7 @@ class SweepPlan:
             runs, problem = tuple(self._run_settings(load).make_runs(candidate, load)), ""
         except ConfigError as error:
             runs, problem = (), str(error)
-        return SweepPoint(number=number, values=dict(values), costs=costs, runs=runs, problem=problem)
+        return SweepPoint(number=number, values=dict(values), candidate=candidate, costs=costs, runs=runs, problem=problem)
 
     def _settings(self, values: Mapping[str, Any]) -> list[Setting]:
         above = ("grid",) if self.spec.grid is not None else ("search", "parameters")

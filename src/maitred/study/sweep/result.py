@@ -64,6 +64,19 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the grid or the search, without repeated proposals."""
     runs: tuple[dict[str, Any], ...]
     """A row per run: the point, its values, the seed, the figures."""
+    simulated: str = ""
+    """What was simulated in the runs of the best candidate, or else of the first that has any; empty if none has."""
+
+    @property
+    def first_line(self) -> str:
+        """What was simulated, in words."""
+        which = "Best" if self.best is not None else "The first candidate"
+        return f"{which}: {self.simulated}." if self.simulated else "No candidate can be simulated."
+
+    @property
+    def best_or_first(self) -> int | None:
+        """The number of the best candidate, or else of the first that can be simulated."""
+        return next((each.index for each in (self.best, *self.candidates) if each is not None and not each.problem), None)
 
     @property
     def best(self) -> CandidateResult | None:
@@ -167,6 +180,7 @@ def _column(values: list[Any]) -> list[Any]:
 
 def print_sweep(result: SweepResult, console: Console) -> None:
     """Print a table of the best candidate and the Pareto front, and notes below."""
+    console.print(result.first_line, highlight=False, markup=False)
     print_table(sweep_table(result), console)
     for line in sweep_notes(result):
         console.print(line, style="dim", highlight=False, markup=False)
