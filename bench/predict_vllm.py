@@ -39,7 +39,7 @@ ENGINE = f"""instance:
   max_num_batched_tokens: 2048
   max_model_len: 2048
   total_kv_blocks: 4096
-  block_size_tokens: 32
+  block_size_in_tokens: 32
 """
 FLAGS = ("--enable-logging-iteration-details", "--max-model-len", "2048", "--max-num-batched-tokens", "2048")
 

@@ -78,6 +78,20 @@ def test_requests_in_the_cluster_by_class(told: Results) -> None:
         assert (curves["interactive"].y[index], curves["bulk"].y[index]) == (interactive + (at == 0.25), bulk), (title, at)
 
 
+def test_a_measured_request_waits_until_its_first_token(five: Results) -> None:
+    unknown = np.full(len(five), -1)
+    measured = msgspec.structs.replace(five, scheduled=unknown, is_measured=True)
+    panels = by_title(time_panels(measured))
+    assert "Not running yet" not in panels
+    waiting, present = (sum(curve.y for curve in panels[title].curves) for title in ("No token yet", "In flight"))
+    assert (waiting <= present).all()
+    at = panels["In flight"].curves[0].x
+    index = int(np.searchsorted(at, 0.15))
+    known = (five.arrival <= at[index] * 1e6) & ((five.first_token < 0) | (five.first_token > at[index] * 1e6))
+    known &= (five.finished < 0) | (five.finished > at[index] * 1e6)
+    assert waiting[index] == known.sum() < present[index]  # type: ignore[index]
+
+
 def test_gaps_of_every_class(told: Results) -> None:
     sketches = {name: gaps_of(*gaps) for name, gaps in (("interactive", (10_000, 20_000)), ("bulk", (90_000,)))}
     gaps = ItlGaps(

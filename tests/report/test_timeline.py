@@ -6,7 +6,9 @@ import json
 from html import unescape
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from maitred.admission import AdmissionConfig
 from maitred.instance import InstanceConfig
@@ -85,3 +87,11 @@ def test_a_run_without_samples_has_no_stretches(crowded: Result) -> None:
     plain = simulate(synthetic(rate=30, num_requests=5), sample_every=None)
     assert plain.rows.timelines is None
     assert len(timeline_of(plain)["requests"]) == 5
+
+
+def test_of_a_measured_request_its_first_token_is_all_that_is_known(crowded: Result) -> None:
+    rows = replace(crowded.rows, scheduled=np.full(len(crowded.rows), -1), timelines=None, is_measured=True)
+    found = timeline_of(Result(rows, crowded.setup, crowded.slo))
+    assert found["measured"] is True
+    for _, _, _, arrival, admitted, began, first, *_ in found["requests"]:
+        assert (admitted, began) == (arrival, first)

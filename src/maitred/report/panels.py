@@ -173,15 +173,18 @@ def _by_class(results: Results) -> Iterator[Panel]:
     """Yield the requests in the cluster over time by class, and those of them that do not run yet.
 
     A request waits until it last entered a running batch: one whose KV was freed and that runs again counts as waiting before.
+    Clients see no batch, so that a measured request waits until its first token.
     """
     at = np.linspace(0, results.end, _POINTS + 1)
     left = np.where(results.finished >= 0, results.finished, results.end + 1)
-    ran = np.where(results.scheduled >= 0, results.scheduled, left)
+    begun = results.first_token if results.is_measured else results.scheduled
+    ran = np.where(begun >= 0, begun, left)
+    waiting = ("No token yet", ran, "have no token yet") if results.is_measured else ("Not running yet", ran, "do not run yet")
     codes = group_codes(results, By.CLASS)
     classes = sorted({*codes.tolist()})
     for title, until, about in (
-        ("Not running yet", ran, "have arrived and do not run yet"),
-        ("In flight", left, "have arrived and not ended"),
+        waiting,
+        ("In flight", left, "have not ended"),
     ):
         curves = tuple(
             Curve(
@@ -192,7 +195,7 @@ def _by_class(results: Results) -> Iterator[Panel]:
             for code in classes
         )
         most = "; ".join(f"{curve.label} up to {_peak(curve)}" for curve in curves)
-        yield _panel(title, "requests", f"Requests that {about}: {most}.", curves)
+        yield _panel(title, "requests", f"Requests that have arrived and {about}: {most}.", curves)
 
 
 def _present(since: NDArray[np.int64], until: NDArray[np.int64], at: Floats) -> Floats:

@@ -335,8 +335,18 @@ def test_several_files_their_residuals_and_what_clients_saw(maitred: Maitred) ->
     assert instance.latency.alpha == pytest.approx((3_100, 0, 0), abs=60)
     assert instance.max_num_seqs == 32
     assert Path("residuals.png").read_bytes().startswith(b"\x89PNG")
+    assert error_of_prediction(maitred) < 0.02
+    table = maitred(
+        *("calibrate", "a.log", "b.log", "--latency-model", "table", "--clients", "clients.json", "--config", "engine.yaml"),
+        *("--out", "latency.yaml"),
+    )
+    assert table[0] == 0, table[2]
+    assert error_of_prediction(maitred) < 0.02  # the file of a table has its α too
+
+
+def error_of_prediction(maitred: Maitred) -> float:
     (found,) = json.loads(maitred("validate", "--measured", "clients.json", "--config", "latency.yaml", "--json")[1])
-    assert found["worst_error"] < 0.02
+    return float(found["worst_error"])
 
 
 def test_alpha_alone_over_a_model_that_is_known(maitred: Maitred) -> None:

@@ -220,6 +220,12 @@ const KINDS = {
   decode: ["decode", 1], preempted: ["KV freed, waits", 1],
 };
 
+const SEEN_BY_CLIENTS = { waiting: ["waits for its first token", 0.3], decode: ["gets tokens", 1] };
+
+function kindsOf(timeline) {
+  return timeline.measured ? SEEN_BY_CLIENTS : KINDS;
+}
+
 function drawRequests(u, timeline) {
   const { ctx, bbox } = u, ratio = devicePixelRatio;
   const height = Math.abs(u.valToPos(1, "y", true) - u.valToPos(0, "y", true)), thick = Math.max(height * 0.8, 1);
@@ -244,11 +250,11 @@ function drawRequests(u, timeline) {
 function describe(timeline, request, at) {
   const [id, group, outcome, arrival, admitted, ran, first, left, pauses, reason] = request;
   const now = parts(request, timeline.end).find(([from, to]) => at >= from && at < to);
-  const lines = [line(seriesColour(group), `request ${id}, ${timeline.classes[group]}`, now ? KINDS[now[2]][0] : "")];
+  const lines = [line(seriesColour(group), `request ${id}, ${timeline.classes[group]}`, now ? (kindsOf(timeline)[now[2]] || [""])[0] : "")];
   const told = (what, from, to) => { if (from >= 0 && to >= from) lines.push(line(null, what, milliseconds(to - from))); };
   lines.push(line(null, "arrives at", `${compact.format(arrival / 1000)} s`));
   if (admitted > arrival) told("waits for admission", arrival, admitted);
-  told("waits in an instance", admitted, ran);
+  if (!timeline.measured) told("waits in an instance", admitted, ran);
   told("TTFT", arrival, first);
   told("E2E", arrival, left);
   if (pauses.length) lines.push(line(null, "KV freed", `${pauses.length / 2} times`));
@@ -264,7 +270,7 @@ function timelineKeys(plot, timeline) {
     const key = line(seriesColour(number), name, "");
     legend.append(key);
   });
-  for (const [kind, [text, alpha]] of Object.entries(KINDS)) {
+  for (const [kind, [text, alpha]] of Object.entries(kindsOf(timeline))) {
     const key = line(kind === "preempted" ? colourOf("--freed") : colourOf("--ink"), text, "");
     key.style.setProperty("--alpha", alpha);
     key.classList.add(kind);

@@ -5,7 +5,8 @@ times are ms from the beginning of the run. A request is a list:
 
     [id, class, outcome, arrival, admitted, first run, first token, end, [freed, next run, ...], reason]
 
-An instant that did not come is -1. Between `freed` and `next run` the request waits without its KV, and after `next run` it
+Of a measured run, clients know neither admission nor the first run: these are the arrival and the first token. An instant that
+did not come is -1. Between `freed` and `next run` the request waits without its KV, and after `next run` it
 computes this again. `class`, `outcome` and `reason` are indices of lists of names.
 """
 
@@ -53,13 +54,16 @@ def _data(results: Results, shown: list[int]) -> dict[str, Any]:
     freed = _freed(results)
     reasons: dict[str, int] = {"": 0}
     known = {} if results.timelines is None else results.timelines.reasons
+    measured = results.is_measured
+    begun = results.first_token if measured else results.scheduled
+    admitted = results.arrival if measured else results.admitted
     requests = []
     for row in shown:
         request_id = int(results.request_id[row])
         stretches = freed.get(request_id, [])
-        pauses, scheduled = _pauses(stretches, int(results.scheduled[row]))
+        pauses, scheduled = _pauses(stretches, int(begun[row]))
         reason = known.get(request_id, "")
-        instants = (results.arrival[row], results.admitted[row], scheduled, results.first_token[row], results.finished[row])
+        instants = (results.arrival[row], admitted[row], scheduled, results.first_token[row], results.finished[row])
         requests.append(
             [
                 request_id,
@@ -72,6 +76,7 @@ def _data(results: Results, shown: list[int]) -> dict[str, Any]:
         )
     return {
         "end": _ms(results.end),
+        "measured": measured,
         "classes": [group_label(results, By.CLASS, code) for code in classes],
         "outcomes": _outcome_names(),
         "reasons": list(reasons),

@@ -231,7 +231,7 @@ def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
         tables = path.with_suffix(".table.json")
         _write(tables, encode_step_table(fit.latency.table))
         written.append(tables)
-        latency = {"model": "table", "file": str(tables)}
+        latency = {"model": "table", "file": str(tables), "alpha": fit.latency.alpha}
     error = min(0.999, round(fit.residuals.sd, 4))
     config = {"instance": {**_non_default_keys(fit.engine), "latency": latency, "latency_error": error}}
     text = yaml.safe_dump(_tuples_as_lists(config), sort_keys=False, default_flow_style=None, width=120)
