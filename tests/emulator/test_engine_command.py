@@ -28,6 +28,10 @@ def test_it_says_where_it_listens_and_ends_well_when_told_to():
     assert (process.returncode, out, err) == (0, "", "")
 
 
+def test_the_name_of_vllm_for_the_model_is_taken(stderr_until_ready):
+    assert stderr_until_ready("--served-model-name", "tiny")[0] == "maitred: engine on http://127.0.0.1:9, model: tiny"
+
+
 def test_a_port_in_use_is_one_line(maitred):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -222,6 +222,9 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"no.json: no step table: .*increasing order"):
         read_step_table(tmp_path / "no.json")
+    (tmp_path / "empty.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"empty.json: no step table: no step in it takes any time"):
+        read_step_table(tmp_path / "empty.json")
     with pytest.raises(ConfigError, match=r"absent.json: cannot be read"):
         read_step_table(tmp_path / "absent.json")
     with pytest.raises(ConfigError, match="needs a table"):

@@ -189,7 +189,7 @@ def test_the_same_as_json(maitred: Maitred) -> None:
         (STEPS, ("--latency-model", "lineal"), "--latency-model: unknown latency model 'lineal' (did you mean 'linear'?)"),
         (STEPS, ("--latency-model", "trained-physics"), "--model: trained-physics is fitted for a model on a GPU"),
         ("a,b\n1,2\n", (), "steps.csv:1: there is no column 'input_tokens'"),
-        ("", (), "steps.csv:1: there is no column 'input_tokens'"),
+        ("", (), "steps.csv: the file is empty"),
         ("prefill_tokens,step_us\n1,2\n", (), "steps.csv:1: there is no column 'decode_tokens'"),
         ("prefill_tokens,decode_tokens,step_us\n1,2,x\n", (), "steps.csv:2: step_us should be a number, not 'x'"),
         ("prefill_tokens,decode_tokens,step_us\n1,2,nan\n", (), "steps.csv:2: step_us should be a number, not 'nan'"),

@@ -111,3 +111,13 @@ def test_a_ramp_divides_the_gaps_by_the_rate_at_their_place():
     assert arrivals == [0, 666_667, 1_166_667, 1_566_667]
     doubling = [job.request.arrival for job in ramped(jobs[:3], 2, "exponential", 1.0, 4.0)]
     assert doubling == [0, 500_000, 750_000]
+
+
+def test_the_name_of_vllm_for_the_model_is_the_one_that_is_asked_for(maitred, url):
+    result = maitred("bench", url, *LOAD.split(), "--served-model-name", "emulated")
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"measured: emulated at {url}; ")
+    result = maitred("bench", url, *LOAD.split(), "--served-model-name", "absent")
+    assert result.code == 2
+    assert "absent" in result.err
+    assert result.err.count("\n") == 1

@@ -86,13 +86,17 @@ _SD_BY_MEAN_ERROR = sqrt(pi / 2)
 
 def read_step_table(path: Path) -> StepTable:
     """Read a step table. Raises ConfigError if the file cannot be read, or holds none."""
+    hint = "maitred calibrate MEASURED --latency-model table makes one"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=StepTable)
+        table = msgspec.json.decode(path.read_bytes(), type=StepTable)
     except OSError as error:
         raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
     except JSON_ERRORS as error:
-        hint = "maitred calibrate MEASURED --latency-model table makes one"
         raise ConfigError(f"no step table: {describe_json_error(str(error))}", where=str(path), hint=hint) from error
+    curves = (table.tokens, table.sequences, table.all_tokens)
+    if not any((*table.decode.us, *table.mixed.us, *(us for curve in curves for _, us in curve))):
+        raise ConfigError("no step table: no step in it takes any time", where=str(path), hint=hint)
+    return table
 
 
 def encode_step_table(table: StepTable) -> bytes:

@@ -334,6 +334,8 @@ def _open(path: Path) -> TextIO:
 
 
 def _check_header(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None:
+    if not found:
+        raise ConfigError("the file is empty", where=str(path), hint="a line of column names, and a row for each measurement")
     for name in wanted:
         if name not in found:
             raise ConfigError(f"there is no column {name!r}", where=f"{path}:1", hint=nearest_name_hint(name, found))
