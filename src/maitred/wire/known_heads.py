@@ -13,7 +13,8 @@ that refuses a head has refused it before it could be kept. A head with anything
 is another head, and is parsed.
 
 **Bounds.** At most `MAX_HEADS` heads of `MAX_HEAD_BYTES` are kept. Instead of one more, all are dropped: those in use come back
-with their next message, and nothing need be noted when one is used. Compiled (`tools/compile.py`).
+with their next message, and nothing need be noted when one is used. A head may hold the key of a client;
+it stays in the memory of this process, and is written nowhere. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
