@@ -78,7 +78,12 @@ class BlisBatch(ContinuousBatch):
     def _schedule_running(self, plan: StepPlan) -> int:
         """Let the running sequences take their tokens and blocks in turn. What a preempted sequence had is free for those
         after it. Return what is left of the token budget."""
-        order, served, budget = list(self.sequences.values()), 0, self._limits.max_num_batched_tokens
+        budget = self._limits.max_num_batched_tokens
+        if not self._prefilling and self.num_decodes <= budget and self._kv.try_open_all():
+            self._stall([])
+            plan.stalled = self._stalled
+            return budget - self.num_decodes
+        order, served = list(self.sequences.values()), 0
         scheduled: dict[SequenceState, PrefillChunk | None] = {}
         preempted: list[SequenceState] = []
         while served < len(order) and budget > 0:

@@ -91,6 +91,14 @@ class BlisBlockManager(PrefixBlockManager):
         self.open_block(seq)
         return True
 
+    def try_open_all(self) -> bool:
+        """Take the blocks that the sequences that decode need for their next tokens, without a look at each; return False, and
+        take none, if not all are free or their order matters."""
+        if not self.max_steps(1):
+            return False
+        self.reserve_next_step()
+        return True
+
     def release_waiting(self) -> bool:
         """Release what waiting sequences hold. Return whether any of them held anything."""
         return False

@@ -154,6 +154,9 @@ class TieredBlockManager(BlisBlockManager):
             self._without_blocks.discard(seq.request.id)
         return opened
 
+    def try_open_all(self) -> bool:
+        return False  # a sequence that was admitted without blocks fetches its prompt first
+
     def release_waiting(self) -> bool:
         waiting = list(self._waiting_holders.values())
         for seq in waiting:
