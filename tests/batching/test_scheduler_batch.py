@@ -87,6 +87,12 @@ class Stubborn(Nothing):
 class Greedy(Nothing):
     def schedule_request(self, active_requests): return active_requests, []
 
+class Alone(Nothing):
+    def schedule_request(self, active_requests): return active_requests[:1]
+
+class Slip(Nothing):
+    def schedule_request(self, active_requests): return {}[active_requests[0].request_id]
+
 class Twice(Nothing):
     def schedule_request(self, active_requests): return [], active_requests
 """
@@ -98,6 +104,8 @@ class Twice(Nothing):
         ("Nothing", r"schedules nothing, and 2 requests are active \(request 0 needs 9 blocks to its completion, and 10 of 10"),
         ("Stubborn", "Stubborn: no request gets its resources: increase the KV cache pool size"),
         ("Greedy", r"schedules requests that need 2 KV blocks, and 0 are free \(increase total_kv_blocks"),
+        ("Alone", r"Alone: TypeError: schedule_request returns a list of 1, not \(fitting, paused\) or \(fitting, disagg"),
+        ("Slip", r"Slip: KeyError: 0 \(its own code raised this"),
         ("Twice", "pauses request 0, which has not begun"),
     ],
 )
@@ -219,6 +227,24 @@ def test_requests_that_generate_are_not_looked_at(batching: str, monkeypatch: py
     events = drive(config(batching, total_kv_blocks=60), jobs)
     assert len([event for event in events if event[1] == "FINISHED"]) == 6
     assert looks == []
+
+
+def test_while_nothing_can_begin_without_eviction_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Request 0 needs 9 of 10 blocks until 800 µs, and each of the others 9, too."""
+    asked = []
+    decide = SimpleScheduler.schedule_beside
+
+    def count(self: SimpleScheduler, *lists: Any) -> Any:
+        asked.append(lists)
+        return decide(self, *lists)
+
+    monkeypatch.setattr(SimpleScheduler, "schedule_beside", count)
+    jobs = [(request(0, 0, 10, 80), 80), *((request(number, 100 * number, 10, 80), 2) for number in range(1, 8))]
+    events = drive(config("guaranteed-no-evict", total_kv_blocks=10, max_num_seqs=20), jobs)
+    first = [at for at, kind, _, _ in events if kind == "FIRST_TOKEN"]
+    assert first == [10, *range(810, 950, 20)]
+    # Each is asked about when it is to begin. When request 1 has come it is known that nothing can, until one ends.
+    assert len(asked) == 8 + 1 + 6
 
 
 def test_a_subclass_may_decide_in_another_way_and_is_asked() -> None:

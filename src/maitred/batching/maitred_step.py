@@ -59,10 +59,23 @@ class MaitredStep:
         self._promises: PromisedBlocks | None = None
         self._adapters = AdapterPages(state.peft_cache)
         self._lacks: dict[int, Lack] = {}
-        most, tokens, generation = state.max_running, self._tokens, self._generation
+        self._sort(active_requests, inflight_request_ids)
+
+    def _sort(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> None:
+        """Find out what each request is here for. Those that generate take their tokens."""
+        most, tokens, generation = self._state.max_running, self._tokens, self._generation
+        # Most requests generate, and mostly all of them have tokens. Asking for the state itself is twice as fast as asking for
+        # what it means.
+        generating = [request for request in active_requests if request.state in _GENERATION_STATES]
+        cost = sum([request.beam_width + request.num_draft_tokens for request in generating])
+        if cost <= tokens and len(generating) <= most and not inflight_request_ids:
+            self._generation, self._tokens = generating, tokens - cost
+            others = [entry for entry in enumerate(active_requests) if entry[1].state not in _GENERATION_STATES]
+            for place, request in others:
+                self._sort_in(place, request, is_in_flight=False)
+            return
         for place, request in enumerate(active_requests):
             is_in_flight = request.request_id in inflight_request_ids
-            # Most requests are like that. Asking for the state itself is twice as fast as asking for what it means.
             if request.state in _GENERATION_STATES and not is_in_flight and len(generation) < most:
                 cost = request.beam_width + request.num_draft_tokens
                 if cost <= tokens:
@@ -327,14 +340,15 @@ class MaitredStep:
     def _foresee(self, requests: RequestList, free_blocks: int) -> tuple[MemoryForecast, int, int]:
         """Return the forecast for `requests`, beside which `free_blocks` blocks are free; how many steps it looks ahead; and
         how many tokens there are blocks for."""
-        state, size = self._state, self._block_size
+        state, size, half_block = self._state, self._block_size, self._half_block
         horizon = state.horizon(len(requests))
         needs, owned = [], 0
         for request, left in zip(requests, state.tokens_left(requests), strict=True):
-            held = self._tokens_held(request, request.num_shared_blocks)
+            generated = request.num_generated_tokens
+            held = request.prompt_len + generated + half_block - request.num_shared_blocks * size  # as `_tokens_held` says
             needs.append((left if left < horizon else horizon, held))
-            no_kv_yet = 1 if request.num_generated_tokens else 0  # the token that came out last
-            owned += (held - self._half_block - no_kv_yet + size - 1) // size
+            no_kv_yet = 1 if generated else 0  # the token that came out last
+            owned += (held - half_block - no_kv_yet + size - 1) // size
         total = self._kv_cache.get_max_resource_count()
         # Shared blocks of which the first owner has ended are no request's own.
         ownerless = max(0, total - free_blocks - owned) if self._kv_cache.enable_block_reuse else 0

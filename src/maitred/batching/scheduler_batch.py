@@ -17,7 +17,8 @@ A step that does nothing although requests are active would do nothing for ever,
 **Requests that generate cost nothing to plan.** Which requests begin follows from sums over those that generate
 (`InstanceKvCache`), so the scheduler is first asked without them (`RequestScheduler.schedule_beside`). A step with a chunk
 costs the same however many requests generate beside it, and so however long answers are. Only a scheduler that cannot tell, or
-has to pause one, is shown all of them, each with its progress.
+has to pause one, is shown all of them, each with its progress. And if no request can begin without eviction, none can until one
+ends, so nothing is asked until then.
 
 A step that only generates repeats itself as long as the scheduler says that its answer stays the same
 (`RequestScheduler.repeats_its_answer`), and the blocks last.
@@ -52,10 +53,12 @@ class SchedulerBatch(ContinuousBatch):
 
     __slots__ = (
         "_active",
+        "_is_blocked",
         "_is_pausing",
         "_kv_cache",
         "_max_model_len",
         "_name",
+        "_never_evicts",
         "_not_generating",
         "_num_pending",
         "_num_pending_tokens",
@@ -86,6 +89,8 @@ class SchedulerBatch(ContinuousBatch):
         """Active requests that have no KV yet."""
         self._num_pending_tokens = 0
         """Tokens of their prompts."""
+        self._is_blocked = False
+        """Whether nothing can begin before a request ends, whatever comes."""
         self._is_pausing = False
         """Whether a sequence that is removed now comes back."""
         self._kv_cache = InstanceKvCache(blocks, self._requests, self._decode_tokens)
@@ -94,6 +99,8 @@ class SchedulerBatch(ContinuousBatch):
         # not fit, a policy without eviction stops there: those would keep their blocks and never go on.
         no_evict = isinstance(scheduler, SimpleScheduler) and isinstance(scheduler.capacity_scheduler, GuaranteedNoEvict)
         self._puts_begun_first = no_evict and self._prefix_blocks is not None
+        # What is free beside all that those that run may ever need does not change while they generate.
+        self._never_evicts = no_evict
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         self.num_transferred = 0
@@ -102,13 +109,15 @@ class SchedulerBatch(ContinuousBatch):
                 self._prefix_blocks.apply_evictions()
             waiting.on_step_start(self, now)
             self._activate(waiting)
-        elif not (self._prefilling or self._num_pending) and self._serves_all_decodes:
+        if (self._is_blocked or not (self._prefilling or self._num_pending)) and self._serves_all_decodes:
             repeats = self._blocks.max_steps(max_repeats)
             if repeats:
                 return StepPlan(repeats)
         (output, all_generate), plan = self._decide(), StepPlan(1)
         if all_generate:
             self._stall([])
+            begins = bool(output.context_requests or self._prefilling)
+            self._is_blocked = self._never_evicts and self.num_decodes > 0 and not begins
         else:
             plan.preempted = [self._pause(request) for request in self._known(output.paused_requests)]
             self._stall(self._left_out(output))
@@ -147,8 +156,10 @@ class SchedulerBatch(ContinuousBatch):
     def remove(self, seq: SequenceState) -> None:
         request = self._requests.pop(seq.request.id)
         self._active.remove(request)
+        self._is_blocked = False
         if not self._is_pausing:
-            self._settle(request)
+            if seq.is_decoding:
+                request.num_generated_tokens = self.step_index - seq.decode_origin_step - request.num_tokens_before
             self._scheduler.on_request_end(request, is_complete=request.state == LlmRequestState.GENERATION_COMPLETE)
         if seq.is_decoding:
             self._kv_cache.on_decode_end(request)
@@ -217,12 +228,6 @@ class SchedulerBatch(ContinuousBatch):
             return True
         return all(request.has_blocks or request.priority < head.priority for request in self._active)
 
-    def _settle(self, request: ActiveRequest) -> None:
-        """Let `request` know how far it is."""
-        seq = request.seq
-        if seq.is_decoding:
-            request.num_generated_tokens = self.step_index - seq.decode_origin_step - request.num_tokens_before
-
     def _in_order(self) -> list[LlmRequest]:
         """Return the active requests in the order in which the scheduler is to see them."""
         if not self._puts_begun_first:
@@ -236,14 +241,16 @@ class SchedulerBatch(ContinuousBatch):
             beside = self._decide_beside()
             if beside is not None:
                 return beside, True
+            step = self.step_index
             for request in self._active:
-                self._settle(request)
+                seq = request.seq
+                if seq.is_decoding:
+                    request.num_generated_tokens = step - seq.decode_origin_step - request.num_tokens_before
             output = self._scheduler.schedule_request(self._in_order(), _NO_IDS)
         except MaitredError:
             raise
         except Exception as error:  # a class of the user's own may raise anything
-            problem = f"batch scheduler {self._name}: {str(error) or type(error).__name__}"
-            raise ConfigError(problem, hint=self._kv_cache.shortage(self._active)) from error
+            raise self._failed(error) from error
         if not isinstance(output, SchedulerOutput):
             raise ConfigError(f"batch scheduler {self._name} answers with {type(output).__name__}, not a SchedulerOutput")
         return output, False
@@ -261,6 +268,14 @@ class SchedulerBatch(ContinuousBatch):
             begun = [request for request in others if request.has_blocks]
             pending = [request for request in others if not request.has_blocks]
         return self._scheduler.schedule_beside([*generating], [*begun], [*pending])
+
+    def _failed(self, error: Exception) -> ConfigError:
+        """Return what to say of an exception of the scheduler. If it says that it cannot go on, what is lacking may help; the
+        others are slips in its code."""
+        who, kind = f"batch scheduler {self._name}", type(error).__name__
+        if isinstance(error, (AssertionError, RuntimeError, ValueError)):
+            return ConfigError(f"{who}: {str(error) or kind}", hint=self._kv_cache.shortage(self._active))
+        return ConfigError(f"{who}: {kind}: {error}", hint="its own code raised this, or its answer is of another form")
 
     def _known(self, requests: Sequence[object]) -> list[ActiveRequest]:
         """Return `requests`, which the scheduler has named. Raises ConfigError for one that is not active, or named twice."""

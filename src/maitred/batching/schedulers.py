@@ -175,15 +175,26 @@ def _decider(scheduler: object, decision: str) -> type:
 
 
 def capacity_lists(result: CapacityResult) -> tuple[RequestList, RequestList, RequestList]:
-    """Return the answer of a capacity scheduler, which may be a pair, as (fitting, disagg_gen_init, paused)."""
+    """Return the answer of a capacity scheduler, which may be a pair, as (fitting, disagg_gen_init, paused). Raises TypeError
+    for any other answer."""
+    _check_answer(result, "schedule_request", "(fitting, paused) or (fitting, disagg_gen_init, paused)")
     if len(result) == 3:
         return result
     fitting, paused = result
     return fitting, [], paused
 
 
+def _check_answer(result: object, method: str, right: str) -> None:
+    if isinstance(result, (tuple, list)) and len(result) in (2, 3) and all(isinstance(part, Sequence) for part in result):
+        return
+    found = f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
+    raise TypeError(f"{method} returns {found}, not {right}")
+
+
 def micro_batch_lists(result: MicroBatchResult) -> tuple[RequestList, RequestList, RequestList]:
-    """Return the answer of a micro-batch scheduler, which may be a pair, as (encoder, context, generation)."""
+    """Return the answer of a micro-batch scheduler, which may be a pair, as (encoder, context, generation). Raises TypeError
+    for any other answer."""
+    _check_answer(result, "schedule", "(context, generation) or (encoder, context, generation)")
     if len(result) == 3:
         return result
     context, generation = result
