@@ -296,7 +296,7 @@ class SchedulerBatch(ContinuousBatch):
     def _left_out(self, output: SchedulerOutput) -> list[SequenceState]:
         """Return the sequences that decode and are not scheduled."""
         scheduled = output.generation_requests
-        if len(scheduled) == self.num_decodes and all(request.state == _GENERATING for request in scheduled):
+        if len(scheduled) == self.num_decodes == [request.state for request in scheduled].count(_GENERATING):
             return []
         ids = {request.request_id for request in self._known(scheduled)}
         if any(not self._requests[request_id].seq.is_decoding for request_id in ids):
