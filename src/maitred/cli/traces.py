@@ -1,4 +1,4 @@
-"""Traces that commands write: `maitred convert`, and the recording of a simulation (--save-trace).
+"""Traces that commands write: `maitred convert`, and the recording of a simulation (`--trace-output`).
 
 A target is `blis:FILE` or `maitred:FILE`, perhaps with a companion file. A run is recorded while it happens: its requests go to
 a temporary file as they arrive, and to the trace with their measured times when the run is over.

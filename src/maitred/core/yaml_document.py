@@ -6,6 +6,9 @@ turns the values into frozen structs. Nothing is ignored: an unknown key, or a d
 Text becomes values by the core schema of YAML 1.2, as in JSON: `yes`, `on` and `010` are text. A key of another type reports
 them, where YAML 1.1 would silently read true, true and eight. Aliases work; tags and merge keys (`<<`) do not. A duplicate key
 is an error, never "the last one wins".
+
+Example: of `admission:` and, indented below it, `mode: priority` the value is {"admission": {"mode": "priority"}}, and
+`where(("admission", "mode"))` is "a.yaml:2".
 """
 
 from __future__ import annotations

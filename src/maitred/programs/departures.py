@@ -4,6 +4,9 @@ client has gone, or they waited too long; the tables, because they were idle too
 A program leaves a backend between two requests. While some are under way, further ones wait for those to end: they must
 not follow them to a backend that is going, and cannot go elsewhere, because a program is at one backend. If the backend is
 well again before that, they go there after all.
+
+Example: backend 0 is drained while request 1 of a program is under way there. Request 2 of the program comes and waits. When
+request 1 ends, the program is paused, and resumed with request 2 at another backend that has room.
 """
 
 from __future__ import annotations
@@ -107,8 +110,8 @@ class Departures:
             self.refuse_waiting(program, ProgramReason.NO_BACKEND, now)
 
     def settle_idle(self, program: Program, now: Micros) -> None:
-        """Start the time after which an idle program is forgotten. One without
-        an id is at once, and one that never had a place."""
+        """Start the time after which an idle program is forgotten. One without an id is at once, and one that never had a
+        place."""
         if program.is_busy:
             return
         if program.is_anonymous or (program.backend is None and program.state is ProgramState.ACTIVE):

@@ -1,4 +1,9 @@
-"""One agent program: a run of many requests that share a growing context, and its family."""
+"""One agent program: a run of many requests that share a growing context, and its family.
+
+A program needs the tokens of its requests under way together, but at least what its last request ended with, because that is in
+KV memory still. Example: with requests of 900 and 400 tokens under way it needs 1,300. When the first one ends with 1,000 it
+needs max(1,000, 400) = 1,000; when the second one ends with 450, it needs 450 until its next request.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ new one if it comes back.
 The weights are normalised to a sum of 1, and the weighted scores are added up in the order in which the scorers are
 written, because the sum of floats depends on the order and ties are exact. Then the scorers are told which instance was
 chosen, because some remember it. (GAIE, llm-d and BLIS do it in this way.)
+
+Example: `a:2, b:1` has the weights 2/3 and 1/3. Instance 0 scores 1.0 by `a` and 0.4 by `b`, instance 1 scores 0.5 and 1.0.
+The sums are 0.8 and 0.667, so instance 0 is chosen.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@ prompts and answers.
 
 The lengths of all rounds of a session are drawn when it starts, so they are the same whenever its answers come, under whatever
 policy. The run decides only when a round arrives, and how many tokens of an answer were produced.
+
+Example: a conversation with `context_growth: accumulate` draws rounds of 100 and 30 new tokens, and the first answer has 50.
+The second prompt has 180 tokens, of which the first 150 can be in the prefix cache.
 """
 
 from __future__ import annotations

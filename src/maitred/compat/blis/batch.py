@@ -1,6 +1,7 @@
 """BlisBatch: continuous batching by BLIS's rules, where they differ from vLLM's.
 
-* A waiting sequence is admitted when its first chunk fits, not its whole prompt.
+* A waiting sequence is admitted when its first chunk fits, not its whole prompt: of 1,000 tokens in chunks of 256, with blocks
+  of 16, 16 blocks must be free and not 63.
 * A victim starts anew: what it has emitted is lost.
 * When the sequence that needs a block is itself the victim, those admitted after it stand still in this step.
 * A prompt that is cached as a whole computes nothing, and gets its first token nevertheless.

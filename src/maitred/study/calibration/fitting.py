@@ -4,6 +4,9 @@ Coefficients minimise the relative errors, robustly (`robust`), and are never ne
 count alike, because a model should be right within some percent, and a few steps that were logged with a tenth of their time
 count as a few steps.
 
+Example: 10 decodes took 5,600 µs, 20 decodes 6,200, and 100 prefill tokens alone 6,750. `fit_linear` finds 5,000 µs per step,
+17.5 per prefill token and 60 per decode, without an error.
+
 `write_fit` writes a model as a YAML file for `--config`, with its tables beside it. The file also contains the other keys of
 the engine that differ from their defaults, because coefficients hold only for one model on one kind of GPU, and the errors that
 `maitred validate` prints hold for the engine of the folder.

@@ -3,6 +3,9 @@
 A search proposes candidates by Optuna's TPE (tree-structured Parzen estimator), batch by batch. Proposals depend on the seed
 and on the results of earlier batches, which are reported in the order in which they were proposed. So they do not depend on the
 number of processes. A resumed sweep proposes the same candidates again and finds their runs in the journal.
+
+Example: the grid `{cluster.num_instances: [1, 2], instance.scheduler: [fcfs, sjf]}` has the points 1 fcfs, 1 sjf, 2 fcfs and
+2 sjf.
 """
 
 from __future__ import annotations

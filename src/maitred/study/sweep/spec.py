@@ -1,5 +1,8 @@
 """The specification of a sweep: the keys of its file (`docs/studies.md`), where the user wrote each of them, and the criteria
 that they state: what a candidate costs, which constraints it meets, and which of two candidates is better.
+
+Example: a candidate with 600 ms violates a constraint of at most 500 ms by a share of 0.2 (`Constraint.excess`). A search is
+told this share, so of two candidates that are not good enough it prefers the one that nearly is.
 """
 
 from __future__ import annotations
