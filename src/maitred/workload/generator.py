@@ -6,6 +6,10 @@ jobs count against one `num_requests`.
 
 A session continues when a round is complete, and ends when a round is rejected, dropped or times out. The same holds for the
 users of a closed loop (BLIS).
+
+Example: client a arrives at 10 and 40 ms, client b at 25 ms. The heap holds (10, a) and (25, b); the job of 10 ms is taken, and
+(40, a) takes its place. Then come 25 and 40 ms. If a's first job begins a session that waits for answers, its second round is
+not in the heap: it is made when the answer is complete.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A workload is an iterator of jobs in the order of arrival. A *reactive* workload
 session continues after the previous answer, and a closed loop sends a request when another one has ended. Such a workload
 yields the jobs that come whatever happens; the driver reports every request that ends, and gets the jobs that follow. The
 driver (`maitred.sim`) merges them into the arrivals in the order of (arrival, id).
+
+Example: a session of two rounds with 2 s of thinking. The workload yields the first round, at 0 s. Its answer is complete at
+3.5 s; the driver reports that, and gets the second round with the arrival 5.5 s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prediction: the requests of a measured run simulated on a cluster, and the error of each figure.
 
 The simulation gets the workload as it was sent, with the tokens that the endpoint counted: a prompt that the endpoint found
-longer is longer in the simulation too, and so is an answer that ended early shorter. Requests that did not complete keep what
-was asked for. In a closed loop the arrivals are the simulation's own, because they follow from its answers.
+longer is longer in the simulation too, and an answer that ended early is as short there. Requests that did not complete keep
+what was asked for. In a closed loop the arrivals are the simulation's own, because they follow from its answers.
 
 Figures are those of `maitred validate`, for all requests and for each class.
 """
