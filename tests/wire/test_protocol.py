@@ -243,7 +243,10 @@ BEHIND = {
 
 @pytest.mark.parametrize("path", ["/hangs", "/waits"])
 @pytest.mark.parametrize("what", BEHIND)
-def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(what: str, path: str) -> None:
+def test_a_client_that_leaves_is_noticed_whatever_it_has_asked_beside(
+    what: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "PARKED_SECS", 1_000.0)  # It is noticed at once, and not when what is parked is dropped.
     GONE.clear()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -6,7 +6,7 @@ beside chunks, folded lines, bare line feeds, spaces before a colon), a request 
     505   another version than 1.1 and 1.0 (RFC 9112, 2.3); 400 for a request line without any, or of RTSP or ICE
     400   no Host, two, or one that is none (3.2); with HTTP/1.0 it may be missing
     501   another transfer coding than `chunked`, or two (6.1); 400 for any with HTTP/1.0
-    400   a target that is neither a path, nor a URL, nor `*`; a tunnel (CONNECT)
+    400   a target that is neither a path, nor a URL, nor the `*` of OPTIONS; a tunnel (CONNECT)
     431   a head beyond the limit
 
 An offer to switch protocols is ignored, as RFC 9110 (7.8) allows. The parser stops behind such a head. A new one is given the
@@ -269,7 +269,9 @@ class ServerFraming(MessageFraming):
             _check_codings(self._codings, is_http_11)
             self._is_chunked = True
         self._in_body, self._head_bytes, self.is_in_head = True, 0, False
-        target = self._target if self._target.startswith(b"/") and b"#" not in self._target else _origin_form(self._target)
+        target = self._target
+        if not target.startswith(b"/") or b"#" in target:
+            target = _origin_form(target, method)
         expects_continue = self._expects_continue and is_http_11
         keep_alive = is_http_11 and parser.should_keep_alive()
         name = method.decode("ascii")
@@ -361,9 +363,9 @@ def _check_codings(codings: tuple[bytes, ...], is_http_11: bool) -> None:
         raise FramingError("the only transfer coding that is understood here is chunked", 501)
 
 
-def _origin_form(target: bytes) -> bytes:
-    """Return the path and query of a target that is a URL, or `*`. Raises FramingError."""
-    if target == b"*":
+def _origin_form(target: bytes, method: bytes) -> bytes:
+    """Return the path and query of a target that is a URL, or the `*` of OPTIONS. Raises FramingError."""
+    if target == b"*" and method == b"OPTIONS":
         return target
     try:
         url: Any = httptools.parse_url(target)  # Its types say bytes where it has None.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from exchanges import MAX_HEAD, ask, cuts
+from test_framing_requests import CHUNK
 
 from maitred.wire.client_framing import ClientFraming
 from maitred.wire.messages import END, FramingMisuse, State
@@ -33,12 +34,39 @@ REFUSED = {
     "a bare line feed": b"HTTP/1.1 200 OK\nContent-Length: 1\n\na",
     "a folded line": OK + b"x: a\r\n b\r\n\r\n",
     "a space before a colon": OK + b"Content-Length : 1\r\n\r\na",
+    "a space before the first header": OK + b" x: y\r\n\r\n",
+    "no colon": OK + b"x\r\n\r\n",
+    "no name": OK + b": x\r\n\r\n",
+    "a space in a name": OK + b"x y: z\r\n\r\n",
+    "a bare carriage return in a header": OK + b"x: a\rb\r\n\r\n",
+    "a zero byte": OK + b"x: a\0b\r\n\r\n",
+    "no status": b"HTTP/1.1 OK\r\n\r\n",
+    "a letter in the status": b"HTTP/1.1 2x0 OK\r\n\r\n",
+    "a tab before the status": b"HTTP/1.1\t200 OK\r\n\r\n",
+    "HTTP/1.2": b"HTTP/1.2 200 OK\r\nContent-Length: 1\r\n\r\na",
+    "a length with an underscore": OK + b"Content-Length: 1_0\r\n\r\nabcdefghij",
+    "a negative length": OK + b"Content-Length: -1\r\n\r\n",
+    "an empty length": OK + b"Content-Length:\r\n\r\n",
+    "chunks and a length (6.3)": OK + b"Transfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n0\r\n\r\n",
+    "chunked twice": OK + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "two lines with chunked": OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked behind a vertical tab": OK + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "no coding": OK + b"Transfer-Encoding:\r\n\r\n0\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_a_proxy_must_refuse(what: str) -> None:
     for pieces in cuts(REFUSED[what]):
+        events, reusable = ask(pieces)
+        assert isinstance(events[-1], int), pieces
+        assert "end" not in events
+        assert not reusable
+
+
+@pytest.mark.parametrize("what", sorted(CHUNK.keys() - {"a coding in the trailers"}))  # It is dropped like any other trailer.
+def test_chunks_that_are_none(what: str) -> None:
+    for pieces in cuts(CHUNKED + CHUNK[what]):
         events, reusable = ask(pieces)
         assert isinstance(events[-1], int), pieces
         assert "end" not in events
@@ -53,6 +81,21 @@ ENDED = {
     "no body, whatever the head says (304)": (
         b"HTTP/1.1 304 X\r\nContent-Length: 5\r\n\r\n",
         [(304, [(b"content-length", b"5")]), "end"],
+        True,
+    ),
+    "no body, whatever the head says (204)": (
+        b"HTTP/1.1 204 X\r\nContent-Length: 5\r\n\r\n",
+        [(204, [(b"content-length", b"5")]), "end"],
+        True,
+    ),
+    "no body, though chunks are declared (204)": (
+        b"HTTP/1.1 204 X\r\nTransfer-Encoding: chunked\r\n\r\n",
+        [(204, [(b"transfer-encoding", b"chunked")]), "end"],
+        True,
+    ),
+    "an interim response with a length": (
+        b"HTTP/1.1 103 X\r\nContent-Length: 5\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\na",
+        [HEAD, b"a", "end"],
         True,
     ),
     "an interim response before it": (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgspec
 import pytest
 from test_framing_requests import CHUNK, CHUNKED, REFUSED
-from world import CHAT, BackendRequest, GatewayWorld, run, world
+from test_framing_responses import REFUSED as REFUSED_RESPONSES
+from world import CHAT, Backend, BackendRequest, GatewayWorld, run, world
 
 BODY = b'{"model":"m"}'
 PATH = CHAT.encode()
@@ -37,6 +39,31 @@ def test_what_is_refused_ends_the_connection_and_no_backend_sees_it(what: str) -
                 error = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])["error"]
                 assert error["type"] == "invalid_request_error"
             assert w.backends[0].received == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("what", REFUSED_RESPONSES)
+def test_an_answer_that_is_none_is_a_502_and_its_connection_is_not_used_again(what: str) -> None:
+    data = REFUSED_RESPONSES[what]
+
+    async def scenario() -> None:
+        for pieces in ([data], [data[at : at + 1] for at in range(len(data))]):
+            writers = []
+
+            async def respond(received: BackendRequest, pieces: list[bytes] = pieces) -> None:
+                writers.append(received.writer)
+                with contextlib.suppress(ConnectionError):
+                    for piece in pieces:
+                        await received.send(piece)
+                        await asyncio.sleep(0)
+                await received.wait_until_disconnected()
+
+            async with world(Backend(respond)) as w:
+                for _ in range(2):
+                    status, headers, _ = await w.request()
+                    assert (status, headers["x-smg-error-code"]) == (502, "upstream_protocol_error")
+                assert len(set(writers)) == 2
 
     run(scenario())
 
