@@ -47,25 +47,25 @@ def test_what_is_refused_ends_the_connection_and_no_backend_sees_it(what: str) -
 def test_an_answer_that_is_none_is_a_502_and_its_connection_is_not_used_again(what: str) -> None:
     data = REFUSED_RESPONSES[what]
 
-    async def scenario() -> None:
-        for pieces in ([data], [data[at : at + 1] for at in range(len(data))]):
-            writers = []
+    async def scenario(pieces: list[bytes]) -> None:
+        writers = []
 
-            async def respond(received: BackendRequest, pieces: list[bytes] = pieces) -> None:
-                writers.append(received.writer)
-                with contextlib.suppress(ConnectionError):
-                    for piece in pieces:
-                        await received.send(piece)
-                        await asyncio.sleep(0)
-                await received.wait_until_disconnected()
+        async def respond(received: BackendRequest) -> None:
+            writers.append(received.writer)
+            with contextlib.suppress(ConnectionError):
+                for piece in pieces:
+                    await received.send(piece)
+                    await asyncio.sleep(0)
+            await received.wait_until_disconnected()
 
-            async with world(Backend(respond)) as w:
-                for _ in range(2):
-                    status, headers, _ = await w.request()
-                    assert (status, headers["x-smg-error-code"]) == (502, "upstream_protocol_error")
-                assert len(set(writers)) == 2
+        async with world(Backend(respond)) as w:
+            for _ in range(2):
+                status, headers, _ = await w.request()
+                assert (status, headers["x-smg-error-code"]) == (502, "upstream_protocol_error")
+            assert len(set(writers)) == 2
 
-    run(scenario())
+    run(scenario([data]))
+    run(scenario([data[at : at + 1] for at in range(len(data))]))
 
 
 def forwarded(request: bytes, **config: object) -> BackendRequest:
