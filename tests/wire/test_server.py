@@ -15,7 +15,8 @@ import pytest
 from raw_upstream import run
 
 from maitred.core.errors import ConfigError
-from maitred.wire.exchange import Exchange
+from maitred.wire.exchange import Exchange, send_bytes
+from maitred.wire.protocol import MAX_PARKED_BYTES
 from maitred.wire.server import App, open_listener, running_server
 
 SERVER = """
@@ -136,3 +137,33 @@ def test_a_head_alone_is_not_held_back() -> None:
             return first
 
     assert run(scenario()).endswith(b"\r\n\r\n")
+
+
+def test_a_body_that_no_handler_reads_is_not_taken_either() -> None:
+    """It would fill the memory: a handler may wait for something else before it reads."""
+
+    async def scenario() -> tuple[int, bytes]:
+        may_read, unread = asyncio.Event(), list[Exchange]()
+
+        class Late(App):
+            async def __call__(self, exchange: Exchange) -> None:
+                unread.append(exchange)
+                await may_read.wait()
+                body = await exchange.read_body(1 << 30)
+                send_bytes(exchange, 200, b"%d" % len(body), b"text/plain")
+
+        async with running_server(Late(), drain_secs=0.1) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 16000000\r\n\r\n" + bytes(16_000_000))
+            before = -1
+            while not unread or before != unread[0].unread_bytes:  # until nothing more comes
+                before = unread[0].unread_bytes if unread else -1
+                await asyncio.sleep(0.02)
+            may_read.set()
+            answer = await reader.readuntil(b"16000000")
+            writer.close()
+            return before, answer
+
+    kept, answer = run(scenario())
+    assert MAX_PARKED_BYTES < kept < 4 * MAX_PARKED_BYTES
+    assert answer.startswith(b"HTTP/1.1 200")
