@@ -5,12 +5,15 @@
 Needs the environment and the tiny model of `make vllm-test`, and two cores: vLLM has the first one, the gateway and the
 clients the other. vLLM runs 16 sequences (`--max-num-seqs 16`), with one thread, without compilation and prefix cache.
 
-First it is measured how many requests per second vLLM answers at most. Then each row of the table gets the same requests at
-the same instants, at 96 % of that: chats (a tenth of the tokens, streamed) at random instants, and every 6 s a flood of bulk.
+Two starts of vLLM differ by a tenth in speed. So first it is measured, for each start, how many requests per second it answers
+at most. Then each row of the table that is measured there gets the same requests at the same instants, at 96 % of that: chats
+(a tenth of the tokens, streamed) at random instants, and every 6 s a flood of bulk.
 A request that is refused (503, 429) is sent again after its `Retry-After`, and its times count from the first attempt.
 
 Columns: time to first token of chats (p50, p90, p99, ms), mean time of a bulk request from arrival to end (s), time from the
-first request to the last answer (s), and that time over the one of vLLM alone. Under the table: how soon slots are learned,
+first request to the last answer (s), and that time over the one of vLLM alone (of the same start, so that the rows with vLLM's
+priority scheduling are compared with that). Rows name the highest class of clients, since without it all but named tenants are
+at most `default`. Under the table: how soon slots are learned,
 also after vLLM comes back with half the limit. A row takes `--secs`, each start of vLLM 20 to 40 s: 14 minutes in all, 5 with
 `--quick` (25 s for each row). Timings of a busy machine say nothing.
 """
@@ -374,20 +377,20 @@ def main() -> None:
     os.sched_setaffinity(0, {OTHER_CORE})
     gc.disable()
     chosen = [ROWS[int(number) - 1] for number in args.rows.split(",")]
-    per_sec, alone = args.per_sec, None
     print("| | chats TTFT p50 / p90 / p99, ms | bulk, s | wall, s | to vLLM alone | refused | slots at the end |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for policy in dict.fromkeys(row.policy for row in chosen):
         with run_engine(python, free_port(), SEQUENCES, policy) as engine:
             asyncio.run(measure_capacity(engine.url, 2.0, args.bulk_streamed))  # The first requests are slower.
+            per_sec, alone = args.per_sec, None
             if per_sec is None:
                 per_sec = LOAD * asyncio.run(measure_capacity(engine.url, 12.0, args.bulk_streamed))
             jobs = make_load(per_sec, secs, args.bulk_streamed)
             for row in (row for row in chosen if row.policy == policy):
                 outcome = measure_row(row, engine, jobs)
-                alone = outcome.wall if row is ROWS[0] else alone
+                alone = outcome.wall if row.flags is None else alone
                 print(table_line(row, outcome, alone), flush=True)
-    print(f"{per_sec:.1f} requests/s, of which {CHAT_SHARE * (per_sec or 0.0):.1f} are chats", flush=True)
+            print(f"{policy}: {per_sec:.1f} requests/s, of which {CHAT_SHARE * per_sec:.1f} are chats", flush=True)
     if not args.no_learning:
         show_learning(python, min(12.0, secs))
 

@@ -223,3 +223,16 @@ def test_skipping_shows_the_same(seed: int, refresh: float, delay: float) -> Non
     skipping, stepping = run(False), run(True)
     for name in Results.__struct_fields__:
         np.testing.assert_array_equal(getattr(skipping, name), getattr(stepping, name), err_msg=name)
+
+
+def test_flow_control_gives_a_place_away_between_two_looks() -> None:
+    """The queue is looked at every second. What has left since is known, and its place is not idle until the next look."""
+    flow = msgspec.convert(
+        {"mode": "flow-control", "flow_control": {"saturation_detector": "utilization", "queue_depth_threshold": 1}},
+        AdmissionConfig,
+    )
+    at = [(0, 1), (995_000, 100), (995_000, 100), (1_001_000, 1)]
+    jobs = [Job(Request(id=i, arrival=arrival, prompt_tokens=16), tokens) for i, (arrival, tokens) in enumerate(at)]
+    instance = msgspec.structs.replace(INSTANCE, max_num_seqs=1)
+    results = simulate(jobs, ClusterConfig(snapshot_refresh_interval_ms=1000), instance, admission=flow)
+    assert results.scheduled[3] == results.finished[2], "one ran and one waited at the look"

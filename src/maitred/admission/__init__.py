@@ -61,7 +61,7 @@ from maitred.admission.pools import SHARED_POOL
 from maitred.admission.presets import preset_of
 from maitred.admission.replay import RecordedAdmission, replay
 from maitred.admission.rules import bootstrap_problem, overcommit_problem
-from maitred.admission.saturation import fleet_load
+from maitred.admission.saturation import QueueEstimate, fleet_load
 from maitred.admission.tenants import tenant_problem
 from maitred.admission.ticket import Ticket, TicketState, TransitionError
 
@@ -81,6 +81,7 @@ __all__ = [
     "LoadProbe",
     "PolicyConfig",
     "PoolView",
+    "QueueEstimate",
     "Reason",
     "RecordedAdmission",
     "Refusal",

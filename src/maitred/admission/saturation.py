@@ -6,6 +6,9 @@ because they were admitted a moment ago and are on their way to an instance.
     concurrency    (in flight + unseen) / (instances · max_concurrency)
     utilization    mean over instances of max(waiting / queue_depth_threshold, KV usage / kv_cache_util_threshold)
 
+What an instance says of its queue is as old as the last look. Requests that have come and gone since are known
+(`QueueEstimate`), so a place that becomes free is given away at once, and not only after the next look.
+
 Example: 2 instances with 30 and 50 requests in flight, and max_concurrency 100. The gauge shows 80 / 200 = 0.4, and
 0.45 with 10 unseen requests.
 
@@ -28,6 +31,39 @@ SaturationDetector: TypeAlias = Callable[[FleetLoad, FlowControlConfig], Saturat
 def fleet_load(views: Sequence[InstanceView]) -> FleetLoad:
     """Return what admission may know of the instances that a router sees. O(instances)."""
     return FleetLoad(tuple(InstanceLoad(v.in_flight, v.waiting, v.running, v.kv_usage, v.index) for v in views))
+
+
+class QueueEstimate:
+    """How many requests wait in an instance, between two looks at it.
+
+    While something waits, what comes waits, and what leaves lets a waiting request run. If nothing waits, what comes takes the
+    free places first; how many there are is known once something was seen to wait, and until then all of it runs.
+
+    Example: a look shows 16 running and 5 waiting, and 2 end: 3 wait. A look shows 10 running, and 8 more are sent: since
+    16 ran when some waited, 2 of them wait.
+    """
+
+    __slots__ = ("_in_flight", "_most_running", "_running", "_waiting")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all: the instance is down, and what comes up may be another one."""
+        self._in_flight = self._waiting = self._running = self._most_running = 0
+
+    def look(self, waiting: int, running: int, in_flight: int) -> None:
+        """Take over what the instance shows, while it has `in_flight` requests of ours."""
+        self._waiting, self._running, self._in_flight = waiting, running, in_flight
+        if waiting:
+            self._most_running = running
+
+    def waiting(self, in_flight: int) -> int:
+        """Return how many wait while the instance has `in_flight` requests of ours."""
+        change = in_flight - self._in_flight
+        if self._waiting:
+            return max(0, self._waiting + change)
+        return max(0, self._running + change - self._most_running) if self._most_running else 0
 
 
 def utilization(load: FleetLoad, queue_depth: float, kv_usage: float) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from maitred.admission import QueueEstimate
 from maitred.admission.learned_slots import EngineReading, OwnRequest, OwnRequests, SlotController
 from maitred.core.histogram import Histogram
 from maitred.core.request import Request
@@ -37,6 +38,7 @@ class Backend:
         *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
         *("learned_slots", "slot_shares", "own_requests", "in_use", "reading", "first_data_times"),
+        "_queue",
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -67,6 +69,7 @@ class Backend:
         """From the sending of a request to the first data of its answer, µs."""
         self.load: ReportedLoad | None = None
         """The load that the backend reports, or None if it reports none or nothing reads it."""
+        self._queue = QueueEstimate()
         self.kv: KvReport | None = None
         """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
         self.kv_read_at = 0.0
@@ -82,9 +85,20 @@ class Backend:
         """Requests of this gateway that the backend has now."""
         return len(self.requests)
 
+    def note_load(self, load: ReportedLoad | None) -> None:
+        """Take over what the backend reports now, or None. The last report again is no new one."""
+        if load is self.load:
+            return
+        self.load = load
+        if load is None:
+            self._queue.forget()
+        else:
+            self._queue.look(load.waiting, load.running, self.in_flight)
+
     @property
     def waiting(self) -> int:
-        return 0 if self.load is None else self.load.waiting
+        """Requests that wait there, with what has come and gone since it reported its load; 0 if it does not."""
+        return 0 if self.load is None else self._queue.waiting(self.in_flight)
 
     @property
     def running(self) -> int:

@@ -200,7 +200,8 @@ class BackendFleet:
         backend.problem = problem
         if backend.healthy:
             log.warning("backend %s is down: %s", backend.url, problem)
-            backend.healthy, backend.load, backend.reading, backend.kv = False, None, None, None
+            backend.healthy, backend.reading, backend.kv = False, None, None
+            backend.note_load(None)
             if backend.learned_slots is not None:
                 backend.learned_slots.forget(monotonic_now())
             self._pollers[backend.index].reset_reported()
@@ -273,7 +274,7 @@ class BackendFleet:
         load = None
         if self._wants_load():
             load = poller.last_load if has_read_metrics else await poller.fetch_load()
-        backend.load = load if backend.healthy else None
+        backend.note_load(load if backend.healthy else None)
 
     async def _read_kv(self, backend: Backend) -> bool:
         """Read the KV memory of a backend, before it counts as up: until its capacity is known, none of it may be given away.

@@ -7,6 +7,9 @@ are two refresh timers. Both are checked only when a decision is made, as in BLI
     cached_blocks                copied from all caches at the first decision at least `cache_delay` after the last copy
     in_flight                    never stale, because the driver of the router counts it itself
 
+As in the live gateway, what has come and gone since the last copy is added to `waiting` (`admission.saturation`); not where the
+first views are blank (BLIS).
+
 The first decision sees the live state. (In BLIS it sees empty instances until the first interval is over: `BLANK`.)
 
 A cache is not really copied. Its snapshot only notes which block hashes the cache has gained and lost since the refresh. A hash
@@ -25,6 +28,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
+from maitred.admission import QueueEstimate
 from maitred.compat.instance_rules import InstanceRules
 from maitred.core.contracts import InstanceLoad, InstanceView
 from maitred.core.request import Request
@@ -100,12 +104,14 @@ class CacheSnapshot:
 class InstanceSnapshot(InstanceView):
     """An instance as of the last refreshes; what is not stale is read from the replica itself."""
 
-    __slots__ = ("_replica", "cache_source", "load_source")
+    __slots__ = ("_queue", "_replica", "cache_source", "load_source")
 
     def __init__(self, replica: Replica, load_source: Replica | InstanceLoad, cache_source: Replica | CacheSnapshot) -> None:
         self._replica = replica
         self.load_source = load_source
         self.cache_source = cache_source
+        self._queue: QueueEstimate | None = None
+        """What waits by now, or None if `waiting` is that of the last copy."""
 
     @property
     def index(self) -> int:
@@ -115,9 +121,17 @@ class InstanceSnapshot(InstanceView):
     def in_flight(self) -> int:
         return self._replica.in_flight
 
+    def copy_load(self, *, reckons: bool) -> None:
+        """Take the present load as the snapshot; with `reckons`, `waiting` follows what comes and goes from now on."""
+        replica = self._replica
+        self.load_source = InstanceLoad(0, replica.waiting, replica.running, replica.kv_usage)
+        if reckons:
+            self._queue = self._queue or QueueEstimate()
+            self._queue.look(replica.waiting, replica.running, replica.in_flight)
+
     @property
     def waiting(self) -> int:
-        return self.load_source.waiting
+        return self.load_source.waiting if self._queue is None else self._queue.waiting(self._replica.in_flight)
 
     @property
     def running(self) -> int:
@@ -136,7 +150,7 @@ class FleetSnapshots:
 
     def __init__(self, replicas: Sequence[Replica], refresh: Micros, cache_delay: Micros, initial: InitialView) -> None:
         """Both intervals are in µs; 0 means that this part of the state is live."""
-        self._replicas = replicas
+        self._reckons = initial is InitialView.LIVE
         self._load_timer, self._cache_timer = RefreshTimer(refresh, initial), RefreshTimer(cache_delay, initial)
         self._cache_snapshots: list[CacheSnapshot] = []
         self.views: list[InstanceSnapshot] = []
@@ -150,8 +164,8 @@ class FleetSnapshots:
     def refresh(self, now: Micros) -> None:
         """Copy what is due. Call this before every decision."""
         if self._load_timer.poll(now):
-            for view, replica in zip(self.views, self._replicas, strict=True):
-                view.load_source = InstanceLoad(0, replica.waiting, replica.running, replica.kv_usage)
+            for view in self.views:
+                view.copy_load(reckons=self._reckons)
         if self._cache_timer.poll(now):
             for snapshot in self._cache_snapshots:
                 snapshot.refresh()
