@@ -49,9 +49,9 @@ def test_sources() -> None:
 
     async def scenario() -> None:
         async with world(reporting(3), Backend(), slots=None) as w:
-            assert [(b.slots, b.source) for b in w.state.backends] == [(3, "reported"), (32, "learned")]
-            assert (w.state.models["m"].slots, w.state.models["m"].source) == (35, "mixed")
-            assert w.state.pools["m"].capacity == 35
+            assert [(b.slots, b.source) for b in w.state.backends] == [(3, "reported"), (8, "learned")]
+            assert (w.state.models["m"].slots, w.state.models["m"].source) == (11, "mixed")
+            assert w.state.pools["m"].capacity == 11
         async with world(reporting(3), slots=5) as w:
             assert (w.state.models["m"].slots, w.state.models["m"].source) == (5, "configured")
             assert w.backends[0].info_polls == []
