@@ -191,8 +191,9 @@ def _client_timelines(measured: Sequence[Path], clients: Sequence[Path]) -> list
 def _outside_lines(outside: OutsideTimes) -> Iterator[str]:
     alpha, per_token = outside.alpha, outside.alpha_per_token
     yield f"outside the steps: a request waits {alpha:,.0f} µs + {per_token:.3g} · prompt tokens (α)"
-    if outside.per_step:
-        yield f"between the steps: {outside.per_step:,.0f} µs each, which are part of the model now"
+    if outside.per_step or outside.per_sequence:
+        each = f" + {outside.per_sequence:,.0f} · sequences" if outside.per_sequence else ""
+        yield f"between the steps: {outside.per_step:,.0f} µs{each}, which are part of the model now"
 
 
 def _fit(measured: Sequence[Path], name: str, on: tuple[str, str, int]) -> Fit:

@@ -89,9 +89,10 @@ def seen_by_clients(latency, *, rate_per_s, seed, requests=150):
     ]
 
 
+@pytest.mark.parametrize("per_sequence", [0, 200])
 @pytest.mark.parametrize("kind", ["linear", "table"])
-def test_what_clients_see_beyond_the_steps_comes_back(kind):
-    inside, truth = LinearLatency((4_000, 10, 50)), LinearLatency((5_000, 10, 50), (7_000, 2.0, 0))
+def test_what_clients_see_beyond_the_steps_comes_back(kind, per_sequence):
+    inside, truth = LinearLatency((4_000, 10, 50)), LinearLatency((5_000, 10, 50 + per_sequence), (7_000, 2.0, 0))
     if kind == "table":
         shapes = [
             BatchShape(n, 0, p, (ChunkShape(p, 0, p),) if p else ()) for n in range(1, 40) for p in (0, 20, 100, 500, 2_000)
@@ -100,6 +101,7 @@ def test_what_clients_see_beyond_the_steps_comes_back(kind):
     timelines = [seen_by_clients(truth, rate_per_s=rate, seed=rate) for rate in (2, 6)]
     latency, outside = fit_outside(inside, timelines, InstanceConfig())
     assert outside.per_step == pytest.approx(1_000, rel=0.1)
+    assert outside.per_sequence == pytest.approx(per_sequence, rel=0.15, abs=10)
     assert outside.alpha == pytest.approx(7_000, rel=0.1)
     assert outside.alpha_per_token == pytest.approx(2.0, rel=0.25)
     other = seen_by_clients(truth, rate_per_s=4, seed=9)

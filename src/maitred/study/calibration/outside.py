@@ -4,12 +4,14 @@ Steps are measured inside the engine. Clients see more of each request: HTTP, to
 the steps what the engine does without measuring it (scheduling, sending tokens out). The requests of a timeline that clients
 saw are simulated with the step times that are known. Then
 
-    per step     the median over requests of (measured - simulated) decode time, per step; at least 0
+    c0, c1       (measured - simulated) decode time per step  =  c0 + c1 · sequences, robustly over requests: a server that
+                 sends the tokens of all sequences works longer for more of them. `sequences` is how many were between their
+                 first and last token meanwhile, on average; where that hardly differs, c1 is 0 and c0 the median
     α0, α1       TTFT measured - simulated  =  α0 + α1 · prompt tokens, robustly, of the half of the requests that waited least
                  in the simulated queue: where requests wait long, a small error of the steps is a large one of the wait
 
-A longer step changes the queue, and so the rest, hence this is repeated. The time per step goes into the latency model (β0, a
-constant of the table), because it holds the engine up. α does not.
+A longer step changes the queue, and so the rest, hence this is repeated. c0 and c1 go into the latency model (β0 and β2, the
+`sequences` of a table), because they hold the engine up. α does not.
 
 Example: steps of 10 ms, requests of 100 tokens; clients see a first token after 14 ms and the others every 11 ms. One ms per
 step is missing, and 3 ms are α0.
@@ -35,6 +37,8 @@ from maitred.study.calibration.robust import robust_line
 
 _ROUNDS: Final = 4
 _MIN_REQUESTS: Final = 10
+_LEAST_SPREAD: Final = 1.5
+"""c1 is fitted if the 90th percentile of the sequences is at least this many times the 10th."""
 _BETA7: Final = 6
 """Index of the constant of a step among the coefficients of trained-physics."""
 
@@ -43,7 +47,9 @@ class OutsideTimes(msgspec.Struct, frozen=True):
     """Times in µs."""
 
     per_step: float
-    """Time between steps that was not measured as part of one."""
+    """Time between steps that was not measured as part of one (c0)."""
+    per_sequence: float
+    """The same for each sequence that decodes (c1)."""
     alpha: float
     """What every request waits outside the engine."""
     alpha_per_token: float
@@ -59,18 +65,42 @@ def fit_outside(
     """
     if sum(map(len, timelines)) < _MIN_REQUESTS:
         raise ConfigError(f"{sum(map(len, timelines))} requests are too few", hint=f"give at least {_MIN_REQUESTS}")
-    per_step = 0.0
+    sequences = np.concatenate([_sequences(rows) for rows in timelines])
+    per_step = per_sequence = 0.0
     for _ in range(_ROUNDS):
-        simulated = [_Simulated.of(rows, replace(engine, latency=_with_step(latency, per_step))) for rows in timelines]
-        gaps = np.concatenate([each.missing_per_step() for each in simulated])
-        per_step = max(0.0, per_step + (float(np.median(gaps)) if len(gaps) else 0.0))
+        longer = replace(engine, latency=_with_step(latency, per_step, per_sequence))
+        simulated = [_Simulated.of(rows, longer) for rows in timelines]
+        missing_steps = np.concatenate([each.missing_per_step() for each in simulated])
+        per_step, per_sequence = _per_step(latency, sequences, missing_steps + per_step + per_sequence * sequences)
     waits, prompts, missing = (
         np.concatenate(columns) for columns in zip(*(each.first_tokens() for each in simulated), strict=True)
     )
     few = waits <= np.median(waits)
     alpha, per_token = robust_line(prompts[few], missing[few])
-    found = OutsideTimes(per_step, alpha, per_token)
-    return _with_alpha(_with_step(latency, per_step), found, float(np.median(prompts))), found
+    found = OutsideTimes(per_step, per_sequence, alpha, per_token)
+    return _with_alpha(_with_step(latency, per_step, per_sequence), found, float(np.median(prompts))), found
+
+
+def _sequences(rows: Sequence[MeasuredRequest]) -> Floats:
+    """Return for each request with several tokens how many requests were between their first and last token meanwhile, on
+    average."""
+    first, last = (np.array([getattr(row, name) for row in rows]) for name in ("first_token", "last_token"))
+    at = np.sort(np.concatenate([first, last]))
+    running = np.searchsorted(np.sort(first), at, side="right") - np.searchsorted(np.sort(last), at, side="right")
+    so_far = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(at))])
+    several = np.array([row.output_tokens > 1 for row in rows]) & (last > first)
+    found: Floats = (np.interp(last, at, so_far) - np.interp(first, at, so_far))[several] / (last - first)[several]
+    return found
+
+
+def _per_step(latency: LatencyConfig, sequences: Floats, missing: Floats) -> tuple[float, float]:
+    """Return c0 and c1 for these times per step."""
+    if not len(missing):
+        return 0.0, 0.0
+    low, high = np.percentile(sequences, (10, 90))
+    if high < _LEAST_SPREAD * low or isinstance(latency, TrainedPhysicsLatency):  # which has no such coefficient of its own
+        return max(0.0, float(np.median(missing))), 0.0
+    return robust_line(sequences, missing)
 
 
 def latencies_of(
@@ -105,7 +135,7 @@ class _Simulated(msgspec.Struct, frozen=True, eq=False):
         """Return how much longer than simulated a step took, by request."""
         steps = np.array([row.output_tokens - 1 for row in self.rows])
         decode = SECOND * np.array([row.last_token - row.first_token for row in self.rows])
-        several = steps > 0
+        several = (steps > 0) & (decode > 0)
         missing: Floats = (decode - self.decode)[several] / steps[several]
         return missing
 
@@ -116,13 +146,16 @@ class _Simulated(msgspec.Struct, frozen=True, eq=False):
         return self.waited, prompts, ttft - self.ttft
 
 
-def _with_step(latency: LatencyConfig, us: float) -> LatencyConfig:
-    """Return `latency` without α, in which each step takes `us` longer."""
+def _with_step(latency: LatencyConfig, us: float, per_sequence: float) -> LatencyConfig:
+    """Return `latency` without α, in which each step takes `us` longer, and `per_sequence` for each sequence."""
     if isinstance(latency, LinearLatency):
         b0, b1, b2 = latency.beta
-        return LinearLatency((b0 + us, b1, b2))
+        return LinearLatency((b0 + us, b1, b2 + per_sequence))
     if isinstance(latency, TableLatency) and latency.table is not None:
-        longer = tuple((x, time + us) for x, time in latency.table.sequences)
+        curve = latency.table.sequences
+        if len(curve) == 1:
+            curve = (curve[0], (curve[0][0] + 1, curve[0][1]))  # The last two points also serve what is beyond them.
+        longer = tuple((x, time + us + per_sequence * x) for x, time in curve)
         return TableLatency(table=replace(latency.table, sequences=longer))
     assert isinstance(latency, TrainedPhysicsLatency)
     beta = (*latency.beta[:_BETA7], latency.beta[_BETA7] + us, *latency.beta[_BETA7 + 1 :])
