@@ -41,6 +41,7 @@ class ContinuousBatch(RunningBatch):
     """The running batch of one instance, and what its next step holds."""
 
     __slots__ = (
+        "_decode_plan",
         "_largest_chunk",
         "_max_chunk_tokens",
         "_max_tokens",
@@ -62,6 +63,9 @@ class ContinuousBatch(RunningBatch):
         self._largest_chunk = min(limits.max_chunk_tokens or self._max_tokens, self._max_tokens)
         self._max_chunk_tokens = self._threshold or self._largest_chunk
         """Tokens of one chunk in the step about to be planned."""
+        self._decode_plan = StepPlan(1)
+        """The plan of the usual step, which only decodes: one object for all of them, since only its repetitions differ."""
+        self._decode_plan.is_plain = True
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         """Plan the step that begins at `now` and runs at most `max_repeats` times. `waiting` is None if no sequence waits.
@@ -77,7 +81,7 @@ class ContinuousBatch(RunningBatch):
         # costs O(block size) at most, however many sequences decode.
         if open_to is None and not self._prefilling:
             repeat = blocks.max_steps(max_repeats)
-            return StepPlan(repeat) if repeat else self._serve_in_turn()
+            return self._repeat_decodes(repeat) if repeat else self._serve_in_turn()
         if self._threshold:
             self._set_max_chunk(len(self.sequences) + (0 if waiting is None else len(waiting)))
         budget = room = self._max_tokens - self.num_decodes
@@ -97,11 +101,19 @@ class ContinuousBatch(RunningBatch):
         if open_to is not None and budget > 0:
             budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
-            return StepPlan(1, chunks, room - budget)
+            plan = StepPlan(1, chunks, room - budget)
+            plan.is_plain = not self.num_transferred
+            return plan
         if self._prefix_blocks is not None:
             # An eviction changes what is cached of a waiting prompt, and so which sequence is next and whether it fits.
             max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
-        return StepPlan(blocks.max_steps(max_repeats))
+        return self._repeat_decodes(blocks.max_steps(max_repeats))
+
+    def _repeat_decodes(self, repeat: int) -> StepPlan:
+        """Return the plan of `repeat` steps that only decode. It is valid until the next step is planned."""
+        plan = self._decode_plan
+        plan.max_repeats = repeat
+        return plan
 
     def _set_max_chunk(self, num_requests: int) -> None:
         """Set the largest chunk of the next step, with `num_requests` requests that run or wait: vLLM's rule for

@@ -20,6 +20,9 @@ class StepPlan:
     """Whether it is a step of prefill alone, while all sequences that decode stand still."""
     fetch_time: Micros = 0
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
+    is_plain: bool = False
+    """Whether it is known that every decoding sequence emits a token, nothing is preempted and every chunk computes a prompt: no
+    care is needed when the step is counted."""
 
     def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:
         """`max_repeats` is how often the step may run without being planned anew, `prefill_tokens` the sum over the chunks."""

@@ -40,6 +40,7 @@ from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
+from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.instance.queue_caps import QueueCaps
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.instance.step_run import StepRun
@@ -56,6 +57,8 @@ class EngineCore:
     def __init__(self, config: InstanceConfig, rng: Random, parts: EngineParts) -> None:
         """Raises ConfigError for an unknown scheduler."""
         self.latency = config.latency_model()
+        self._linear = self.latency if isinstance(self.latency, LinearSteps) else None
+        """The model if all steps of a run take equally long, or None."""
         self._is_spread_aware = isinstance(self.latency, SpreadAwareModel)
         self._max_model_len = config.model_len
         self._max_repeats = 1 if config.step_by_step else 1 << 60
@@ -180,14 +183,16 @@ class EngineCore:
             unseen.reveal_all()
             plan = batch.schedule(waiting, now, 1)
         # Victims come in reverse order of admission by default: each goes to the front of the queue, which restores the order.
-        for seq in plan.preempted:
-            self._requeue_preempted(seq, now)
-        if not (batch.num_decodes or plan.chunks or plan.preempted):
+        if plan.preempted:
+            for seq in plan.preempted:
+                self._requeue_preempted(seq, now)
+        elif not (batch.num_decodes or plan.chunks):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
         shape = self._spread_shape(plan) if self._is_spread_aware else batch.batch_shape(plan)
-        run = self.run = StepRun(now, plan, shape, self.latency)
+        step_time = 0 if self._linear is None else self._linear.step_time(shape)
+        run = self.run = StepRun(now, plan, shape, self.latency, step_time)
         # A full batch admits nothing, whatever the order.
-        if run.steps > 1 and waiting is not None and self._order_changes and not batch.is_full:
+        if waiting is not None and self._order_changes and run.steps > 1 and not batch.is_full:
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
                 run.truncate(changes_at)
@@ -220,25 +225,16 @@ class EngineCore:
     def commit_run(self, run: StepRun) -> None:
         """Count the steps of `run`, which has ended: prompts may be complete, sequences may end."""
         now, batch, plan = run.ends_at, self.batch, run.plan
-        held, silent = self._held, batch.num_transferred + run.departed_decodes
-        # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, so their old entries are stale.
-        if plan.stalled:
-            self._pause(plan.stalled, run.starts_at, now)
-        if plan.holds_decodes:
-            held.hold_all(batch.sequences.values(), batch.num_decodes, run.starts_at, self.itl_log)
-            silent = 0
-        elif held.count:
-            silent += held.num_resuming(plan.stalled)
-        if self.meter is not None:
-            self.meter.add_run(run.shape, run.steps, now - run.starts_at, silent)
-        if held.count and not plan.holds_decodes:
-            held.end(now, self.meter, self.itl_log, plan.stalled)
+        if not plan.is_plain or run.departed_decodes or self._held.count:
+            self._count_gaps(run)
+        elif self.meter is not None:
+            self.meter.add_run(run.shape, run.steps, now - run.starts_at)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
         if plan.chunks:
             self._commit_chunks(plan, now)
-        if plan.chunks or batch.step_index >= self._next_completion_step:  # a run that an arrival truncated ends before that
+        if batch.step_index >= self._next_completion_step:  # a run that an arrival truncated ends before that
             while (step := self._completions.first_step()) == batch.step_index:
                 self._remove_running(self._completions.pop_entry()[3], now, _FINISHED)
             self._next_completion_step = step
@@ -247,6 +243,22 @@ class EngineCore:
         if plan.stalled and self.itl_log is not None and batch.discounts_stalls:
             for seq in plan.stalled:
                 self.itl_log.on_decode_start(seq.request.id)
+
+    def _count_gaps(self, run: StepRun) -> None:
+        """Tell the meter of `run`, in which not every sequence that decodes emits a token after each step."""
+        plan, held, silent = run.plan, self._held, self.batch.num_transferred + run.departed_decodes
+        # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, so their old entries are stale.
+        if plan.stalled:
+            self._pause(plan.stalled, run.starts_at, run.ends_at)
+        if plan.holds_decodes:
+            held.hold_all(self.batch.sequences.values(), self.batch.num_decodes, run.starts_at, self.itl_log)
+            silent = 0
+        elif held.count:
+            silent += held.num_resuming(plan.stalled)
+        if self.meter is not None:
+            self.meter.add_run(run.shape, run.steps, run.ends_at - run.starts_at, silent)
+        if held.count and not plan.holds_decodes:
+            held.end(run.ends_at, self.meter, self.itl_log, plan.stalled)
 
     def withdraw(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq`, wherever it is, before its answer is complete."""
@@ -303,7 +315,10 @@ class EngineCore:
             # since.
             elif self.meter is not None:
                 self.meter.add_pause(seq.request.id, now - seq.preempted_at)
-            self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request.id])
+            step = seq.decode_origin_step + self._output_lengths[seq.request.id]
+            self._completions.add(seq, step)
+            if step < self._next_completion_step or self._next_completion_step < 0:
+                self._next_completion_step = step
             if self.itl_log is not None:
                 self.itl_log.on_decode_start(seq.request.id)
             elif self._held.count:

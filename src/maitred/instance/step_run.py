@@ -14,7 +14,6 @@ from __future__ import annotations
 from maitred.batching import StepPlan
 from maitred.core.contracts import BatchShape, LatencyModel
 from maitred.core.units import Micros
-from maitred.instance.latency.linear_steps import LinearSteps
 
 
 class StepRun:
@@ -27,24 +26,17 @@ class StepRun:
     truncated: bool = False
     """Whether it ends before anything comes of it."""
 
-    def __init__(self, starts_at: Micros, plan: StepPlan, shape: BatchShape, latency: LatencyModel) -> None:
-        """`shape` is that of the first step."""
+    def __init__(self, starts_at: Micros, plan: StepPlan, shape: BatchShape, latency: LatencyModel, step_time: Micros) -> None:
+        """`shape` is that of the first step; `step_time` is the duration of each step if all take equally long, or 0."""
         self.starts_at = starts_at
         self.plan = plan
         self.shape = shape
         self.steps = steps = plan.max_repeats
         self._latency = latency
-        step_time: Micros = 0
-        if isinstance(latency, LinearSteps):
-            step_time = latency.step_time(shape)
-            ends_at = starts_at + step_time * steps
-        else:
-            ends_at = starts_at + latency.run_time(shape, steps)
         self._step_time = step_time
-        """Duration of each step if all take equally long, or 0."""
-        self.ends_at = ends_at
+        self.ends_at: Micros = starts_at + (step_time * steps if step_time else latency.run_time(shape, steps))
         """End of its last step."""
-        self.outcome_at = ends_at
+        self.outcome_at: Micros = self.ends_at
         """Instant at which its tokens, completions and free blocks are there: `ends_at`, or earlier with BLIS's clock."""
 
     def truncate(self, now: Micros) -> None:

@@ -161,13 +161,16 @@ class BlockManager:
 
     def max_steps(self, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, for which the blocks are free now."""
-        return self.max_steps_with(self.free + self._num_opened, limit)
+        free = self.free + self._num_opened
+        # In `block_size` steps each sequence opens exactly one block, so this is the most that `limit` steps can open. It mostly
+        # fits.
+        if self._num_decodes * -(-limit // self.block_size) <= free:
+            return limit
+        return self.max_steps_with(free, limit)
 
     def max_steps_with(self, free: int, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, that open no more than `free` blocks."""
         size, decodes = self.block_size, self._num_decodes
-        # In `size` steps each sequence opens exactly one block, so this is the most that `limit` steps can open. It mostly
-        # fits.
         if decodes * -(-limit // size) <= free:
             return limit
         cycles, left = divmod(free, decodes)
