@@ -1,4 +1,4 @@
-"""Event queue: everything that is due in the simulation, as one heap of (time, kind, target), and the arrivals that feed it.
+"""Event queue: everything that is due in the simulation, as one heap of (time, kind, target), and the arrivals beside it.
 
 At one instant events come in the order of their kind, then of their target:
 
@@ -10,12 +10,13 @@ The order never depends on the order of the pushes, because that depends on the 
 an instance at t joins the step that begins at t, and a step that ends at t has freed its KV and slots by then. All decisions
 about requests precede the events of instances at the same instant, as in BLIS.
 
-    heap                                        at t = 260
+    heap and next arrival                       at t = 260
     (260, INSTANCE, 1)                          1. request 7 arrives, and finds the wait queue of admission full
-    (260, ARRIVAL, 7)                           2. the step of instance 1 ends, and frees a slot
+    request 7 at 260                            2. the step of instance 1 ends, and frees a slot
                                                 3. the next step of instance 1 begins
 
-The workload is read one job ahead. Jobs that a reactive workload adds when a request ends are merged by (arrival, id).
+Arrivals are no entries of the heap: they are in order as they come, so the next one is compared with the head of the heap. The
+workload is read one job ahead. Jobs that a reactive workload adds when a request ends are merged by (arrival, id).
 
 This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from heapq import heappush
+from heapq import heappop, heappush
 from typing import Final
 
 from maitred.core.errors import ConfigError
@@ -41,35 +42,35 @@ _LATEST_ARRIVAL: Final = 10_000 * _YEAR
 
 
 class SimEventKind(IntEnum):
-    """The kinds of events, in their order at one instant. The comment of each says what its target is."""
+    """The kinds of events, in their order at one instant; arrivals precede them all. The comment of each says what its target
+    is."""
 
-    ARRIVAL = 0
-    """A request arrives. The target is its id."""
-    DECISION = 1
+    DECISION = 0
     """The admission latency is over. The target is a `DelayLine` id, as for ROUTING, TRANSFER and ENTRY."""
-    ROUTING = 2
+    ROUTING = 1
     """The routing latency is over."""
-    DEADLINE = 3
+    DEADLINE = 2
     """The deadline of a request that is in no instance yet. The target is its id."""
-    ADMISSION = 4
+    ADMISSION = 3
     """The timer of the admission core. The target is 0."""
-    PROGRAMS = 5
+    PROGRAMS = 4
     """The timer of the programs core, and its decisions about what has ended at this instant. The target is 0."""
-    TRANSFER = 6
+    TRANSFER = 5
     """The KV of a prompt has reached its decode instance."""
-    ENTRY = 7
+    ENTRY = 6
     """The queueing delay is over: the request enters the wait queue of its instance."""
-    INSTANCE = 8
+    INSTANCE = 7
     """Something happens in an instance. The target is its index."""
-    SLOTS = 9
+    SLOTS = 8
     """A look at all instances, for learned slots. The target is 0."""
-    SAMPLE = 10
+    SAMPLE = 9
     """A sample of all instances is due. The target is 0."""
 
 
-ARRIVAL: Final = SimEventKind.ARRIVAL
 INSTANCE: Final = SimEventKind.INSTANCE
-"""The two kinds that every request needs, as constants: looking up a member of an enum is slow."""
+"""The kind that every request needs, as a constant: looking up a member of an enum is slow."""
+NO_ARRIVAL: Final = 1 << 62
+"""An instant that never comes: no request is still to arrive."""
 
 
 class EventQueue:
@@ -92,13 +93,16 @@ class EventQueue:
 class ArrivalFeed:
     """The jobs that have not arrived yet: the next one of the workload, and those that a reactive workload has added."""
 
-    def __init__(self, jobs: Iterable[Job], event_queue: EventQueue, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, jobs: Iterable[Job], progress: Callable[[int], None] | None) -> None:
         """`progress` is called from time to time with the number of arrived requests."""
         self._jobs = iter(jobs)
-        self._event_queue = event_queue
-        self._scheduled: dict[RequestId, Job] = {}
-        self._last_read_id: RequestId | None = None
-        """The request that makes the feed read the next job when it arrives, or None at the end of the workload."""
+        self._head: Job | None = None
+        """The next job of the workload, which is read ahead, or None at its end."""
+        self._added: list[tuple[Micros, RequestId]] = []
+        """Heap of the arrivals that a reactive workload has added."""
+        self._added_jobs: dict[RequestId, Job] = {}
+        self.next_at: Micros = NO_ARRIVAL
+        """When the next request arrives; NO_ARRIVAL: no request is still to arrive."""
         self._progress = progress
         self.num_arrived = 0
         self._workload = jobs
@@ -106,31 +110,40 @@ class ArrivalFeed:
 
     def __bool__(self) -> bool:
         """Return whether any request is still to arrive."""
-        return bool(self._scheduled)
+        return self.next_at != NO_ARRIVAL
 
     def read_next(self, now: Micros) -> None:
-        """Schedule the next job of the workload. Raises ConfigError if its arrival lies before `now`."""
-        job = next(self._jobs, None)
+        """Read the next job of the workload. Raises ConfigError if its arrival lies before `now`."""
+        self._head = job = next(self._jobs, None)
         if job is None:
-            self._last_read_id = None
+            self.next_at = self._added[0][0] if self._added else NO_ARRIVAL
             return
-        request = job.request
-        if request.arrival < now:
+        arrival = job.request.arrival
+        if arrival < now:
             before = f"after one that arrived at {now} µs" if self.num_arrived else "before the run begins at 0"
-            what = f"request {request.id} arrives at {request.arrival} µs, {before}"
+            what = f"request {job.request.id} arrives at {arrival} µs, {before}"
             raise ConfigError(what, hint="give the jobs in the order of arrival")
-        self._last_read_id = request.id
-        self._schedule(job)
+        if arrival > _LATEST_ARRIVAL:
+            raise _too_late(job.request)
+        if self._added:
+            if job.request.id in self._added_jobs:
+                raise _repeated_id(job.request)
+            arrival = min(arrival, self._added[0][0])
+        self.next_at = arrival
 
-    def pop_arrival(self, request_id: RequestId, now: Micros) -> Job:
-        """Return the job that arrives at `now`, and schedule the next one of the workload if this was the last one read."""
-        job = self._scheduled.pop(request_id)
+    def pop_arrival(self, now: Micros) -> Job:
+        """Return the job that arrives at `now`, which is `next_at`, and find the next one."""
         if self._progress is not None and self.num_arrived % _PROGRESS_EVERY == 0:
             self._progress(self.num_arrived)
         self.num_arrived += 1
-        if request_id == self._last_read_id:
-            self.read_next(now)
-        return job
+        head = self._head
+        if self._added and (head is None or self._added[0] < (head.request.arrival, head.request.id)):
+            job = self._added_jobs.pop(heappop(self._added)[1])
+            self._find_next()
+            return job
+        assert head is not None
+        self.read_next(now)
+        return head
 
     def report_progress(self) -> None:
         """Report the number of arrived requests."""
@@ -147,18 +160,32 @@ class ArrivalFeed:
             if job.request.arrival < now:
                 what = f"request {job.request.id} follows at {job.request.arrival} µs from one that ended at {now} µs"
                 raise ConfigError(what, hint="what follows arrives then or later")
-            self._schedule(job)
+            self._add(job)
+        self._find_next()
 
     def is_program_over(self, program: str) -> bool:
         """Return whether the workload knows that no more requests of a program will come."""
         return bool(program) and is_program_over(self._workload, program)
 
-    def _schedule(self, job: Job) -> None:
+    def _add(self, job: Job) -> None:
         request = job.request
-        if request.id in self._scheduled:
-            raise ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
+        if request.id in self._added_jobs or (self._head is not None and self._head.request.id == request.id):
+            raise _repeated_id(request)
         if request.arrival > _LATEST_ARRIVAL:
-            what = f"request {request.id} arrives at {request.arrival} µs, in {request.arrival // _YEAR:,} years"
-            raise ConfigError(what, hint="arrivals are µs since the start of the run")
-        self._scheduled[request.id] = job
-        heappush(self._event_queue.heap, (request.arrival, ARRIVAL, request.id))
+            raise _too_late(request)
+        self._added_jobs[request.id] = job
+        heappush(self._added, (request.arrival, request.id))
+
+    def _find_next(self) -> None:
+        """Note when the next request arrives, after the added ones have changed."""
+        at = NO_ARRIVAL if self._head is None else self._head.request.arrival
+        self.next_at = min(at, self._added[0][0]) if self._added else at
+
+
+def _repeated_id(request: Request) -> ConfigError:
+    return ConfigError(f"two requests of the workload have the id {request.id}", hint="ids must be unique")
+
+
+def _too_late(request: Request) -> ConfigError:
+    what = f"request {request.id} arrives at {request.arrival} µs, in {request.arrival // _YEAR:,} years"
+    return ConfigError(what, hint="arrivals are µs since the start of the run")

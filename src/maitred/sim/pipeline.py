@@ -40,6 +40,7 @@ from maitred.sim.results import NEVER, Outcome
 from maitred.sim.rows import ResultRows
 from maitred.sim.slot_learning import SimulatedSlots
 from maitred.sim.timeline_log import TimelineLog
+from maitred.workload import Job
 
 _OUTCOMES: Final = {
     EventKind.FINISHED: Outcome.COMPLETED,
@@ -109,8 +110,7 @@ class Pipeline:
         self._withdrawn: set[RequestId] = set()
         """Requests that were withdrawn from it meanwhile, by what followed from an earlier one of these events."""
 
-    def on_arrival(self, request_id: RequestId, now: Micros) -> None:
-        job = self._arrivals.pop_arrival(request_id, now)
+    def on_arrival(self, job: Job, now: Micros) -> None:
         if self._admission is not None:
             job = self._admission.with_effective_class(job)
         request = job.request

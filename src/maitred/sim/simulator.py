@@ -26,7 +26,7 @@ from maitred.routing import RoutingConfig
 from maitred.sim.admission_driver import AdmissionDriver, make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
 from maitred.sim.disaggregation import Disaggregation
-from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
+from maitred.sim.event_queue import NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
@@ -38,7 +38,7 @@ from maitred.sim.slot_learning import make_slot_learning
 from maitred.sim.timeline_log import TimelineLog
 from maitred.workload import Job
 
-_NO_HORIZON: Micros = 1 << 62
+_NO_HORIZON: Micros = NO_ARRIVAL - 1
 _Handler: TypeAlias = Callable[[int, Micros], None]
 """Handles an event, given its target and the time."""
 
@@ -73,7 +73,7 @@ def simulate(
     Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.
     """
     cluster, instance, event_queue = cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig()), EventQueue()
-    arrivals = ArrivalFeed(jobs, event_queue, progress)
+    arrivals = ArrivalFeed(jobs, progress)
     fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
     # Every part has a random stream of its own, named by the seed: a policy that draws more shifts no other part.
     rows = make_rows(instance.latency_model().overheads, cluster.num_instances, sink)
@@ -87,7 +87,7 @@ def simulate(
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
     arrivals.read_next(0)
-    _run(event_queue, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
+    _run(event_queue, arrivals, pipeline, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
     if arrivals or pipeline.live:
         assert horizon is not None
         pipeline.record_unfinished(horizon)
@@ -125,22 +125,38 @@ def _collect_results(
     )
 
 
-def _run(event_queue: EventQueue, fleet: SimulatedFleet, handlers: Sequence[_Handler], last: Micros) -> None:
-    """Handle all events up to and including `last`. `handlers` are by event kind."""
+def _run(
+    event_queue: EventQueue,
+    arrivals: ArrivalFeed,
+    pipeline: Pipeline,
+    fleet: SimulatedFleet,
+    handlers: Sequence[_Handler],
+    last: Micros,
+) -> None:
+    """Handle all arrivals and events up to and including `last`. `handlers` are by event kind."""
     heap, dirty = event_queue.heap, fleet.dirty
-    while heap and heap[0][0] <= last:
-        now, kind, target = heappop(heap)
-        event_queue.now = now
-        handlers[kind](target, now)
+    while True:
+        now = arrivals.next_at
+        if heap and heap[0][0] < now:
+            now = heap[0][0]
+            if now > last:
+                return
+            event_queue.now = now
+            _, kind, target = heappop(heap)
+            handlers[kind](target, now)
+        elif now <= last:
+            event_queue.now = now
+            pipeline.on_arrival(arrivals.pop_arrival(now), now)
+        else:
+            return
         # A step that began before the last event of this instant would miss a request that enters its instance with it.
-        if dirty and not (heap and heap[0][0] == now):
+        if dirty and arrivals.next_at != now and not (heap and heap[0][0] == now):
             fleet.resume_dirty()
 
 
 def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]:
     """Return the handlers, by event kind."""
     handlers: dict[SimEventKind, _Handler] = {
-        SimEventKind.ARRIVAL: pipeline.on_arrival,
         SimEventKind.DECISION: pipeline.on_admission_due,
         SimEventKind.ROUTING: pipeline.on_routing_due,
         SimEventKind.DEADLINE: pipeline.on_deadline,
