@@ -40,7 +40,6 @@ from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
-from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.instance.queue_caps import QueueCaps
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.instance.step_run import StepRun
@@ -57,8 +56,6 @@ class EngineCore:
     def __init__(self, config: InstanceConfig, rng: Random, parts: EngineParts) -> None:
         """Raises ConfigError for an unknown scheduler."""
         self.latency = config.latency_model()
-        self._linear = self.latency if isinstance(self.latency, LinearSteps) else None
-        """The model if all steps of a run take equally long, or None."""
         self._is_spread_aware = isinstance(self.latency, SpreadAwareModel)
         self._max_model_len = config.model_len
         self._max_repeats = 1 if config.step_by_step else 1 << 60
@@ -89,6 +86,7 @@ class EngineCore:
         """Whether `events` has those of first tokens."""
         self.run: StepRun | None = None
         """The run in progress, or None between runs and when idle."""
+        self._next_run = StepRun(self.latency)
         self.next_start: Micros = 0
         """The instant (µs) at which the next step begins, if no run is in progress and there is work."""
         self.queue_caps = QueueCaps(config.max_num_queued_reqs, config.max_num_queued_tokens)
@@ -188,9 +186,14 @@ class EngineCore:
                 self._requeue_preempted(seq, now)
         elif not (batch.num_decodes or plan.chunks):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
-        shape = self._spread_shape(plan) if self._is_spread_aware else batch.batch_shape(plan)
-        step_time = 0 if self._linear is None else self._linear.step_time(shape)
-        run = self.run = StepRun(now, plan, shape, self.latency, step_time)
+        if self._is_spread_aware:
+            shape = self._spread_shape(plan)
+        elif plan.chunks or not plan.is_plain:
+            shape = batch.batch_shape(plan)
+        else:
+            shape = BatchShape(batch.num_decodes, batch.context_tokens)
+        run = self.run = self._next_run
+        run.begin(now, plan, shape)
         # A full batch admits nothing, whatever the order.
         if waiting is not None and self._order_changes and run.steps > 1 and not batch.is_full:
             changes_at = waiting.next_order_change(now)
@@ -228,7 +231,10 @@ class EngineCore:
         if not plan.is_plain or run.departed_decodes or self._held.count:
             self._count_gaps(run)
         elif self.meter is not None:
-            self.meter.add_run(run.shape, run.steps, now - run.starts_at)
+            if run.step_time:
+                self.meter.add_equal_steps(run.shape.num_decodes, run.steps, run.step_time)
+            else:
+                self.meter.add_run(run.shape, run.steps, now - run.starts_at)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.

@@ -136,21 +136,25 @@ class StepMeter:
     def add_run(self, shape: BatchShape, steps: int, time: Micros, not_emitting: int = 0) -> None:
         """Add `steps` steps that have ended and took `time` together; the first of them had this shape. `not_emitting` of its
         decoding sequences have no such gap: they had stood still before, or have left meanwhile."""
-        self.busy_time += time
         decodes = shape.num_decodes - not_emitting
-        if not decodes:
+        if steps == 1 or not decodes:
+            self.add_equal_steps(decodes, 1, time)
             return
         # More context never makes a step shorter. So if the first step times the number of steps is the whole time, all are
         # equal.
-        if steps == 1 or self._is_constant:
-            gap = time // steps
+        gap = self._latency.step_time(shape)
+        if gap * steps == time:
+            self.add_equal_steps(decodes, steps, gap)
         else:
-            gap = self._latency.step_time(shape)
-            if gap * steps != time:
-                self._add_growing(shape, steps, time, gap)
-                return
+            self._add_growing(shape, steps, time, gap)
+
+    def add_equal_steps(self, decodes: int, steps: int, gap: Micros) -> None:
+        """Add `steps` steps that have ended and took `gap` each, and after each of which `decodes` sequences had a token more."""
+        self.busy_time += gap * steps
+        if not decodes:
+            return
         if self._itl_log is not None:
-            self._itl_log.add_steps(gap if self._is_constant else bucket_index(gap + self._overhead), steps, time)
+            self._itl_log.add_steps(gap if self._is_constant else bucket_index(gap + self._overhead), steps, gap * steps)
         counts = self._exact_counts
         if gap in counts:
             counts[gap] += decodes * steps
@@ -177,6 +181,7 @@ class StepMeter:
 
     def _add_growing(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""
+        self.busy_time += span
         overhead, decodes = self._overhead, shape.num_decodes
         last = self._step_time(shape, steps - 1)
         counts: dict[int, int] = {}

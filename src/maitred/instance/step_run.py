@@ -14,36 +14,67 @@ from __future__ import annotations
 from maitred.batching import StepPlan
 from maitred.core.contracts import BatchShape, LatencyModel
 from maitred.core.units import Micros
+from maitred.instance.latency.linear_steps import LinearSteps
 
 
 class StepRun:
-    """The step in progress and its repetitions."""
+    """The step in progress and its repetitions. An engine makes one run after the other, so it has one object for all of them."""
 
-    departed_decodes: int = 0
-    """Sequences that decoded in it and have left since. Their tokens reach no client."""
-    partially_committed: bool = False
-    """Whether steps before `starts_at` have been counted already. Then the next step has not begun at `starts_at` itself."""
-    truncated: bool = False
-    """Whether it ends before anything comes of it."""
+    __slots__ = (
+        "_latency",
+        "_linear",
+        "departed_decodes",
+        "ends_at",
+        "outcome_at",
+        "partially_committed",
+        "plan",
+        "shape",
+        "starts_at",
+        "step_time",
+        "steps",
+        "truncated",
+    )
 
-    def __init__(self, starts_at: Micros, plan: StepPlan, shape: BatchShape, latency: LatencyModel, step_time: Micros) -> None:
-        """`shape` is that of the first step; `step_time` is the duration of each step if all take equally long, or 0."""
+    def __init__(self, latency: LatencyModel) -> None:
+        self._latency = latency
+        self._linear = latency if isinstance(latency, LinearSteps) else None
+        self.starts_at: Micros = 0
+        self.plan = StepPlan(0)
+        self.shape = BatchShape(0, 0)
+        """The work of its first step."""
+        self.steps = 0
+        self.step_time: Micros = 0
+        """Duration of each step if all take equally long, or 0."""
+        self.ends_at: Micros = 0
+        """End of its last step."""
+        self.outcome_at: Micros = 0
+        """Instant at which its tokens, completions and free blocks are there: `ends_at`, or earlier with BLIS's clock."""
+        self.departed_decodes = 0
+        """Sequences that decoded in it and have left since. Their tokens reach no client."""
+        self.partially_committed = False
+        """Whether steps before `starts_at` have been counted already. Then the next step has not begun at `starts_at` itself."""
+        self.truncated = False
+        """Whether it ends before anything comes of it."""
+
+    def begin(self, starts_at: Micros, plan: StepPlan, shape: BatchShape) -> None:
+        """Begin with the steps of `plan`; `shape` is that of the first one."""
         self.starts_at = starts_at
         self.plan = plan
         self.shape = shape
         self.steps = steps = plan.max_repeats
-        self._latency = latency
-        self._step_time = step_time
-        self.ends_at: Micros = starts_at + (step_time * steps if step_time else latency.run_time(shape, steps))
-        """End of its last step."""
-        self.outcome_at: Micros = self.ends_at
-        """Instant at which its tokens, completions and free blocks are there: `ends_at`, or earlier with BLIS's clock."""
+        if self._linear is not None:
+            self.step_time = step_time = self._linear.step_time(shape)
+            self.ends_at = self.outcome_at = starts_at + step_time * steps
+        else:
+            self.ends_at = self.outcome_at = starts_at + self._latency.run_time(shape, steps)
+        self.departed_decodes = 0
+        self.partially_committed = self.truncated = False
 
     def truncate(self, now: Micros) -> None:
         """End the run at the first step boundary at or after `now`, and not before its first step has ended."""
         if self.steps == 1 or self.ends_at <= now:
             return
-        step_time = self._step_time
+        step_time = self.step_time
         if not step_time:
             steps = self._steps_until(now)
             if steps < self.steps:

@@ -19,6 +19,7 @@ This module is compiled (`[tool.maitred]` in pyproject.toml).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from maitred.admission import ReleaseReason
@@ -171,9 +172,15 @@ class Pipeline:
         elif index > event_queue.last_turn_index:
             event_queue.last_turn_index = index
         self._dirty[replica] = None
-        self._turn = replica
         # The common case calls the instance directly: a list of deferred events exists only after a withdrawal.
-        for event in replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now):
+        events = replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now)
+        if events:
+            self._handle_events(events, replica, now)
+
+    def _handle_events(self, events: Sequence[InstanceEvent], replica: Replica, now: Micros) -> None:
+        """Handle the events of an instance, at its turn."""
+        self._turn = replica
+        for event in events:
             if self._withdrawn and event.seq.request.id in self._withdrawn:
                 continue  # What it would get at this very instant is lost with its slot.
             kind = event.kind
