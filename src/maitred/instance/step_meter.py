@@ -26,6 +26,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 from typing import Final
 
 from maitred.core.contracts import BatchShape, LatencyModel
@@ -104,6 +105,10 @@ class ItlLog:
         self._open_intervals.clear()
 
 
+_bucket_of = lru_cache(maxsize=1 << 16)(bucket_index)
+"""A look-up is cheaper than a logarithm, and the same durations come again and again."""
+_LONGEST: Final = 1 << 62
+"""No gap is longer (µs)."""
 _MAX_EXACT_GAPS: Final = 4096
 """Different gaps that are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
 
@@ -111,7 +116,19 @@ _MAX_EXACT_GAPS: Final = 4096
 class StepMeter:
     """The meter of one instance, which adds every run when it has ended."""
 
-    __slots__ = ("_exact_counts", "_is_constant", "_itl_log", "_latency", "_overhead", "_sketch", "busy_time")
+    __slots__ = (
+        "_exact_counts",
+        "_growing_counts",
+        "_growing_total",
+        "_is_constant",
+        "_itl_log",
+        "_largest_growing",
+        "_latency",
+        "_overhead",
+        "_sketch",
+        "_smallest_growing",
+        "busy_time",
+    )
 
     def __init__(self, latency: LatencyModel, itl_log: ItlLog | None = None) -> None:
         """`latency` is the model of the instance; its overhead per output token is part of every gap. `itl_log` receives the
@@ -126,6 +143,12 @@ class StepMeter:
         self._sketch = QuantileSketch()
         self._exact_counts: dict[Micros, int] = {}
         """Counts of the gaps (µs, without overhead) that are not in the sketch yet."""
+        self._growing_counts: dict[int, int] = {}
+        """Counts, by bucket, of the gaps in runs of growing steps that are not in the sketch yet."""
+        self._growing_total: Micros = 0
+        """The sum of these gaps, with overhead; the smallest and the largest of them are beside it."""
+        self._smallest_growing: Micros = _LONGEST
+        self._largest_growing: Micros = 0
 
     @property
     def itl_sketch(self) -> QuantileSketch:
@@ -174,7 +197,12 @@ class StepMeter:
         self._exact_counts[gap] = self._exact_counts.get(gap, 0) + count
 
     def _flush_counts(self) -> None:
-        """Put the gaps that are counted exactly into the sketch."""
+        """Put the gaps that are not in the sketch yet into it."""
+        if self._growing_counts:
+            totals = (self._growing_total, self._smallest_growing, self._largest_growing)
+            self._sketch.add_buckets(self._growing_counts, *totals)
+            self._growing_counts.clear()
+            self._growing_total, self._smallest_growing, self._largest_growing = 0, _LONGEST, 0
         overhead = self._overhead
         self._sketch.add_counts({gap + overhead: times for gap, times in self._exact_counts.items()})
         self._exact_counts.clear()
@@ -182,29 +210,33 @@ class StepMeter:
     def _add_growing(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""
         self.busy_time += span
-        overhead, decodes = self._overhead, shape.num_decodes
-        last = self._step_time(shape, steps - 1)
-        counts: dict[int, int] = {}
-        step, bucket, time_before = 0, bucket_index(first + overhead), 0
-        last_bucket = bucket_index(last + overhead)
+        overhead, decodes, counts = self._overhead, shape.num_decodes, self._growing_counts
+        self._growing_total += (span + steps * overhead) * decodes
+        first += overhead
+        last = self._step_time(shape, steps - 1) + overhead
+        if first < self._smallest_growing:
+            self._smallest_growing = first
+        if last > self._largest_growing:
+            self._largest_growing = last
+        step, bucket, time_before = 0, _bucket_of(first), 0
+        last_bucket = _bucket_of(last)
         # A bucket is 1 % wide, and contexts grow by one token per step: runs of thousands of steps pass through few buckets.
         while step < steps:
             beyond = steps if bucket == last_bucket else self._first_step_beyond(bucket, shape, step, steps - 1)
-            counts[bucket] = (beyond - step) * decodes
+            counts[bucket] = counts.get(bucket, 0) + (beyond - step) * decodes
             if self._itl_log is not None:
                 time = self._latency.run_time(shape, beyond)
                 self._itl_log.add_steps(bucket, beyond - step, time - time_before)
                 time_before = time
             step = beyond
             if step < steps:
-                bucket = bucket_index(self._step_time(shape, step) + overhead)
-        self._sketch.add_buckets(counts, (span + steps * overhead) * decodes, first + overhead, last + overhead)
+                bucket = _bucket_of(self._step_time(shape, step) + overhead)
 
     def _first_step_beyond(self, bucket: int, shape: BatchShape, low: int, high: int) -> int:
         """Return the first step with a duration beyond `bucket`: after `low`, and `high` at the latest."""
         while high - low > 1:
             middle = (low + high) // 2
-            if bucket_index(self._step_time(shape, middle) + self._overhead) <= bucket:
+            if _bucket_of(self._step_time(shape, middle) + self._overhead) <= bucket:
                 low = middle
             else:
                 high = middle

@@ -39,9 +39,7 @@ SHIFT = 48
 _ONE = 1 << SHIFT
 _FRACTION_MASK = _ONE - 1
 _UNIT = 1 / _ONE
-_PLAIN_SUM_STEPS = 4
-"""Steps up to which the plain sum is fastest."""
-_EUCLID_STEPS = 16
+_EUCLID_STEPS = 48
 """Steps up to which the plain sum is faster than Euclid's algorithm."""
 
 
@@ -166,21 +164,17 @@ def _untruncated_steps(first: float, growth: float, span: Micros) -> int:
 
 def sum_of_floors(first: int, growth: int, steps: int) -> int:
     """Return Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
-    total = 0
-    if steps > _PLAIN_SUM_STEPS:
-        # The whole µs of `first` and `growth` are an arithmetic series. What is left are fractions, which often never add up to
-        # another µs within the run.
-        total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
-        first &= _FRACTION_MASK
-        growth &= _FRACTION_MASK
-        if first + growth * (steps - 1) < _ONE:
-            return total
-        if steps > _EUCLID_STEPS:
-            return total + _euclidean_sum_of_floors(steps, _ONE, growth, first)
-    for _ in range(steps):
-        total += first >> SHIFT
-        first += growth
-    return total
+    # The whole µs of `first` and `growth` are an arithmetic series. What is left are fractions, which often never add up to
+    # another µs within the run.
+    total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
+    first &= _FRACTION_MASK
+    growth &= _FRACTION_MASK
+    end = first + growth * steps
+    if end - growth < _ONE:
+        return total
+    if steps > _EUCLID_STEPS:
+        return total + _euclidean_sum_of_floors(steps, _ONE, growth, first)
+    return total + sum([time >> SHIFT for time in range(first, end, growth)])
 
 
 def _euclidean_sum_of_floors(steps: int, modulus: int, growth: int, first: int) -> int:
