@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.instance.latency.affine import (
-    SHIFT,
     AffineCost,
     Envelope,
     RunPart,
@@ -17,8 +16,8 @@ from maitred.instance.latency.affine import (
     run_time_from,
     step_time_at,
     steps_within_span,
-    sum_of_floors,
 )
+from maitred.instance.latency.floor_sums import SHIFT, sum_of_floors
 
 FINE = 1 / 2**40
 LINES = st.lists(

@@ -21,7 +21,7 @@ class StepPlan:
     fetch_time: Micros = 0
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
     is_plain: bool = False
-    """Whether it is known that every decoding sequence emits a token, nothing is preempted and every chunk computes a prompt: no
+    """Whether it is known that every decoding sequence emits a token, nothing is preempted and no KV was transferred: no
     care is needed when the step is counted."""
 
     def __init__(self, max_repeats: int, chunks: Sequence[PrefillChunk] = (), prefill_tokens: int = 0) -> None:

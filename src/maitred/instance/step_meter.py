@@ -172,7 +172,7 @@ class StepMeter:
             self._add_growing(shape, steps, time, gap)
 
     def add_equal_steps(self, decodes: int, steps: int, gap: Micros) -> None:
-        """Add `steps` steps that have ended and took `gap` each, and after each of which `decodes` sequences had a token more."""
+        """Add `steps` steps that have ended and took `gap` each. After each of them `decodes` sequences had a token more."""
         self.busy_time += gap * steps
         if not decodes:
             return
@@ -214,10 +214,8 @@ class StepMeter:
         self._growing_total += (span + steps * overhead) * decodes
         first += overhead
         last = self._step_time(shape, steps - 1) + overhead
-        if first < self._smallest_growing:
-            self._smallest_growing = first
-        if last > self._largest_growing:
-            self._largest_growing = last
+        self._smallest_growing = min(self._smallest_growing, first)
+        self._largest_growing = max(self._largest_growing, last)
         step, bucket, time_before = 0, _bucket_of(first), 0
         last_bucket = _bucket_of(last)
         # A bucket is 1 % wide, and contexts grow by one token per step: runs of thousands of steps pass through few buckets.

@@ -18,7 +18,7 @@ from maitred.instance.latency.linear_steps import LinearSteps
 
 
 class StepRun:
-    """The step in progress and its repetitions. An engine makes one run after the other, so it has one object for all of them."""
+    """The step in progress and its repetitions. An engine makes one run after the other, with one object for all of them."""
 
     __slots__ = (
         "_latency",
@@ -52,7 +52,7 @@ class StepRun:
         self.departed_decodes = 0
         """Sequences that decoded in it and have left since. Their tokens reach no client."""
         self.partially_committed = False
-        """Whether steps before `starts_at` have been counted already. Then the next step has not begun at `starts_at` itself."""
+        """Whether steps before `starts_at` have been counted already. Then the next step has not begun at `starts_at`."""
         self.truncated = False
         """Whether it ends before anything comes of it."""
 

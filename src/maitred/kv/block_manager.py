@@ -162,8 +162,8 @@ class BlockManager:
     def max_steps(self, limit: int) -> int:
         """Return the largest number of steps, at most `limit`, for which the blocks are free now."""
         free = self.free + self._num_opened
-        # In `block_size` steps each sequence opens exactly one block, so this is the most that `limit` steps can open. It mostly
-        # fits.
+        # In `block_size` steps each sequence opens exactly one block, so this is the most that `limit` steps can open. Mostly
+        # it fits.
         if self._num_decodes * -(-limit // self.block_size) <= free:
             return limit
         return self.max_steps_with(free, limit)

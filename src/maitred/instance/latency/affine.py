@@ -7,9 +7,8 @@ truncated to a whole µs:
     t(j) = floor(max over lines of (a + b·(C + N·j)))
 
 Lines are kept as integers in units of 2^-48 µs. Truncation is a shift, comparison is exact, and where the largest line
-changes is known beforehand, so a run is a few segments on one line each. On one line the sum of the truncated times is a sum
-of floors of an arithmetic progression, which Euclid's algorithm knows in O(log steps); for short segments the plain sum is
-faster. Nothing is rounded on the way: a run takes what its steps take, one by one, to the microsecond.
+changes is known beforehand, so a run is a few segments on one line each, which `floor_sums` adds up. Nothing is rounded on the
+way: a run takes what its steps take, one by one, to the microsecond.
 
 Example: t = max(100 + 0.25·context, 175) µs, 2 sequences with 290 tokens of context together, and a run of 10 steps. The lines
 cross at a context of 300, so the first 5 steps (290 to 298 tokens) take 175 µs each, and the others (300 to 308 tokens) take
@@ -26,21 +25,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from math import sqrt
 from typing import TypeAlias
 
 import msgspec
 
 from maitred.core.contracts import UNIFORM_CONTEXTS, BatchShape, ContextSpread, Overheads
 from maitred.core.units import Micros
+from maitred.instance.latency.floor_sums import SHIFT, steps_on_line_within, sum_of_floors
 
-SHIFT = 48
-"""Bits after the binary point. A slope is off by less than 2^-49 µs per token: 2e-8 µs over ten million tokens of context."""
 _ONE = 1 << SHIFT
-_FRACTION_MASK = _ONE - 1
-_UNIT = 1 / _ONE
-_EUCLID_STEPS = 48
-"""Steps up to which the plain sum is faster than Euclid's algorithm."""
 
 
 class AffineCost(msgspec.Struct, frozen=True, gc=False):
@@ -114,7 +107,7 @@ def steps_within_span(times: Envelope, context: int, growth: int, span: Micros, 
         here = limit - made
         if segment.until is not None:
             here = _steps_below(segment.until, context, growth, here)
-        fit, left = _steps_on_line_within(segment.base + segment.slope * context, segment.slope * growth, left, here)
+        fit, left = steps_on_line_within(segment.base + segment.slope * context, segment.slope * growth, left, here)
         made += fit
         context += growth * fit
         if fit < here:
@@ -133,65 +126,6 @@ def _segment_at(times: Envelope, context: int) -> EnvelopeSegment:
 def _steps_below(until: int, context: int, growth: int, steps: int) -> int:
     """Return how many of the next `steps` steps have a context below `until`. The first one has."""
     return min(steps, -((context - until) // growth)) if growth else steps
-
-
-def _steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
-    """Return the largest number of steps, at most `limit`, within `span`, and what is left of the span.
-
-    Each round makes as many steps at once as are sure to fit, which is at least half of those that do. Mostly it is all of
-    them, or all but one, so there are few rounds.
-    """
-    made = 0
-    while made < limit and span >= (time := first >> SHIFT):
-        steps = min(limit - made, span // time)
-        last = (first + growth * (steps - 1)) >> SHIFT
-        if last > 2 * time:
-            steps = min(steps, _untruncated_steps(first * _UNIT, growth * _UNIT, span))
-        elif last * steps > span:
-            steps = span // last
-        span -= sum_of_floors(first, growth, steps)
-        first += growth * steps
-        made += steps
-    return made, span
-
-
-def _untruncated_steps(first: float, growth: float, span: Micros) -> int:
-    """Return how many steps would fit if their times were not truncated, by the root of the quadratic of their sum. It is one
-    less, since a root in floating point is not exact, and at least 1."""
-    half = first - growth / 2
-    return max(1, int(2 * span / (half + sqrt(half * half + 2 * growth * span))) - 1)
-
-
-def sum_of_floors(first: int, growth: int, steps: int) -> int:
-    """Return Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
-    # The whole µs of `first` and `growth` are an arithmetic series. What is left are fractions, which often never add up to
-    # another µs within the run.
-    total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
-    first &= _FRACTION_MASK
-    growth &= _FRACTION_MASK
-    end = first + growth * steps
-    if end - growth < _ONE:
-        return total
-    if steps > _EUCLID_STEPS:
-        return total + _euclidean_sum_of_floors(steps, _ONE, growth, first)
-    return total + sum([time >> SHIFT for time in range(first, end, growth)])
-
-
-def _euclidean_sum_of_floors(steps: int, modulus: int, growth: int, first: int) -> int:
-    """Return Σ floor((first + growth·j) / modulus) for j from 0 below `steps`, in O(log).
-
-    The sum counts the points below a line. Counted by rows instead of columns they are the points below a flatter line, and so
-    on, as in Euclid's algorithm (Graham, Knuth, Patashnik, Concrete Mathematics, 3.32).
-    """
-    total = 0
-    while True:
-        total += (growth // modulus) * (steps * (steps - 1) >> 1) + (first // modulus) * steps
-        growth %= modulus
-        last = growth * steps + first % modulus
-        if last < modulus:
-            return total
-        steps, first = divmod(last, modulus)
-        growth, modulus = modulus, growth
 
 
 class PiecewiseAffineModel(ABC):

@@ -35,8 +35,9 @@ from statistics import NormalDist
 
 from maitred.core.contracts import BatchShape, ChunkShape, ContextSpread, LatencyModel, Overheads
 from maitred.core.errors import ConfigError
-from maitred.instance.latency.affine import SHIFT, Envelope, EnvelopeSegment, PiecewiseAffineModel, SpreadAwareModel
+from maitred.instance.latency.affine import Envelope, EnvelopeSegment, PiecewiseAffineModel, SpreadAwareModel
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, alpha_overheads, check_alpha
+from maitred.instance.latency.floor_sums import SHIFT
 from maitred.instance.latency.step_table import Alphas, Curve, StepTable, curve_value
 
 _ONE = 1 << SHIFT

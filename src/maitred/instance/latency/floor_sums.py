@@ -1,0 +1,86 @@
+"""Steps on one line, each of which takes longer than the one before by the same: their truncated times, summed.
+
+Times are integers in units of 2^-48 µs, so step j takes floor((first + growth·j) / 2^48) µs, and a run of steps is a sum of
+floors of an arithmetic progression. Its whole µs are a plain series. What is left are fractions: often they never add up to
+another µs within the run; else the sum of a short run is made step by step, and that of a long one by Euclid's algorithm, in
+O(log steps).
+
+Example: 5 steps, of which the first takes 175.0 µs and each other 0.5 µs more: the whole µs are 5 · 175, the fractions 0, 0.5,
+1.0, 1.5 and 2.0 have 0 + 0 + 1 + 1 + 2 = 4 whole µs: 879 µs. Within 800 µs there is room for 4 of them, which take 702 µs.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Final
+
+from maitred.core.units import Micros
+
+SHIFT: Final = 48
+"""Bits after the binary point. A slope is off by less than 2^-49 µs per token: 2e-8 µs over ten million tokens of context."""
+_ONE: Final = 1 << 48
+_FRACTION_MASK: Final = _ONE - 1
+_UNIT: Final = 1 / _ONE
+_EUCLID_STEPS: Final = 48
+"""Steps up to which the plain sum is faster than Euclid's algorithm."""
+
+
+def steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
+    """Return the largest number of steps, at most `limit`, within `span`, and what is left of the span.
+
+    Each round makes as many steps at once as are sure to fit, which is at least half of those that do. Mostly it is all of
+    them, or all but one, so there are few rounds.
+    """
+    made = 0
+    while made < limit and span >= (time := first >> SHIFT):
+        steps = min(limit - made, span // time)
+        last = (first + growth * (steps - 1)) >> SHIFT
+        if last > 2 * time:
+            steps = min(steps, _untruncated_steps(first * _UNIT, growth * _UNIT, span))
+        elif last * steps > span:
+            steps = span // last
+        span -= sum_of_floors(first, growth, steps)
+        first += growth * steps
+        made += steps
+    return made, span
+
+
+def _untruncated_steps(first: float, growth: float, span: Micros) -> int:
+    """Return how many steps would fit if their times were not truncated, by the root of the quadratic of their sum. It is one
+    less, since a root in floating point is not exact, and at least 1."""
+    half = first - growth / 2
+    return max(1, int(2 * span / (half + sqrt(half * half + 2 * growth * span))) - 1)
+
+
+def sum_of_floors(first: int, growth: int, steps: int) -> int:
+    """Return Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`."""
+    # The whole µs of `first` and `growth` are an arithmetic series. What is left are fractions, which often never add up to
+    # another µs within the run.
+    total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
+    first &= _FRACTION_MASK
+    growth &= _FRACTION_MASK
+    end = first + growth * steps
+    if end - growth < _ONE:
+        return total
+    if steps > _EUCLID_STEPS:
+        return total + _euclidean_sum_of_floors(steps, _ONE, growth, first)
+    return total + sum([time >> SHIFT for time in range(first, end, growth)])
+
+
+def _euclidean_sum_of_floors(steps: int, modulus: int, growth: int, first: int) -> int:
+    """Return Σ floor((first + growth·j) / modulus) for j from 0 below `steps`, in O(log).
+
+    The sum counts the points below a line. Counted by rows instead of columns they are the points below a flatter line, and so
+    on, as in Euclid's algorithm (Graham, Knuth, Patashnik, Concrete Mathematics, 3.32).
+    """
+    total = 0
+    while True:
+        total += (growth // modulus) * (steps * (steps - 1) >> 1) + (first // modulus) * steps
+        growth %= modulus
+        last = growth * steps + first % modulus
+        if last < modulus:
+            return total
+        steps, first = divmod(last, modulus)
+        growth, modulus = modulus, growth
