@@ -186,10 +186,8 @@ class EngineCore:
                 self._requeue_preempted(seq, now)
         elif not (batch.num_decodes or plan.chunks):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
-        if self._is_spread_aware:
-            shape = self._spread_shape(plan)
-        elif plan.chunks or not plan.is_plain:
-            shape = batch.batch_shape(plan)
+        if plan.chunks or not plan.is_plain or self._is_spread_aware:
+            shape = self._shape_of(plan)
         else:
             shape = BatchShape(batch.num_decodes, batch.context_tokens)
         run = self.run = self._next_run
@@ -219,7 +217,7 @@ class EngineCore:
         run.starts_at += time
         run.steps -= steps
         run.partially_committed = True
-        run.shape = self._spread_shape(run.plan) if self._is_spread_aware else self.batch.batch_shape(run.plan)
+        run.shape = self._shape_of(run.plan)
 
     def discard_rest(self, run: StepRun) -> None:
         """Plan anew the steps of `run` that are not counted yet, which have not begun."""
@@ -288,10 +286,10 @@ class EngineCore:
             heappop(deadlines)
         return None
 
-    def _spread_shape(self, plan: StepPlan) -> BatchShape:
-        """Return the work of `plan` with the spread of its contexts, for a latency model that looks at it."""
+    def _shape_of(self, plan: StepPlan) -> BatchShape:
+        """Return the work of `plan`, with the spread of its contexts if the latency model looks at it."""
         shape = self.batch.batch_shape(plan)
-        if shape.num_decodes < 2:
+        if not self._is_spread_aware or shape.num_decodes < 2:
             return shape
         return replace(shape, context_spread=context_spread(self.batch.context_lengths(plan)))
 
