@@ -22,7 +22,7 @@ considered.
 *Example.* 16 slots, 5 of them reserved for chats. All bulk is streamed, so nothing can be preempted, and a bulk request ends
 every 40 ms. Chats come every 300 ms. Each finds nothing missing and leaves 1. For half of them a slot is freed within 20 ms, so
 their need is 0, and that of the others is 1: one slot is kept free. If bulk is not streamed, each chat could preempt, and the
-headroom is 0.
+headroom is 0. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ preempts b2, the newer one; c2 preempts b1; c3 finds no victim and queues. When 
 that of b1 is c2's. The first slot that a chat gives back is c3's.
 
 Without classes (modes `off` and `legacy`) all requests share one lane, and a request rate may limit how fast they
-enter.
+enter. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """PoolCoordinator: what happens in one pool, carried on in time and to the other pools.
 
 Example: tenant a has a limit of one slot. Its request in pool m ends, and its request that waits in pool n enters at once.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

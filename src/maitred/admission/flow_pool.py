@@ -16,6 +16,7 @@ request, which is rejected instead. A request that waits too long is rejected. A
 request that is not sheddable, sheddable work in flight may be stopped (`in_flight_eviction`).
 
 At one instant inputs come before ticks: a request that arrives at a tick may enter with it.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

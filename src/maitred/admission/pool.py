@@ -3,7 +3,7 @@
 The core finds tickets and settles what falls due in time. A pool decides which request enters, where a request waits,
 and which one is next. Two kinds of pools do this differently: `class_pool` by slots, `flow_pool` by the load of the
 instances. What both have in common stands here: holding and giving back a slot, waiting, being rejected, what becomes
-of a victim (`_end_or_retry`), and the counters and tenants' accounts that follow.
+of a victim (`_end_or_retry`), and the counters and tenants' accounts that follow. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ The way of a victim:
     gateway/driver.py, gateway/proxy.py    cancel its task, and then give up its slot: `release(id, SLOT_PREEMPTED)`
     SlotPool._end_or_retry                 ends it (the gateway answers 503), or lets it wait again (`on_preempt: retry`)
     ClassPool._admit_preemptor             gives the slot to the preemptor
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

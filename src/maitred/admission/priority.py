@@ -17,6 +17,7 @@ admission.
 Nothing here changes a queue: the pool acts on the answers. Only `Ticket.slot_units` is set.
 
 The priorities by which an instance orders its wait queue are another thing: `queueing/priority.py`.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ With `reserve: adaptive`, only `headroom` of what a class has reserved and does 
     held(c) = max(floor[c] - in_flight[c], min(reserved[c] - in_flight[c], headroom[c]))
 
 Everything is counted in units: one for each slot, or, where requests are charged by their tokens, one for each token.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

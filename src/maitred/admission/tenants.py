@@ -16,6 +16,7 @@ A tenant at its limit must not block the requests behind its own, so its queue l
 request of the tenant gives up a slot or the claim to one, in any pool. This pool is told at once
 (`SlotPool.on_tenant_slot_freed`), and the others by the core, which then dispatches them
 (`PoolCoordinator.dispatch_tenant_elsewhere`). Each pool puts the queues of the tenant back (`LaneQueue.put_back_tenant`).
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

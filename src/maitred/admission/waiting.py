@@ -13,7 +13,7 @@ instant forward; when the queues have been examined and none was promoted, it is
 
 Example: with a threshold of 30 s, requests submitted at 0 s and at 10 s wait. Until 30 s an admission compares two
 numbers and examines nothing. After 30 s the first request is found and promoted. The next examination finds none that
-starves, and sets `earliest_at` to 40 s.
+starves, and sets `earliest_at` to 40 s. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

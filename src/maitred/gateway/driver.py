@@ -12,6 +12,8 @@ CancelledError passes on to the next handler. So the reasons may come together a
 
     preempted only                  absorb_preemption() -> True     the request waits again, or gets its 503
     preempted, client disconnected  absorb_preemption() -> False    CancelledError passes on; the request ends CLIENT_GONE
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

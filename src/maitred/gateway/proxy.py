@@ -34,6 +34,7 @@ Once a part has been sent, the rest must come from the same backend; if it break
 the client is cut as well, because a truncated response must not look whole.
 
 This module must never decide which request is served, or where: programs, admission and the router do.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

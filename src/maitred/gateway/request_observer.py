@@ -5,6 +5,7 @@
     recording    one row for each request that generates (`record`)
 
 Each of them reads the same `RequestRecord`, so they agree. The observer changes nothing about a request.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

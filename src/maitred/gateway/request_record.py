@@ -14,6 +14,8 @@ programs and for a recording. Otherwise the last two pieces of an answer are kep
 has ended: behind the text, where engines put it. An answer to `include_usage`, say, ends with
 
     data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34}}     data: [DONE]
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
