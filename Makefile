@@ -50,7 +50,9 @@ compile: $(COMPILED)/.made
 test-compiled: $(COMPILED)/.made
 	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py \
-		wire gateway/test_gateway_proxying.py gateway/test_gateway_interruptions.py gateway/test_gateway_failures.py) $(ARGS)
+		wire gateway/test_gateway_proxying.py gateway/test_gateway_interruptions.py gateway/test_gateway_failures.py \
+		gateway/test_gateway_preemption.py admission/test_admission_core.py admission/test_preemption.py \
+		admission/test_adaptive_reserve.py) $(ARGS)
 	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/maitred --version | grep -F '(compiled)'
 
 vllm-test:
