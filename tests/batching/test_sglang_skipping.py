@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from maitred.compat.instance_rules import new_instance
-from maitred.compat.sglang.engine_host import RunningRequests
+from maitred.compat.sglang.engine_host import DecodingRequests
 from maitred.core.request import Request
 from maitred.instance import EventKind, Instance, InstanceConfig, LinearLatency
 from maitred.instance.sglang_config import SGLangConfig
@@ -203,7 +203,7 @@ def test_gaps_that_are_only_counted_are_those_of_the_log(workload: Workload, loo
 
 def test_requests_that_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr(RunningRequests, "__getitem__", lambda self, index: looks.append(index))
+    monkeypatch.setattr(DecodingRequests, "__getitem__", lambda self, index: looks.append(index))
     jobs = [(Request(id=n, arrival=400 * n, prompt_tokens=20, max_output_tokens=60), 60) for n in range(6)]
     config = InstanceConfig.of_flavour("sglang", latency=LinearLatency((100, 0, 0)))
     seen = drive(config, jobs, [], set(), is_logged=False)

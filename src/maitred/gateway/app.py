@@ -82,8 +82,7 @@ class Gateway(App):
         self.config = config
         self.send_timeout_secs = config.send_timeout_secs
         self.counters = GatewayCounters(config.tenant_metric_top_n)
-        files = _certificate_files(config)
-        self.certificate = None if files is None else ServerCertificate(*files, where="gateway")
+        self.certificate = _certificate(config)
         """That of the server which this gateway is served by, or None for plain HTTP."""
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
@@ -99,11 +98,7 @@ class Gateway(App):
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
         self._slot_learning = self._make_slot_learning()
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
-        signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
-        self._intake = RequestIntake(
-            *(config, lambda: self.core.config, self._fleet, self.counters, monotonic_now, self._observer, signals),
-            self._programs_config,
-        )
+        self._intake = self._make_intake()
         self._proxy = Proxy(
             *(config, self._intake, self._driver, self._fleet, router, self._client, self.counters, self._observer),
             *(self.memories, self.programs),
@@ -123,6 +118,14 @@ class Gateway(App):
         self._access_log = AccessLog(self._log_output) if config.access_log else None
         self.request_metrics = RequestMetrics(config.model_metric_top_n)
         self._observer = RequestObserver(self.request_metrics, self._access_log, self._recorder)
+
+    def _make_intake(self) -> RequestIntake:
+        """Return what turns the head and the body of a request into what the five questions ask about."""
+        signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
+        return RequestIntake(
+            *(self.config, lambda: self.core.config, self._fleet, self.counters, monotonic_now, self._observer, signals),
+            self._programs_config,
+        )
 
     def _make_reloader(self, routing: RoutingConfig, reload: Callable[[], GatewaySettings] | None) -> ConfigReloader:
         """Return what reads the configuration again; now this one is in force."""
@@ -284,6 +287,11 @@ class Gateway(App):
 def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
     if not poll_task.cancelled():
         log.critical("backends are watched no more: restart the gateway", exc_info=poll_task.exception())
+
+
+def _certificate(config: GatewayConfig) -> ServerCertificate | None:
+    files = _certificate_files(config)
+    return None if files is None else ServerCertificate(*files, where="gateway")
 
 
 def _certificate_files(config: GatewayConfig) -> tuple[str, str] | None:

@@ -116,8 +116,7 @@ class Program:
         self.contexts: dict[RequestId, int] = {}
         """Tokens of each request under way."""
         self.waiting: dict[RequestId, WaitingStep] = {}
-        """Its requests that wait for memory, oldest first; those of an active program wait for its others to end, because it
-        must leave its backend."""
+        """Its requests that wait for memory, oldest first; those of an active program wait until it has left its backend."""
         self.step_count = 0
         """Requests so far."""
         self.last_active = now
@@ -138,8 +137,7 @@ class Program:
         self.tools = ToolTimes()
         self.parent: Program | None = None
         """The program that forked it, as long as that one exists."""
-        self.children: dict[int, Program] = {}
-        """By serial number, in the order of creation."""
+        self.children: dict[int, Program] = {}  # by serial number, as created
         self.inherited_tokens = 0
         """Leading tokens of its context that it shares with its parent."""
         self.acting_share = 1.0

@@ -106,6 +106,7 @@ class Pipeline:
         self.last_end: Micros = 0
         """When the last request ended."""
         self.timeline_log: TimelineLog | None = None
+        """What the times of single requests are written to, or None."""
         self._turn: Replica | None = None
         """The instance whose events are being handled."""
         self._withdrawn: set[RequestId] = set()
