@@ -95,7 +95,8 @@ def backend() -> Iterator[Backend]:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     flags = ("--priority-scheduler-enabled", "--priority-scheduler-default-max-class", "interactive")
-    with backend() as engine, gateway("--backend", engine.url, *flags) as served:
+    # The backend tells nothing from which slots could be learned, and a guess would be warned of.
+    with backend() as engine, gateway("--backend", engine.url, "--slots-per-backend", "64", *flags) as served:
         wait_until_ready(served)
         yield served
 
