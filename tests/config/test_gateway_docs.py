@@ -7,7 +7,7 @@ from pathlib import Path
 
 import maitred
 from maitred.cli import command_named
-from maitred.gateway import error_responses, proxy
+from maitred.gateway import error_responses
 from maitred.gateway.reload import RELOADABLE_KEYS
 from maitred.gateway.request_fields import ROUTES
 from maitred.wire import refusals
@@ -46,7 +46,7 @@ def test_codes() -> None:
     rooms = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("admission/**/*.py"))
     policies = {f"admission_{reason}" for reason in ("policy", *re.findall(r'Refusal\(\s*"([a-z_]+)"', rooms))}
     both_paths = {f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_timeout", "tenant_queue_full")}
-    failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), proxy.BackendAbandoned)}
+    failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), error_responses.BackendAbandoned)}
 
     assert {"admission_token_bucket", "admission_reject_all"} <= policies & documented
     framing = set(refusals.FRAMING_CODES.values())

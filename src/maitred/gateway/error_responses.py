@@ -22,6 +22,18 @@ _RETRY_LATER = ((b"retry-after", b"2"),)
 _BEARER = ((b"www-authenticate", b"Bearer"),)
 
 
+class BackendAbandoned(UpstreamError):  # noqa: N818
+    """The backend was declared down before its response began."""
+
+    reason = "abandoned"  # compiled, an error of this kind would have the reason of UpstreamError
+
+
+class NotFoundThere(UpstreamError):  # noqa: N818
+    """The backend has not what a request without a model is about; another one may have it."""
+
+    reason = "not_found"
+
+
 def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
     """Return the error for a model that no backend serves now: 404 only if no backend that may come up could serve it."""
     if not model:

@@ -55,6 +55,7 @@ from maitred.gateway.backend import Backend
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
+from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramRejected, ProgramStep, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories, with_rank
@@ -77,18 +78,6 @@ _NOT_FOUND: Final = 404
 
 class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, not a fault)
     """The program of a request has no memory any more, and the request must give its slot back while it waits."""
-
-
-class BackendAbandoned(UpstreamError):  # noqa: N818
-    """The backend was declared down before its response began."""
-
-    reason = "abandoned"
-
-
-class NotFoundThere(UpstreamError):  # noqa: N818
-    """The backend has not what a request without a model is about; another one may have it."""
-
-    reason = "not_found"
 
 
 RETRYABLE_ERRORS = (ConnectError, Disconnected, Truncated, BackendAbandoned, NotFoundThere)

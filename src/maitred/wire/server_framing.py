@@ -173,7 +173,8 @@ class ServerFraming(MessageFraming):
             left = self._length - self.body_bytes if self._in_body and self._length is not None else None
             if left is not None and (self._skips_parser or left > SLICE_BYTES):
                 begun = self._take_back_body() if at else 0
-                self._take_body(data[at - begun : at + left])
+                whole = at == begun and left >= size - at
+                self._take_body(data if whole else data[at - begun : at + left])  # compiled, a slice is always a copy
             else:
                 self._feed_slice(data[at : at + (left or SLICE_BYTES)])
             at += left or SLICE_BYTES
