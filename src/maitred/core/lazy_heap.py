@@ -59,12 +59,6 @@ class LazyHeap(Generic[E]):
         if 2 * self._num_stale > len(self._heap) + _SPARE:
             self._rebuild()
 
-    def first_entry(self) -> E | None:
-        """Return the smallest live entry, or None if there is none."""
-        if self._num_stale:
-            self._drop_stale()
-        return self._heap[0] if self._heap else None
-
     def pop_entry(self) -> E:
         """Remove and return the smallest live entry. Raises IndexError if there is none."""
         if self._num_stale:

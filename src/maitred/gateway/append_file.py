@@ -74,8 +74,6 @@ class AppendFile(BatchSource[bytes]):
         if self._writer.is_idle:  # Otherwise the thread is in the middle of a write, and closes the file when that ends.
             self._file.close()
 
-    # The writer calls the next three (`BatchSource`).
-
     def take_batch(self) -> bytes | None:
         if not self._pending:
             return None

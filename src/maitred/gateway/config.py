@@ -41,7 +41,8 @@ def is_valid_api_key(key: str) -> bool:
 
 
 DEFAULT_SLOTS_PER_BACKEND: Final = 64
-"""Requests that a backend may have in flight for each model, if it is neither configured nor reported."""
+"""Requests that a backend may have in flight for each model, if that number is neither configured, learned nor reported. More
+than the guess of learning (`GUESSED_SLOTS`, 32): with learning off nothing corrects it, so it must fill a usual engine."""
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]

@@ -152,10 +152,6 @@ def method_not_allowed(method: str, allowed: str) -> ApiError:
     )
 
 
-def internal_error() -> ApiError:
-    return ApiError(500, "the gateway failed; its log says why", kind="server_error", code="internal_error")
-
-
 def missing_api_key() -> ApiError:
     message = "an API key is needed here: send it as `Authorization: Bearer KEY`"
     return ApiError(401, message, kind="invalid_request_error", code="missing_api_key", headers=_BEARER)

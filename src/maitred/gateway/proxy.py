@@ -70,6 +70,7 @@ from maitred.wire.client import UpstreamClient
 from maitred.wire.client_framing import NO_BLOCK
 from maitred.wire.errors import ConnectError, Disconnected, Truncated, UpstreamError
 from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
+from maitred.wire.refusals import internal_error
 from maitred.wire.response import UpstreamResponse
 
 log = logging.getLogger("maitred.gateway")
@@ -141,7 +142,7 @@ class Proxy:
             task.uncancel()  # The disconnect cancelled the task: it ends here, without an answer.
         except Exception:
             log.exception("request %s failed", proxied.request_id.decode("latin-1"))
-            _send_error_or_cut(proxied, writer, error_responses.internal_error())
+            _send_error_or_cut(proxied, writer, internal_error("gateway"))
         finally:
             exchange.stop_watching()
             if proxied.waiting_stream is not None:

@@ -65,6 +65,7 @@ from maitred.routing import Signals
 from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_bytes, send_error
 from maitred.wire.messages import Headers
+from maitred.wire.refusals import internal_error
 from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
@@ -264,7 +265,7 @@ class RequestIntake:
             return None
         except Exception:
             log.exception("a request could not be taken in")
-            refusal = error_responses.internal_error()
+            refusal = internal_error("gateway")
         finally:
             if proxied is None:
                 lease.release()

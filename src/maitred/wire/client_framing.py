@@ -87,8 +87,6 @@ class ClientFraming(MessageFraming):
         self._is_over = False
         """Whether the response has ended, so that what follows belongs to no request."""
 
-    # Out.
-
     def send_request(
         self,
         method: str,
@@ -113,8 +111,6 @@ class ClientFraming(MessageFraming):
         self._bodiless = method == "HEAD"
         self._begin_response()
         return head + block.lines + b"\r\n"
-
-    # In.
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought."""
@@ -182,8 +178,6 @@ class ClientFraming(MessageFraming):
             elif type(event) is FramingError:
                 self.peer = _ERROR
         return events
-
-    # The parser calls the next five.
 
     def on_message_begin(self) -> None:
         if self._is_over:

@@ -26,7 +26,7 @@ _DONE: Final = State.DONE
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection, as the event loop and the parser call it. The event loop makes it."""
+    """One connection, as the event loop, which makes it, and its response (`ResponseSource`) call it."""
 
     def __init__(
         self,
@@ -82,8 +82,6 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # The response calls the next three (`ResponseSource`).
-
     def pause(self) -> None:
         self._paused = True
         if self.is_usable:
@@ -99,8 +97,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._response = None
         if self._transport is not None:
             self._transport.abort()
-
-    # The event loop calls the next four (`asyncio.Protocol`).
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

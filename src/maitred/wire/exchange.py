@@ -91,7 +91,7 @@ ClientAddress: TypeAlias = tuple[str, int] | None
 
 
 class Exchange:
-    """One request and its response."""
+    """One request and its response. Its connection calls `on_body`, `on_body_end` and `on_disconnect`."""
 
     # What every exchange begins with stands in the class.
     is_disconnected = False
@@ -193,8 +193,6 @@ class Exchange:
     def stop_watching(self) -> None:
         """Do not call `on_disconnect` any more. Idempotent."""
         self._on_disconnect = None
-
-    # The connection calls the next three.
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""

@@ -62,7 +62,7 @@ _SEND_BODY: Final = State.SEND_BODY
 
 
 class MessageFraming:
-    """What both ends have in common: states, the parser and its limits, pieces of bodies."""
+    """What both ends share: states, the parser and its limits, pieces of bodies. The parser calls the `on_` methods."""
 
     def __init__(self, max_head: int) -> None:
         """`max_head` is the largest head, in bytes."""
@@ -107,8 +107,6 @@ class MessageFraming:
         """The declared length of the body, or None."""
         self._is_chunked = False
 
-    # States.
-
     def _move_own(self, kind: Kind) -> None:
         """Move this end on. Raises FramingMisuse if its state does not allow it."""
         following = TRANSITIONS[self.own].get(kind)
@@ -123,8 +121,6 @@ class MessageFraming:
         if following is _DONE and not self.keep_alive:
             following = _MUST_CLOSE
         self.peer = following
-
-    # What the own end sends.
 
     def send_data(self, piece: bytes, more: bool) -> bytes:
         """Return the bytes of a piece of the body; `more` is False for the last one, which may be empty.
@@ -149,8 +145,6 @@ class MessageFraming:
         if not more:
             self.own = _DONE if self.keep_alive else _MUST_CLOSE
         return piece
-
-    # What the peer sends.
 
     def _feed_parser(self, data: bytes) -> None:
         """Parse `data` into the inbox; a fault ends up there as the last event."""
@@ -200,8 +194,6 @@ class MessageFraming:
         if self._in_body:
             return FramingError(f"what the body has beside its data is larger than {self._max_head} bytes")
         return FramingError(f"the head is larger than the {self._max_head} bytes allowed here", 431)
-
-    # The parser calls the next one, and those of the subclasses.
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)

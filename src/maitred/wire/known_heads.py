@@ -12,9 +12,9 @@ of another moves no line end and changes no other value, so the parser would ret
 that refuses a head has refused it before it could be kept. A head with anything else in it that differs, such as a request id,
 is another head, and is parsed.
 
-**Bounds.** At most `MAX_HEADS` heads of `MAX_HEAD_BYTES` are kept. Instead of one more, all are dropped: those in use come back
-with their next message, and nothing need be noted when one is used. A head may hold the key of a client;
-it stays in the memory of this process, and is written nowhere. Compiled (`tools/compile.py`).
+**Bounds.** At most `MAX_HEADS` heads of `MAX_KEPT_HEAD_BYTES` are kept. Instead of one more, all are dropped: those in use
+come back with their next message, and nothing need be noted when one is used. A head may hold the key of a client; it stays in
+the memory of this process, and is written nowhere. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final, Generic, TypeVar
 
 HeadT = TypeVar("HeadT")
 MAX_HEADS: Final = 512
-MAX_HEAD_BYTES: Final = 4_096
+MAX_KEPT_HEAD_BYTES: Final = 4_096
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 
 
@@ -54,7 +54,7 @@ class KnownHeads(Generic[HeadT]):
 
     def look_up(self, data: bytes) -> SeenHead[HeadT] | None:
         """Return the head with which `data` begins, or None if it is not one that could be kept."""
-        end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
+        end = data.find(b"\r\n\r\n", 0, MAX_KEPT_HEAD_BYTES)
         length = _LENGTH.search(data, 0, end + 2) if end > 0 else None
         if length is None:
             return None

@@ -58,7 +58,7 @@ _DONE, _SEND_BODY, _SEND_RESPONSE = State.DONE, State.SEND_BODY, State.SEND_RESP
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection, as the event loop calls it."""
+    """One connection, as the event loop, its exchange (`ExchangeConnection`) and the server call it."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -84,8 +84,6 @@ class ServerConnection(asyncio.Protocol):
         self._idle_since = self._parked_since = 0.0
         self._unsent: tuple[float, int] | None = None
         """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
-
-    # The event loop calls the next five.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -140,8 +138,6 @@ class ServerConnection(asyncio.Protocol):
             elif self._exchange is not None and self._exchange.response_ended:
                 self._end_exchange()
 
-    # The exchange calls the next four.
-
     def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
         framing = self._framing
         head = framing.start_response(status, headers)
@@ -166,8 +162,6 @@ class ServerConnection(asyncio.Protocol):
     def on_body_read(self) -> None:
         if not self._is_reading:
             self._update_reading()
-
-    # The server calls the next two.
 
     def drain(self) -> None:
         """Close the connection now if it is idle, else after the response under way."""
@@ -281,8 +275,6 @@ class ServerConnection(asyncio.Protocol):
         self._count_parked()
         self._update_reading()
 
-    # Reading.
-
     def _after_read(self) -> None:
         """Note what a read has left incomplete, or waiting."""
         framing = self._framing
@@ -323,8 +315,6 @@ class ServerConnection(asyncio.Protocol):
             self._context.hangups.watch(self._socket, self.abort)
         else:
             self._context.hangups.stop_watching(self._socket)
-
-    # Time.
 
     def _set_timer(self, at: float) -> None:
         """Check what is due at `at` at the latest. A timer that is due earlier stays: when it rings, it is set again."""

@@ -26,9 +26,9 @@ def request_timeout(message: str) -> ApiError:
     return ApiError(408, message, kind="invalid_request_error", code="request_timeout")
 
 
-def internal_error() -> ApiError:
-    """Return the error for a handler that has failed."""
-    return ApiError(500, "the server failed; its log says why", kind="server_error", code="internal_error")
+def internal_error(server: str = "server") -> ApiError:
+    """Return the error for a handler that has failed, in a `server` of this name."""
+    return ApiError(500, f"the {server} failed; its log says why", kind="server_error", code="internal_error")
 
 
 def encode_refusal(framing: ServerFraming, error: ApiError) -> bytes:

@@ -40,7 +40,7 @@ class ResponseSource(Protocol):
 
 
 class UpstreamResponse:
-    """The response to one request. Its owner must read it to the end or `close` it."""
+    """The response to one request. Its source calls the `on_` methods; its owner must read it to the end or `close` it."""
 
     # What every response begins with stands in the class.
     status = 0
@@ -128,8 +128,6 @@ class UpstreamResponse:
         self._write = None
         if source is not None:
             source.abort()
-
-    # The source calls the next four.
 
     def on_head(self, status: int, headers: Headers) -> None:
         """Take the head of the response."""

@@ -98,8 +98,6 @@ class ServerFraming(MessageFraming):
         self._is_restarting = False
         """Whether the parser is about to stop behind an offer to upgrade."""
 
-    # In.
-
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought, as far as the exchange before it has ended."""
         if self.peer in _AFTER_REQUEST:
@@ -228,8 +226,6 @@ class ServerFraming(MessageFraming):
                 self.peer, self.keep_alive = _ERROR, False
         return events
 
-    # The parser calls the next five.
-
     def on_message_begin(self) -> None:
         self._begin_message()
         self.is_in_head = True
@@ -305,8 +301,6 @@ class ServerFraming(MessageFraming):
         lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
         self._parser, self.is_in_head = self._make_parser(), False
         self._feed_slice(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
-
-    # Out.
 
     def start_response(self, status: int, headers: Headers) -> bytes:
         """Return the head of a response. Raises FramingMisuse, also for a header with a line end in it."""

@@ -50,7 +50,9 @@ START_SLOTS: Final = 8
 (32 before an engine of 16: 0.2 s), and growth by half overshoots a limit by a few requests only; 8 before an engine of 512 cost
 a second or two of a part of its throughput, once."""
 GUESSED_SLOTS: Final = 32
-"""Slots at least where nothing can be learned: without metrics, and without any stream."""
+"""Slots at least where nothing can be learned: without metrics, and without any stream. Half of what a backend has if learning
+is off (`DEFAULT_SLOTS_PER_BACKEND`, 64): a wait in front of the engine is ordered by class and one inside is not, and the guess
+is corrected by the first reading or stream."""
 MOST_LEARNED: Final = 4096
 LEAST_LEARNED: Final = 2
 BUSY_INTERVAL: Final = 200 * MILLISECOND

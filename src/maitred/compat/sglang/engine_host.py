@@ -107,11 +107,6 @@ class EngineHost(PrefillHost):
         if attempted:
             self._last_batches = [*self._last_batches[1:], attempted]
 
-    @property
-    def has_delayed(self) -> bool:
-        """Whether the delayer has held back the pass, so that the next step needs a pass of its own."""
-        return self._delayer is not None and self._verdict is False
-
     def request_of(self, seq: SequenceState) -> SGLangRequest:
         """Return what is known of `seq`."""
         request = self._requests.get(seq.request.id)

@@ -37,7 +37,7 @@ from maitred.workload.load import Load, as_key, describe, make_self_contained
 
 __all__ = ["CapacityOption", "CapacityResult", "capacity"]
 
-Progress: TypeAlias = Callable[[int, str], None]
+CapacityProgress: TypeAlias = Callable[[int, str], None]
 """Called with the number of completed runs, and what is being tried."""
 DEFAULT_CONSTRAINT: Final = "slo_attainment >= 0.99"
 _SHOWN: Final = ("ttft_p99_ms", "tpot_p99_ms", "slo_attainment")
@@ -61,7 +61,7 @@ def capacity(
     horizon: Micros | None = None,
     jobs: int | None = 1,
     ray: str | None = None,
-    progress: Progress | None = None,
+    progress: CapacityProgress | None = None,
 ) -> CapacityResult:
     """Find the smallest cluster of each kind that holds the constraints, and the highest rate that it holds.
 
@@ -118,7 +118,7 @@ def _result(
     )
 
 
-def _run(searches: Sequence[OptionSearch], workers: Workers, progress: Progress | None) -> int:
+def _run(searches: Sequence[OptionSearch], workers: Workers, progress: CapacityProgress | None) -> int:
     """Run the probes of all searches, side by side, until each search has ended. Returns the number of runs."""
     count = 0
     while open_probes := [(search, probe) for search in searches if (probe := search.next_probe()) is not None]:
