@@ -1,7 +1,7 @@
 """Flags about programs under ThunderAgent's names that stand for no single key, of `maitred serve` and `maitred simulate`.
 
-`--router` is a name for two things: ThunderAgent's modes `tr` and `default` are `programs.mode`; every other value is a
-routing policy, as in SMG and SGLang, and means `--routing-policy`.
+`--router` is a name for two things: ThunderAgent's modes `tr` and `default` are `programs.mode`; every other value is a routing
+policy, as in SMG and SGLang, and means `--routing-policy`.
 """
 
 from __future__ import annotations

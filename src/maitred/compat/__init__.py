@@ -7,6 +7,6 @@
     thunderagent.py      ThunderAgent: which rules of programs do not hold
     instance_rules.py    the rules of instances, by flavour
 
-A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from
-here: `admission.presets` and `programs.rules` load the rules of a flavour by the name of their module.
+A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from here:
+`admission.presets` and `programs.rules` load the rules of a flavour by the name of their module.
 """

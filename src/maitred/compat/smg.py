@@ -1,10 +1,9 @@
 """SMG's admission (SGLang Model Gateway 1.13.0), where it differs from ours.
 
-Its reservations are made for fleets of several hundred slots. An entry of its configuration replaces a class as a
-whole, and names of tenants are not checked. Promotions of starved requests are not bounded: the head of a starving
-class is promoted even if it is next in any case. `Retry-After` is always 2 seconds. Reservations that add up to the
-capacity exactly are kept. Whether they fit is asked once, before any backend has come up, against an assumed capacity,
-and if not, SMG serves without classes.
+Its reservations are made for fleets of several hundred slots. An entry of its configuration replaces a class as a whole, and
+names of tenants are not checked. Promotions of starved requests are not bounded: the head of a starving class is promoted even
+if it is next in any case. `Retry-After` is always 2 seconds. Reservations that add up to the capacity exactly are kept. Whether
+they fit is asked once, before any backend has come up, against an assumed capacity, and if not, SMG serves without classes.
 """
 
 from __future__ import annotations

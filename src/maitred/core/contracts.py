@@ -1,9 +1,8 @@
 """The protocols by which the packages meet.
 
-Every decision-maker is a plain synchronous state machine. Time is an argument (`now`, in integer microseconds, which
-never decreases), randomness is an argument (a `random.Random` given at construction), and what a package needs from a
-neighbour is passed in by the caller that owns both. So the same object decides in a live gateway, in an engine and in
-virtual time.
+Every decision-maker is a plain synchronous state machine. Time is an argument (`now`, in integer microseconds, which never
+decreases), randomness is an argument (a `random.Random` given at construction), and what a package needs from a neighbour is
+passed in by the caller that owns both. So the same object decides in a live gateway, in an engine and in virtual time.
 
     inside an instance     StepView, PrefixCacheView and its listener, WaitQueue, QueuePolicy, PriorityPolicy
     the cost of a step     BatchShape, LatencyModel, Overheads
@@ -54,16 +53,16 @@ class PrefixCacheListener(Protocol):
         ...
 
     def on_removed(self, block_hash: int) -> None:
-        """Note that the block is cached no longer. Prefixes that contain it cannot be matched either, even if their
-        later blocks are still cached."""
+        """Note that the block is cached no longer. Prefixes that contain it cannot be matched either, even if their later
+        blocks are still cached."""
         ...
 
 
 class PrefixCacheView(Protocol):
     """A prefix cache as a policy may look at it. Looking never changes it: no splits, no recency.
 
-    A prompt is a sequence of full blocks, and each block has a hash that stands for the whole prefix that ends with it:
-    two prompts of one cache namespace share their first n blocks if and only if their n-th hashes are equal.
+    A prompt is a sequence of full blocks, and each block has a hash that stands for the whole prefix that ends with it: two
+    prompts of one cache namespace share their first n blocks if and only if their n-th hashes are equal.
     """
 
     @property
@@ -72,8 +71,8 @@ class PrefixCacheView(Protocol):
         ...
 
     def block_hashes(self, request: Request) -> Sequence[int]:
-        """Return the hashes of the full blocks of the prompt, first block first; empty if nothing is known of its
-        content. The caller keeps them, because making them costs time in proportion to the prompt."""
+        """Return the hashes of the full blocks of the prompt, first block first; empty if nothing is known of its content. The
+        caller keeps them, because making them costs time in proportion to the prompt."""
         ...
 
     def contains(self, block_hash: int) -> bool:
@@ -89,8 +88,8 @@ class PrefixCacheView(Protocol):
         ...
 
     def apply_evictions(self) -> None:
-        """Carry out the evictions that are due, so that listeners know of all of them. A cache may evict lazily: the owner
-        of a listener calls this before it relies on what the listener has heard."""
+        """Carry out the evictions that are due, so that listeners know of all of them. A cache may evict lazily: the owner of a
+        listener calls this before it relies on what the listener has heard."""
         ...
 
     def subscribe(self, listener: PrefixCacheListener) -> None:
@@ -126,8 +125,8 @@ class WaitQueue(Protocol):
         """Note the work that was done for `seq`, which fairness policies count.
 
         Each token is reported once, and again when it is computed again: prefill tokens as each chunk ends (also if the
-        sequence was aborted meanwhile), decode tokens when the sequence stops decoding. The output so far of a sequence
-        that decodes follows from `StepView.step_index` and its `decode_origin_step`.
+        sequence was aborted meanwhile), decode tokens when the sequence stops decoding. The output so far of a sequence that
+        decodes follows from `StepView.step_index` and its `decode_origin_step`.
         """
         ...
 
@@ -177,8 +176,8 @@ class ChunkShape(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContextSpread(msgspec.Struct, frozen=True, gc=False):
-    """How unequal the contexts of the decoding sequences are, in tokens. It stays the same through a run, because each
-    context gains one token per step."""
+    """How unequal the contexts of the decoding sequences are, in tokens. It stays the same through a run, because each context
+    gains one token per step."""
 
     max_above_mean: float = 0.0
     """How much longer than the mean the longest context is."""
@@ -283,10 +282,9 @@ class InstanceView(Protocol):
 
 
 FleetView: TypeAlias = Sequence[InstanceView]
-"""The instances that may be chosen for a request: healthy, and serving its model. A driver that shows the same
-instances shows the same object, and one object always has the same instances. So a router may keep what it knows of
-them, and need not look at all of them for each request. The driver calls `Router.on_request_end` whenever an
-`in_flight` falls."""
+"""The instances that may be chosen for a request: healthy, and serving its model. A driver that shows the same instances shows
+the same object, and one object always has the same instances. So a router may keep what it knows of them, and need not look at
+all of them for each request. The driver calls `Router.on_request_end` whenever an `in_flight` falls."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):

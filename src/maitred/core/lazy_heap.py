@@ -1,9 +1,9 @@
 """Heaps with lazy deletion: a removed entry stays in the heap until it reaches the top.
 
-Removing an entry from the middle of a binary heap would need its position, which changes with every push and pop. So
-removal only declares an entry *stale*. A stale entry is dropped when it comes up as the first one, or when more than
-half of the entries are stale: then the heap is rebuilt from the live ones. An operation costs O(log n), amortised over
-many. While no entry is stale, which is the usual case, no entry is checked: the first one is the head of a list.
+Removing an entry from the middle of a binary heap would need its position, which changes with every push and pop. So removal
+only declares an entry *stale*. A stale entry is dropped when it comes up as the first one, or when more than half of the
+entries are stale: then the heap is rebuilt from the live ones. An operation costs O(log n), amortised over many. While no entry
+is stale, which is the usual case, no entry is checked: the first one is the head of a list.
 
     LazyHeap       a subclass says which entries are live, from what its values know themselves; no index is kept
     IndexedHeap    values are found by a handle (a request id, say), and can be removed or given another key by it
@@ -13,8 +13,8 @@ For example, an `IndexedHeap` after `push("a", 5, A)`, `push("b", 7, B)` and `pu
     heap    (5, 1, "a", A)   (7, 2, "b", B)   (9, 3, "a", A)
     live     "a": serial 3    "b": serial 2                      so the first entry is stale, and `peek` returns B
 
-Entries are tuples that begin with what they are ordered by, and no two of one heap may compare equal: `IndexedHeap`
-puts the serial number of the push behind the key, so that equal keys leave in the order in which they came.
+Entries are tuples that begin with what they are ordered by, and no two of one heap may compare equal: `IndexedHeap` puts the
+serial number of the push behind the key, so that equal keys leave in the order in which they came.
 
 This module is compiled with mypyc where a build asks for it (tools/compile.py), so it holds plain classes only.
 """
@@ -35,8 +35,8 @@ V = TypeVar("V")
 
 
 class LazyHeap(Generic[E]):
-    """Entries, the smallest first. A subclass defines `_is_live`, and calls `mark_stale` for each entry that stops
-    being live."""
+    """Entries, the smallest first. A subclass defines `_is_live`, and calls `mark_stale` for each entry that stops being
+    live."""
 
     __slots__ = ("_heap", "_num_stale")
 
@@ -86,8 +86,7 @@ class LazyHeap(Generic[E]):
 
 
 class IndexedHeap(LazyHeap[tuple[Any, ...]], Generic[H, K, V]):
-    """Values by a key, the smallest first, each found again by its handle. Equal keys leave in the order of their
-    pushes."""
+    """Values by a key, the smallest first, each found again by its handle. Equal keys leave in the order of their pushes."""
 
     __slots__ = ("_live", "_num_pushes")
 

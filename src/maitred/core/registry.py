@@ -15,8 +15,8 @@ All three are looked up alike, and take parameters alike: those of the construct
     bounded(vtc(lpm, slack=20000), max_wait=5)
 
 If the type of a parameter is the protocol of a kind, it takes a policy of that kind: `policy` is what the registry of queue
-policies makes of `vtc(lpm, slack=20000)`. Numbers, words, true and false, and lists of them are converted and checked.
-A parameter of a type or a name for which the maker of the policy supplies the value (`defaults`, here the `Random` of the run)
+policies makes of `vtc(lpm, slack=20000)`. Numbers, words, true and false, and lists of them are converted and checked. A
+parameter of a type or a name for which the maker of the policy supplies the value (`defaults`, here the `Random` of the run)
 cannot be written, and is not listed. Everything is checked by making the policy once when its name is looked up, hence where a
 configuration is read.
 

@@ -11,8 +11,8 @@ from maitred.core.units import Micros
 class SequenceState:
     """A request inside an instance. The instance owns it, and its policies read it.
 
-    While a sequence decodes, `decode_origin_step` alone says how far it is: after step s of the instance it has emitted
-    `s - decode_origin_step` tokens and holds `prompt + emitted - 1` tokens of KV. So a step costs nothing per running sequence.
+    While a sequence decodes, `decode_origin_step` alone says how far it is: after step s of the instance it has emitted `s -
+    decode_origin_step` tokens and holds `prompt + emitted - 1` tokens of KV. So a step costs nothing per running sequence.
     `num_output_tokens` and `num_computed_tokens` are settled when it stops decoding.
 
     Example: a prompt of 100 tokens emits its first token at the end of step 8, so its origin is step 7. After step 20 it has

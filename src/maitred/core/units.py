@@ -1,7 +1,7 @@
 """Time is an integer number of microseconds inside; seconds and milliseconds exist only in input and output.
 
-This module is the only place that converts between them. With integers, two runs are equal byte for byte, and k equal steps
-add up exactly.
+This module is the only place that converts between them. With integers, two runs are equal byte for byte, and k equal steps add
+up exactly.
 """
 
 from __future__ import annotations

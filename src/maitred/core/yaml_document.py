@@ -1,7 +1,7 @@
 """One YAML file as plain values, and the line of each of them.
 
-Files that people write are read in two steps: this module turns text into values that know their lines, and `yaml_schema`
-turns the values into frozen structs. Nothing is ignored: an unknown key, or a duplicate one, is an error with file and line.
+Files that people write are read in two steps: this module turns text into values that know their lines, and `yaml_schema` turns
+the values into frozen structs. Nothing is ignored: an unknown key, or a duplicate one, is an error with file and line.
 
 Text becomes values by the core schema of YAML 1.2, as in JSON: `yes`, `on` and `010` are text. A key of another type reports
 them, where YAML 1.1 would silently read true, true and eight. Aliases work; tags and merge keys (`<<`) do not. A duplicate key

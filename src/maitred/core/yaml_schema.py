@@ -1,8 +1,8 @@
 """Values of a YAML file as a frozen struct, or one clear line that says what is wrong with them and where.
 
 msgspec validates the values and describes the first mistake in its own words, with a path into the values. From that this
-module makes a ConfigError in the user's terms: the place (file and line, variable or flag), the key, what was
-found, what was expected, and the nearest valid name.
+module makes a ConfigError in the user's terms: the place (file and line, variable or flag), the key, what was found, what was
+expected, and the nearest valid name.
 
     msgspec       Expected `int`, got `str` - at `$.gateway.port`
     ConfigError   maitred.yaml:3: gateway.port: expected a whole number, found 'x'

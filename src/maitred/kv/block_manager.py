@@ -6,8 +6,8 @@ to know how many sequences open a block at each phase:
 
     decode_blocks(k) = (k div size) * decodes + sum(openings[phase ... phase + k mod size])
 
-A run of k decode steps costs O(block_size) that way, however long it is and however many sequences it serves, and the last
-step that still finds its blocks is found without making the steps before.
+A run of k decode steps costs O(block_size) that way, however long it is and however many sequences it serves, and the last step
+that still finds its blocks is found without making the steps before.
 
 Example, with blocks of 4 tokens at phase 0: a sequence that holds 6 tokens fills its second block with 2 more, and opens its
 third one in the step after, at phase (0 - 6) mod 4 = 2. In 7 steps it opens 7 div 4 = 1 block, and one more since phase 2 is
@@ -17,14 +17,14 @@ among the 7 mod 4 = 3 phases that remain: those after 2 and 6 steps.
 are cached, and computes the rest. The content of a block is committed as soon as the step is planned that computes it, so that
 a sequence admitted later in the same step may share it.
 
-The answer fills blocks, too, which are evicted in their turn. As a rule no request will ask for them, so they stay private
-and are only counted when the sequence leaves. There are two exceptions: a preempted sequence comes back for what it has
-computed, and finds it under hashes of its own as far as it is still cached; and where later requests will continue the
-conversation (`expect_continuation`), the blocks of the answer are committed when the sequence leaves.
+The answer fills blocks, too, which are evicted in their turn. As a rule no request will ask for them, so they stay private and
+are only counted when the sequence leaves. There are two exceptions: a preempted sequence comes back for what it has computed,
+and finds it under hashes of its own as far as it is still cached; and where later requests will continue the conversation
+(`expect_continuation`), the blocks of the answer are committed when the sequence leaves.
 
-Example, in blocks of 16 tokens: a prompt of 100 tokens with 4 cached blocks locks these, and takes 3 blocks for its
-other 36 tokens. When it has been computed, 6 blocks are committed; the 7th is partial. An answer of 40 tokens makes it 139
-tokens of KV in 9 blocks, of which the 2 that are full of the answer are released as private ones.
+Example, in blocks of 16 tokens: a prompt of 100 tokens with 4 cached blocks locks these, and takes 3 blocks for its other 36
+tokens. When it has been computed, 6 blocks are committed; the 7th is partial. An answer of 40 tokens makes it 139 tokens of KV
+in 9 blocks, of which the 2 that are full of the answer are released as private ones.
 
 Compiled (`tools/compile.py`).
 """
@@ -272,8 +272,8 @@ class PrefixBlockManager(BlockManager):
             seq.num_cached_tokens = hit.num_blocks * self.block_size
 
     def fill(self, seq: SequenceState, tokens: int) -> None:
-        """Assign reserved blocks to `seq` for its first `tokens` tokens, which the step about to run completes. Commit the
-        full ones."""
+        """Assign reserved blocks to `seq` for its first `tokens` tokens, which the step about to run completes. Commit the full
+        ones."""
         content = self._blocks_of(seq)
         lock = self._assigned_lock(content, self.blocks_for(tokens))
         self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])

@@ -191,8 +191,8 @@ class PrefixCache(ABC, Generic[L]):
 
     @abstractmethod
     def apply_evictions(self) -> None:
-        """Evict as many blocks as have been reserved. All methods that look at the content call this first. The owner of
-        a listener (`subscribe`) calls it before the listener is read."""
+        """Evict as many blocks as have been reserved. All methods that look at the content call this first. The owner of a
+        listener (`subscribe`) calls it before the listener is read."""
 
     @abstractmethod
     def check(self) -> None:

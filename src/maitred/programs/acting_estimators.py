@@ -1,8 +1,8 @@
 """Acting estimators: how many of its tokens a program counts while one of its tools works.
 
 The KV of an acting program can be evicted while it is not used, at the cost of computing it again. The longer a tool already
-works, the less is lost by giving its memory to a program that could use it now. An estimator says which share of the tokens
-of a program counts after it has acted for some time. The pass that pauses and the one that resumes use the same share.
+works, the less is lost by giving its memory to a program that could use it now. An estimator says which share of the tokens of
+a program counts after it has acted for some time. The pass that pauses and the one that resumes use the same share.
 
 Times are kept for each program (`ToolTimes`), so an estimator may learn from the tools of the very program.
 """

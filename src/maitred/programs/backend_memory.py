@@ -3,24 +3,24 @@
     used      = reasoning tokens + charged acting tokens - shared tokens + buffer_tokens * programs
     remaining = capacity - used
 
-(ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says. The estimator
-is asked when the program begins to act, when it is registered and at each tick, so that `used` is a sum that each event
-changes by one program. A charge is a multiple of 2^-10 tokens: such numbers add up without rounding, so the sum does not
-depend on the order of events.
+(ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says. The estimator is
+asked when the program begins to act, when it is registered and at each tick, so that `used` is a sum that each event changes by
+one program. A charge is a multiple of 2^-10 tokens: such numbers add up without rounding, so the sum does not depend on the
+order of events.
 
 Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts half; nothing is shared.
 Used are 4,000 + 1,500 + 2 * 100 = 5,700, and 4,300 remain.
 
 A capacity of None (the backend does not report one) never runs out.
 
-Shared tokens are reported now and then, and the programs that share them may go in between. Until the next report they are
-the reported part of what is left: 3,000 of 12,000 tokens shared become 1,000 when 4,000 are left. They never grow by
-themselves, because a new program may share nothing.
+Shared tokens are reported now and then, and the programs that share them may go in between. Until the next report they are the
+reported part of what is left: 3,000 of 12,000 tokens shared become 1,000 when 4,000 are left. They never grow by themselves,
+because a new program may share nothing.
 
 The programs are kept in heaps in the order in which they are to be paused: lower classes first, then those with the fewest
-tokens, then those that came first. Acting programs are in one of two: *settled* ones, and those with a minimum stay that
-is not over. A marked program is to be paused when its requests end; it is in neither heap, and the tokens that its end will
-free are known (`marked_tokens`).
+tokens, then those that came first. Acting programs are in one of two: *settled* ones, and those with a minimum stay that is not
+over. A marked program is to be paused when its requests end; it is in neither heap, and the tokens that its end will free are
+known (`marked_tokens`).
 """
 
 from __future__ import annotations

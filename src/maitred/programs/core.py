@@ -8,19 +8,18 @@
     set_backend(...)  a backend has come, is down, is drained, or has another capacity
     advance(now)      ticks, requests that have waited too long, programs that were idle too long
 
-A program is REASONING from its first request under way to the end of the last one, and ACTING between. It is ACTIVE while it
-is registered with a backend and PAUSED while it is not; a request of a paused program waits until the program is resumed.
-(States and formulas are those of ThunderAgent's documentation.)
+A program is REASONING from its first request under way to the end of the last one, and ACTING between. It is ACTIVE while it is
+registered with a backend and PAUSED while it is not; a request of a paused program waits until the program is resumed. (States
+and formulas are those of ThunderAgent's documentation.)
 
     (new) ──fits──▶ ACTIVE ◀──── resume ──── PAUSED ◀── does not fit ── (new)
                       │                        ▲
                       ├── pause (acting, or a marked one when its requests end) ──┘
                       └── release, expiry, end of a request without program id ──▶ TERMINATED
 
-`model_pool` decides which programs are paused and resumed, `backend_memory` keeps the sums. This module carries the
-decisions out: it owns the tables, and every change of a state is one of its methods, with its decision. Like every core it
-takes time as an argument, which never runs backwards, and settles what was due before an input first, each thing at its own
-instant.
+`model_pool` decides which programs are paused and resumed, `backend_memory` keeps the sums. This module carries the decisions
+out: it owns the tables, and every change of a state is one of its methods, with its decision. Like every core it takes time as
+an argument, which never runs backwards, and settles what was due before an input first, each thing at its own instant.
 
 Costs: an input takes O(log n) in the number of programs; a tick O(n log n).
 """

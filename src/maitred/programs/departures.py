@@ -1,9 +1,9 @@
 """Programs that leave: their backend, because it is down, drained or serves their model no more; the queue, because their
 client has gone, or they waited too long; the tables, because they were idle too long.
 
-A program leaves a backend between two requests. While some are under way, further ones wait for those to end: they must
-not follow them to a backend that is going, and cannot go elsewhere, because a program is at one backend. If the backend is
-well again before that, they go there after all.
+A program leaves a backend between two requests. While some are under way, further ones wait for those to end: they must not
+follow them to a backend that is going, and cannot go elsewhere, because a program is at one backend. If the backend is well
+again before that, they go there after all.
 
 Example: backend 0 is drained while request 1 of a program is under way there. Request 2 of the program comes and waits. When
 request 1 ends, the program is paused, and resumed with request 2 at another backend that has room.

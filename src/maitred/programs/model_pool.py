@@ -19,9 +19,9 @@ Five rules keep this fair and calm; the flavour `thunderagent` has none of them.
 - *Hold*: when the program that has waited longest has waited for more than `patience_secs` and does not fit, the backend
   with most room is held for it. Nothing else is placed there until it fits, so small programs cannot starve a large one.
 - *Displacement*: a tick at which it has waited for more than `displace_secs` pauses acting programs for it, but none of a
-  higher class. What they had in memory must be computed again, and with more programs than fit, one always waits: so this
-  is only for programs that no end of another one will let in. A program of which the estimator counts hardly anything any
-  more has most likely ended: it makes room at any tick.
+  higher class. What they had in memory must be computed again, and with more programs than fit, one always waits: so this is
+  only for programs that no end of another one will let in. A program of which the estimator counts hardly anything any more has
+  most likely ended: it makes room at any tick.
 
 Whatever these find, a request waits for `max_wait_secs` at most: then its program is resumed without room (`departures`).
 """

@@ -3,8 +3,8 @@
 `model_pool` plans and `backend_memory` counts; the methods here carry out. A program is at one backend or among the waiting
 programs of its model, never in both and never in neither.
 
-The orders of pauses and of resumes go by the root of a family. So whatever changes in a root that the orders read is
-followed by `reorder_family`, before anything is decided.
+The orders of pauses and of resumes go by the root of a family. So whatever changes in a root that the orders read is followed
+by `reorder_family`, before anything is decided.
 
 Example: a paused program has two requests that wait, of 900 and 400 tokens, so it is planned with 1,300. When another program
 ends and leaves room for them, `resume` writes three decisions: RESUME of the program, and GRANT of each request.

@@ -1,7 +1,7 @@
 """All programs that are known: found by key, by serial number and by request; those that are idle, by when they are forgotten.
 
-A tenant's programs are bounded: one more makes room by forgetting the one that is idle for longest. This table keeps no
-program that is lost elsewhere and forgets none by itself; the core does, because a program that goes frees memory.
+A tenant's programs are bounded: one more makes room by forgetting the one that is idle for longest. This table keeps no program
+that is lost elsewhere and forgets none by itself; the core does, because a program that goes frees memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Replay: a core that writes its inputs and decisions to a log, and a function that runs such a log again.
 
-A log has everything on which decisions depend: how the core was created, and each input. A second run takes the same
-decisions, byte for byte. An `advance` with nothing due is left out. One at which a tick decided nothing is not, because the
-next line may be a `progress`, which settles nothing that was due before it: the tick would see its tokens.
+A log has everything on which decisions depend: how the core was created, and each input. A second run takes the same decisions,
+byte for byte. An `advance` with nothing due is left out. One at which a tick decided nothing is not, because the next line may
+be a `progress`, which settles nothing that was due before it: the tick would see its tokens.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ token; the first answer replaces it, each later one counts 0.2 (ThunderAgent's f
 
     ratio = 0.2 * characters / prompt_tokens + 0.8 * ratio
 
-A ratio far from what any tokenizer does comes from images in the body or from a wrong usage, and would make all later
-estimates useless: each sample is limited to 1 to 16 characters per token. The flavour `thunderagent` has no limit.
+A ratio far from what any tokenizer does comes from images in the body or from a wrong usage, and would make all later estimates
+useless: each sample is limited to 1 to 16 characters per token. The flavour `thunderagent` has no limit.
 """
 
 from __future__ import annotations

@@ -6,15 +6,15 @@
     2  no request waits
     then, within a group, by age and size
 
-Small programs go first, because many of them fit where one large one does; but every waiting program grows older at the
-same rate. So the order within a group is that of one fixed number,
+Small programs go first, because many of them fit where one large one does; but every waiting program grows older at the same
+rate. So the order within a group is that of one fixed number,
 
     waiting_since + ageing_secs_per_1k_tokens * tokens / 1000
 
-and a program of 8,000 tokens is passed by one of 1,000 only if that comes less than 7 s after it (with 1 s per 1,000 tokens).
-A child takes the place of its family: class, group, age and size of its root, and only whether a request waits is its own.
-A family is as old as the wait of its root; while that does not wait, as old as the last event of the root, which forked
-the children.
+and a program of 8,000 tokens is passed by one of 1,000 only if that comes less than 7 s after it (with 1 s per 1,000 tokens). A
+child takes the place of its family: class, group, age and size of its root, and only whether a request waits is its own. A
+family is as old as the wait of its root; while that does not wait, as old as the last event of the root, which forked the
+children.
 
 The flavour `thunderagent` orders by tokens alone, equal programs by when they were paused.
 """

@@ -1,8 +1,8 @@
 """In what order? The wait queue of one instance.
 
-A policy is registered under the name that users type (`SCHEDULERS`) and makes the queue of one instance. Where its
-order is a key that time does not change, it is a `KeyPolicy` and only defines the key; its queue is a heap, never
-sorted again. Policies are composed by wrapping: `bounded(lpm, max_wait=5)`.
+A policy is registered under the name that users type (`SCHEDULERS`) and makes the queue of one instance. Where its order is a
+key that time does not change, it is a `KeyPolicy` and only defines the key; its queue is a heap, never sorted again. Policies
+are composed by wrapping: `bounded(lpm, max_wait=5)`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What queue policies have in common: their registry, their description, and the queues they build on.
 
-A *policy* (`QueuePolicy`) is what a user names; it makes the *queue* (`WaitQueue`) of one instance. Most policies need
-none of the machinery of a queue:
+A *policy* (`QueuePolicy`) is what a user names; it makes the *queue* (`WaitQueue`) of one instance. Most policies need none of
+the machinery of a queue:
 
     KeyPolicy          the order is a key that time does not change: the policy is one method, its queue a heap
     BaseQueue          a queue that neither time, nor steps, nor service reorders: nothing to do in the callbacks
@@ -81,8 +81,8 @@ class BaseQueue(WaitQueue):
         return None
 
     def head_key(self) -> SortKey | None:
-        """Return what the head is ordered by, to be compared with heads of other queues of the same policy. None if
-        there is no head, or the policy has no such key."""
+        """Return what the head is ordered by, to be compared with heads of other queues of the same policy. None if there is no
+        head, or the policy has no such key."""
         return None
 
 
@@ -91,8 +91,8 @@ class KeyPolicy(QueuePolicy):
 
     @abstractmethod
     def key(self, seq: SequenceState) -> SortKey:
-        """Return the sort key of `seq`; the smaller goes first. It is fixed while `seq` waits, and must end in
-        something unique: `seq.arrival_index`, or the request's id."""
+        """Return the sort key of `seq`; the smaller goes first. It is fixed while `seq` waits, and must end in something
+        unique: `seq.arrival_index`, or the request's id."""
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         return KeyQueue(self.key)

@@ -5,14 +5,13 @@ Two ceilings, either or both:
     max_wait           once a request has waited that long, nothing that arrived later starts before it
     max_displacement   of the requests that arrived later, at most this many start before it while it waits
 
-A request that has reached a ceiling goes first, and the inner policy is not asked. The earliest arrival has waited
-longest and has been overtaken most often, so it is the only one to watch.
+A request that has reached a ceiling goes first, and the inner policy is not asked. The earliest arrival has waited longest and
+has been overtaken most often, so it is the only one to watch.
 
-How often each request was overtaken is kept as differences between neighbours in the order of arrival:
-`_overtake_deltas[r]` is how much more often r was overtaken than its younger neighbour. So a start adds 1 at one place,
-the older neighbour of what starts, and thereby to all that are older. A request that leaves hands its difference to its
-older neighbour. The oldest request was overtaken as often as the sum of all differences says (`_oldest_overtakes`). For
-example, with 0, 1 and 2 waiting:
+How often each request was overtaken is kept as differences between neighbours in the order of arrival: `_overtake_deltas[r]` is
+how much more often r was overtaken than its younger neighbour. So a start adds 1 at one place, the older neighbour of what
+starts, and thereby to all that are older. A request that leaves hands its difference to its older neighbour. The oldest request
+was overtaken as often as the sum of all differences says (`_oldest_overtakes`). For example, with 0, 1 and 2 waiting:
 
                               differences of 0, 1, 2     overtaken
     5 starts                  0  0  1                    1  1  1
@@ -40,9 +39,9 @@ DEFAULT_MAX_WAIT_S = 10.0
 
 @SCHEDULERS.register("bounded")
 class Bounded(QueuePolicy):
-    """The inner policy, until a request has waited for `max_wait` seconds, or `max_displacement` requests that arrived
-    later have started before it. A preempted sequence's wait counts from its arrival, its displacement from its return
-    to the queue."""
+    """The inner policy, until a request has waited for `max_wait` seconds, or `max_displacement` requests that arrived later
+    have started before it. A preempted sequence's wait counts from its arrival, its displacement from its return to the
+    queue."""
 
     about = PolicyInfo(
         summary="the inner policy, with a ceiling on waiting (max_wait, s) or on being overtaken (max_displacement)",
@@ -54,8 +53,7 @@ class Bounded(QueuePolicy):
     def __init__(
         self, policy: QueuePolicy | None = None, max_wait: float | None = None, max_displacement: int | None = None
     ) -> None:
-        """`policy` is lpm by default; without any ceiling, `max_wait` is 10 s. Raises ValueError for a ceiling out of
-        range."""
+        """`policy` is lpm by default; without any ceiling, `max_wait` is 10 s. Raises ValueError for a ceiling out of range."""
         if max_wait is None and max_displacement is None:
             max_wait = DEFAULT_MAX_WAIT_S
         if max_wait is not None and not 0 <= max_wait <= 1e9:

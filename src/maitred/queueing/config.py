@@ -33,8 +33,7 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """With `enable_priority_scheduling`, lower numbers are more urgent."""
 
     def policy(self) -> QueuePolicy:
-        """Return the policy, with priorities and scores around it. Raises ConfigError for what is unknown or out of
-        range."""
+        """Return the policy, with priorities and scores around it. Raises ConfigError for what is unknown or out of range."""
         policy, priority = self._scheduler()
         if priority is not None and not any(
             isinstance(layer, ScoreOrderedPolicy) and layer.priority is priority for layer in _policy_chain(policy)
@@ -51,8 +50,7 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return [*self._priority_warnings(policy, priority), *self._layer_warnings(policy, prefix_cache)]
 
     def needs_prefix_cache(self) -> bool:
-        """Whether the order, or a part of it, is another one without a prefix cache. Raises ConfigError as `policy`
-        does."""
+        """Whether the order, or a part of it, is another one without a prefix cache. Raises ConfigError as `policy` does."""
         return any(_needs_cache(layer) for layer in _policy_chain(self._scheduler()[0]))
 
     @property

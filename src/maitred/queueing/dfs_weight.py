@@ -1,8 +1,8 @@
 """dfs-weight: depth first through the tree of cached prefixes, where most requests wait.
 
-From the root, the branch with the largest weight (the most requests in it) is walked first, and all of it before the
-next one. The requests at a node go after those below it. So requests that share a cached prefix are admitted one after
-the other, while it is cached. Ties go to the branch with the earliest arrival.
+From the root, the branch with the largest weight (the most requests in it) is walked first, and all of it before the next one.
+The requests at a node go after those below it. So requests that share a cached prefix are admitted one after the other, while
+it is cached. Ties go to the branch with the earliest arrival.
 
     root - - - [A B]  3 requests         the order: those at [A B C], then those at [A B] itself,
       |          |
@@ -10,12 +10,12 @@ the other, while it is cached. Ties go to the branch with the earliest arrival.
       |
       + - - - - [X]  2 requests
 
-The tree is that of `PrefixIndex`. Each of its nodes has a `_WalkNode`, which keeps its branches and its requests
-sorted. Where a request came, moved or left, only the path from there to the root is sorted again, from the leaves up: a
-branch is taken out of its parent's list under the entry it had, and put in under the new one.
+The tree is that of `PrefixIndex`. Each of its nodes has a `_WalkNode`, which keeps its branches and its requests sorted. Where
+a request came, moved or left, only the path from there to the root is sorted again, from the leaves up: a branch is taken out
+of its parent's list under the entry it had, and put in under the new one.
 
-The order of a pass is that of its beginning. The walk is a generator that stands where it has come to; the requests
-that were admitted stay in the tree until the pass ends, because their leaving would change the weights.
+The order of a pass is that of its beginning. The walk is a generator that stands where it has come to; the requests that were
+admitted stay in the tree until the pass ends, because their leaving would change the weights.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ WalkRank: TypeAlias = tuple[bool, int, int]
 
 @SCHEDULERS.register("dfs-weight")
 class DepthFirstByWeight(CacheAwarePolicy):
-    """Depth first through the tree of cached prefixes, the branch with most waiting requests first (SGLang
-    `dfs-weight`). Deprioritized requests go last among those at the same node."""
+    """Depth first through the tree of cached prefixes, the branch with most waiting requests first (SGLang `dfs-weight`).
+    Deprioritized requests go last among those at the same node."""
 
     about = PolicyInfo(
         summary="depth first through the tree of cached prefixes, where most requests wait",
@@ -120,8 +120,8 @@ class _DfsWeightQueue(CacheAwareQueue):
     def _update_nodes(self) -> None:
         """Sort again what changed in the tree.
 
-        All changed nodes are taken out of their parents' lists before any is put in. They are put in deepest first,
-        because the entry of a node depends on those below it.
+        All changed nodes are taken out of their parents' lists before any is put in. They are put in deepest first, because the
+        entry of a node depends on those below it.
         """
         changed, dirty = self._index.changed, self._index.tree.dirty
         for waiting in changed:
@@ -180,8 +180,7 @@ class _DfsWeightQueue(CacheAwareQueue):
 
 
 def _walk(root: _WalkNode) -> Iterator[WaitingRequest]:
-    """Yield the requests depth first. The stack holds the nodes on the way down, each with its branches still to
-    come."""
+    """Yield the requests depth first. The stack holds the nodes on the way down, each with its branches still to come."""
     stack = [(root, iter(root.branches))]
     while stack:
         node, branches = stack[-1]

@@ -2,15 +2,14 @@
 
     ratio = prompt tokens prefilled in this instance since the request came / tokens that it has to compute itself
 
-So a short request goes soon, and a long one's turn comes. The clock is work done and not time (SGLang's rule). A
-preempted request keeps its age here; SGLang begins it anew.
+So a short request goes soon, and a long one's turn comes. The clock is work done and not time (SGLang's rule). A preempted
+request keeps its age here; SGLang begins it anew.
 
-For example, a request with 120 uncached tokens came first, and one with 20 came after 120 tokens had been prefilled.
-When 20 more are prefilled, the ratios are 140/120 and 20/20, and the long one goes first; after 25 more they are
-145/120 and 25/20, and the short one does. If then 96 tokens of the long prompt are cached, its ratio is 145/24.
+For example, a request with 120 uncached tokens came first, and one with 20 came after 120 tokens had been prefilled. When 20
+more are prefilled, the ratios are 140/120 and 20/20, and the long one goes first; after 25 more they are 145/120 and 25/20, and
+the short one does. If then 96 tokens of the long prompt are cached, its ratio is 145/24.
 
-The largest ratio is found by a `KineticTournament`, so a pass costs the requests that change places and not all that
-wait.
+The largest ratio is found by a `KineticTournament`, so a pass costs the requests that change places and not all that wait.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from maitred.queueing.prefix_tree import WaitingRequest
 
 @SCHEDULERS.register("hrrn")
 class HighestResponseRatioNext(CacheAwarePolicy):
-    """By tokens prefilled since the request came, per token that it has to compute itself, largest first, then arrival
-    (SGLang `hrrn`, without its cut-off). Deprioritized requests go last."""
+    """By tokens prefilled since the request came, per token that it has to compute itself, largest first, then arrival (SGLang
+    `hrrn`, without its cut-off). Deprioritized requests go last."""
 
     about = PolicyInfo(
         summary="by tokens prefilled since it came, per token that it has to compute itself after what is cached",

@@ -1,18 +1,17 @@
 """A kinetic tournament: the largest of many ratios that grow with a clock, without computing all of them again.
 
-The ratio of player i at clock c is (c - since) / size, a line in c. Players meet in a knock-out tree. Each match
-remembers its winner and the clock at which its result, or that of any match below it, will be another (`_due`). So when
-the clock advances, only the matches that are due are played again. Where a player is added, removed or changed, the
-matches on its path are due at once, and are played when the winner is asked for: a match that several such players
-share is played once.
+The ratio of player i at clock c is (c - since) / size, a line in c. Players meet in a knock-out tree. Each match remembers its
+winner and the clock at which its result, or that of any match below it, will be another (`_due`). So when the clock advances,
+only the matches that are due are played again. Where a player is added, removed or changed, the matches on its path are due at
+once, and are played when the winner is asked for: a match that several such players share is played once.
 
-For example, `long` has waited since 0 with size 100, and `short` since 50 with size 20. At clock 50 `long` leads with
-50/100 to 0/20. Its lead, multiplied out, is 50 * 20 - 0 * 100 = 1000, and shrinks by the difference of the sizes, 80,
-with each tick: the match is due at 50 + 1000 / 80 = 62.5, so at the whole clock 63, where 63/100 < 13/20.
+For example, `long` has waited since 0 with size 100, and `short` since 50 with size 20. At clock 50 `long` leads with 50/100 to
+0/20. Its lead, multiplied out, is 50 * 20 - 0 * 100 = 1000, and shrinks by the difference of the sizes, 80, with each tick: the
+match is due at 50 + 1000 / 80 = 62.5, so at the whole clock 63, where 63/100 < 13/20.
 
-A match turns at most once while its two players stay, because the ratio of the smaller one grows faster. So n players
-turn O(n log n) matches in all, however long the clock runs. Ratios are compared crosswise in integers, so ties are
-exact; they go to the smaller `tie_break`.
+A match turns at most once while its two players stay, because the ratio of the smaller one grows faster. So n players turn O(n
+log n) matches in all, however long the clock runs. Ratios are compared crosswise in integers, so ties are exact; they go to the
+smaller `tie_break`.
 
 This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """

@@ -23,8 +23,7 @@ from maitred.queueing.fcfs_queue import FcfsQueue
 
 @SCHEDULERS.register("fcfs")
 class FirstComeFirstServed(QueuePolicy):
-    """In order of arrival; a preempted sequence goes back to the front. Nothing starves, but a long prompt blocks the
-    rest."""
+    """In order of arrival; a preempted sequence goes back to the front. Nothing starves, but a long prompt blocks the rest."""
 
     about = PolicyInfo(
         summary="in order of arrival; a preempted request goes back to the front",
@@ -108,9 +107,8 @@ class RandomOrder(QueuePolicy):
 
 
 class _RandomQueue(BaseQueue):
-    """Each step draws from a generator of its own, seeded by the queue's seed and the index of the step. So the result
-    depends on what waits at that step, and not on how many steps were skipped before or how often the head was looked
-    at."""
+    """Each step draws from a generator of its own, seeded by the queue's seed and the index of the step. So the result depends
+    on what waits at that step, and not on how many steps were skipped before or how often the head was looked at."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -165,8 +163,8 @@ class _RandomQueue(BaseQueue):
 class RoutingKeyOrder(QueuePolicy):
     """By how many running sequences have the request's routing key, then the key, then arrival (SGLang `routing-key`).
 
-    Requests of one routing key use the same adapter or share content, so it pays to run them together. If no
-    running sequence has the key of a request, it waits behind, in order of arrival; SGLang sorts these by key.
+    Requests of one routing key use the same adapter or share content, so it pays to run them together. If no running sequence
+    has the key of a request, it waits behind, in order of arrival; SGLang sorts these by key.
     """
 
     about = PolicyInfo(

@@ -1,32 +1,30 @@
 """How much of each waiting request's prompt is cached, kept up to date as blocks come and go.
 
-A waiting request is filed in two places: in the tree (`WaitingPrefixTree`) at the last block of its cached prefix, and
-in `_waiting_for_block` under the block that comes next in its prompt:
+A waiting request is filed in two places: in the tree (`WaitingPrefixTree`) at the last block of its cached prefix, and in
+`_waiting_for_block` under the block that comes next in its prompt:
 
     prompt    A  B  C | D  E            A, B and C are cached, so the request is at C and waits for D
     cached    A  B  C      E            (that E is cached is of no use before D is)
 
-When D is stored, the requests that wait for D advance, as far as the cache goes: here past E, to the end. When B is
-removed, the requests at B or below retreat to A. No other request is looked at, so a pass costs what has changed and
-not what waits.
+When D is stored, the requests that wait for D advance, as far as the cache goes: here past E, to the end. When B is removed,
+the requests at B or below retreat to A. No other request is looked at, so a pass costs what has changed and not what waits.
 
-The listener's callbacks only note which blocks changed. `apply_updates`, at the start of a pass, asks the cache how
-they are by then. So nothing moves in the middle of a pass, when admitting one request evicts what another would have
-found. Looking never changes the cache.
+The listener's callbacks only note which blocks changed. `apply_updates`, at the start of a pass, asks the cache how they are by
+then. So nothing moves in the middle of a pass, when admitting one request evicts what another would have found. Looking never
+changes the cache.
 
-`InBatchDedup`: of several waiting requests that begin alike, one computes the beginning and the others wait for it.
-Requests that share their first `deprioritize` tokens (whole blocks), and find at most `check` tokens in the cache, are
-a group. The first to arrive leads; the others are *deprioritized*, which puts them behind all that are not. When the
-leader is admitted they go on waiting, until the beginning is stored (they then find more than `check` tokens and leave
-the group) or the leader is gone (the next one leads). SGLang forgets the leader when it is admitted, so the next one
-computes the same beside it while it prefills chunk by chunk. Deprioritized is an order, not a ban: where there is room
-for all, all are admitted and compute together.
+`InBatchDedup`: of several waiting requests that begin alike, one computes the beginning and the others wait for it. Requests
+that share their first `deprioritize` tokens (whole blocks), and find at most `check` tokens in the cache, are a group. The
+first to arrive leads; the others are *deprioritized*, which puts them behind all that are not. When the leader is admitted they
+go on waiting, until the beginning is stored (they then find more than `check` tokens and leave the group) or the leader is gone
+(the next one leads). SGLang forgets the leader when it is admitted, so the next one computes the same beside it while it
+prefills chunk by chunk. Deprioritized is an order, not a ban: where there is room for all, all are admitted and compute
+together.
 
-For example, with blocks of 16 tokens and `check = deprioritize = 32`: prompts ABCD, ABCE and ABXY (a letter is a block)
-arrive in this order and nothing is cached. They share AB, so ABCD leads and the others are deprioritized. ABCD is
-admitted; when the block B is stored, both others find 32 tokens, still not more than `check`; but the group has nothing
-left to compute, so ABCE leads now and is deprioritized no more. With C stored too, it finds 48 tokens and leaves the
-group; ABXY leads then.
+For example, with blocks of 16 tokens and `check = deprioritize = 32`: prompts ABCD, ABCE and ABXY (a letter is a block) arrive
+in this order and nothing is cached. They share AB, so ABCD leads and the others are deprioritized. ABCD is admitted; when the
+block B is stored, both others find 32 tokens, still not more than `check`; but the group has nothing left to compute, so ABCE
+leads now and is deprioritized no more. With C stored too, it finds 48 tokens and leaves the group; ABXY leads then.
 
 This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
@@ -59,8 +57,8 @@ class InBatchDedup:
     """The groups of waiting requests that begin alike, in one instance."""
 
     def __init__(self, check: int, deprioritize: int, block_size: int, on_change: Callable[[WaitingRequest], None]) -> None:
-        """`on_change` is called with each request that becomes deprioritized, or no longer is. With `check` -1 none
-        ever is. Raises ValueError unless `deprioritize` is at least 1."""
+        """`on_change` is called with each request that becomes deprioritized, or no longer is. With `check` -1 none ever is.
+        Raises ValueError unless `deprioritize` is at least 1."""
         if deprioritize < 1:
             raise ValueError("deprioritize must be at least 1 token")
         self._checked_blocks = check // block_size
@@ -96,8 +94,7 @@ class InBatchDedup:
                 self._leave_group(group, key, request)
 
     def admit(self, request: WaitingRequest) -> int | None:
-        """Note that `request` waits no more and computes its prompt. Returns the last block of what it computes for a
-        group."""
+        """Note that `request` waits no more and computes its prompt. Returns the last block of what it computes for a group."""
         if len(request.block_hashes) < self._blocks:
             return None
         key = request.block_hashes[self._blocks - 1]
@@ -145,8 +142,7 @@ class InBatchDedup:
             self._elect_leader(group, key)
 
     def _elect_leader(self, group: _DedupGroup, key: int) -> None:
-        """Find out which member leads, after a member came or left or a computing request ended. Drops an empty
-        group."""
+        """Find out which member leads, after a member came or left or a computing request ended. Drops an empty group."""
         if not group.members and not group.computing:
             del self.groups[key]
             return
@@ -175,8 +171,8 @@ class PrefixIndex:
     """The waiting requests of one instance by their cached prefix. It is a `PrefixCacheListener`."""
 
     def __init__(self, cache: PrefixCacheView, check: int, deprioritize: int) -> None:
-        """`check` and `deprioritize` are those of `InBatchDedup`, in tokens. Raises ValueError unless `deprioritize` is
-        at least 1."""
+        """`check` and `deprioritize` are those of `InBatchDedup`, in tokens. Raises ValueError unless `deprioritize` is at
+        least 1."""
         self._cache = cache
         self._block_size = cache.block_size
         self.tree = WaitingPrefixTree()
@@ -260,9 +256,8 @@ class PrefixIndex:
     def _advance_waiting(self, key: int) -> None:
         """Move the requests that wait for the block `key`, which is cached now, as far as the cache goes.
 
-        Requests that come one after the other here have mostly the same way. So the way of the one before is tried
-        first: if its last cached block is in this prompt at the same place, all blocks up to it are cached here as
-        well.
+        Requests that come one after the other here have mostly the same way. So the way of the one before is tried first: if
+        its last cached block is in this prompt at the same place, all blocks up to it are cached here as well.
         """
         alike: dict[int, list[WaitingRequest]] = {}  # the requests by the last block of their new cached prefix
         end, depth = key, 0

@@ -1,11 +1,11 @@
 """The orders that look at the prefix cache, and what they have in common.
 
-A queue files each request by its cached prefix (`PrefixIndex`) and lets the policy order by that. Most such orders are
-a key that changes only when the cached prefix of the request does (`PrefixKeyPolicy`): `lpm`, `shortest-prefill-first`
-and `aged-sjf`, below. `hrrn` and `dfs-weight` need more, and have modules of their own.
+A queue files each request by its cached prefix (`PrefixIndex`) and lets the policy order by that. Most such orders are a key
+that changes only when the cached prefix of the request does (`PrefixKeyPolicy`): `lpm`, `shortest-prefill-first` and
+`aged-sjf`, below. `hrrn` and `dfs-weight` need more, and have modules of their own.
 
-Without a prefix cache these policies are another one, their `fallback`. Looking never changes the cache, and there is
-no cut-off: SGLang's policies of the same names sort nothing beyond 128 waiting requests.
+Without a prefix cache these policies are another one, their `fallback`. Looking never changes the cache, and there is no
+cut-off: SGLang's policies of the same names sort nothing beyond 128 waiting requests.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NO_DEDUP = -1
 class CacheAwarePolicy(QueuePolicy):
     """A policy that orders by what the prefix cache holds.
 
-    Of requests that share their first `deprioritize` tokens or more, and find at most `check` tokens in the cache, all
-    but one wait behind all others until that one has computed them (`check` -1: none does). The defaults are SGLang's.
+    Of requests that share their first `deprioritize` tokens or more, and find at most `check` tokens in the cache, all but one
+    wait behind all others until that one has computed them (`check` -1: none does). The defaults are SGLang's.
     """
 
     fallback = "fcfs"
@@ -145,8 +145,8 @@ class _PrefixKeyQueue(CacheAwareQueue):
 
 @SCHEDULERS.register("lpm")
 class LongestPrefixMatch(PrefixKeyPolicy):
-    """By cached prompt tokens, most first, then arrival (SGLang `lpm`, without its cut-off). Deprioritized requests go
-    last, in order of arrival."""
+    """By cached prompt tokens, most first, then arrival (SGLang `lpm`, without its cut-off). Deprioritized requests go last, in
+    order of arrival."""
 
     about = PolicyInfo(
         summary="most prompt tokens in the prefix cache first",
@@ -164,8 +164,7 @@ class LongestPrefixMatch(PrefixKeyPolicy):
 
 @SCHEDULERS.register("shortest-prefill-first")
 class ShortestPrefillFirst(PrefixKeyPolicy):
-    """By tokens to compute, fewest first, then arrival (SGLang `shortest-prefill-first`). Deprioritized requests go
-    last."""
+    """By tokens to compute, fewest first, then arrival (SGLang `shortest-prefill-first`). Deprioritized requests go last."""
 
     about = PolicyInfo(
         summary="fewest tokens to compute, after what is cached, first",
@@ -181,14 +180,14 @@ class ShortestPrefillFirst(PrefixKeyPolicy):
 
 @SCHEDULERS.register("aged-sjf")
 class AgedSjf(PrefixKeyPolicy):
-    """By the prompt tokens that are not in the prefix cache, less `tokens_per_second` for each second of waiting, then
-    arrival, then id. Without a prefix cache by the whole prompt.
+    """By the prompt tokens that are not in the prefix cache, less `tokens_per_second` for each second of waiting, then arrival,
+    then id. Without a prefix cache by the whole prompt.
 
         order by    uncached prompt tokens - tokens_per_second * time waited
 
-    All requests age alike, so the order of two of them changes only when the cache does. The key leaves out the
-    present: `uncached tokens + tokens_per_second * arrival`. With 1000 tokens per second, a prompt of 5,000 tokens that
-    arrived at 1 s has the key 6,000; one of 100 tokens goes before it if it arrived before 5.9 s.
+    All requests age alike, so the order of two of them changes only when the cache does. The key leaves out the present:
+    `uncached tokens + tokens_per_second * arrival`. With 1000 tokens per second, a prompt of 5,000 tokens that arrived at 1 s
+    has the key 6,000; one of 100 tokens goes before it if it arrived before 5.9 s.
     """
 
     about = PolicyInfo(

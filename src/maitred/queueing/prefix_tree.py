@@ -1,8 +1,7 @@
 """The cached prefixes of waiting requests, as a compressed tree (a radix tree over block hashes).
 
-A *node* is a run of cached blocks that does not branch and on which no request ends but at its last block. So there are
-few nodes, however long the prompts are, and moving a request costs the nodes on its path, not its blocks. For example,
-with
+A *node* is a run of cached blocks that does not branch and on which no request ends but at its last block. So there are few
+nodes, however long the prompts are, and moving a request costs the nodes on its path, not its blocks. For example, with
 
     r1: A B C | D        cached: A B C
     r2: A B | E          cached: A B
@@ -12,13 +11,12 @@ the tree is
 
     root --- [A B]  r2, weight 3 --- [C]  r1, weight 2 --- [F]  r3, weight 1
 
-where the *weight* of a node is the number of requests that wait there or below. If C is evicted, `retreat(C)` removes
-[C] and [F], and r1 and r3 wait at [A B]. If E is cached, `advance` makes a node [E] below [A B] for r2; [A B] then
-holds no request, but it stays because it branches. When r2 leaves, [E] goes too, and [A B] is merged with its only
-child into [A B C].
+where the *weight* of a node is the number of requests that wait there or below. If C is evicted, `retreat(C)` removes [C] and
+[F], and r1 and r3 wait at [A B]. If E is cached, `advance` makes a node [E] below [A B] for r2; [A B] then holds no request,
+but it stays because it branches. When r2 leaves, [E] goes too, and [A B] is merged with its only child into [A B C].
 
-A node is made for the first request that waits there or below, split where a request ends or branches off inside it,
-merged with its only child when nothing waits at its end any more, and removed with the last request.
+A node is made for the first request that waits there or below, split where a request ends or branches off inside it, merged
+with its only child when nothing waits at its end any more, and removed with the last request.
 
 This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
@@ -193,8 +191,7 @@ class WaitingPrefixTree:
             self.dirty[node] = None
 
     def _add_weight(self, node: PrefixNode | None, change: int, below: PrefixNode | None = None) -> None:
-        """Add `change` to the weights from `node` up to the root, or up to the node `below`, which it leaves as it
-        is."""
+        """Add `change` to the weights from `node` up to the root, or up to the node `below`, which it leaves as it is."""
         while node is not below and node is not None:
             node.weight += change
             self.dirty[node] = None
@@ -234,8 +231,8 @@ class WaitingPrefixTree:
         return upper
 
     def _prune(self, node: PrefixNode) -> None:
-        """Remove `node` and nodes above it if nothing waits there or below; merge it with an only child if nothing
-        waits at it."""
+        """Remove `node` and nodes above it if nothing waits there or below; merge it with an only child if nothing waits at
+        it."""
         while not node.weight and node.parent is not None:
             del node.parent.children[node.keys[0]]
             for key in node.keys:
@@ -258,6 +255,6 @@ class WaitingPrefixTree:
 
 
 def _common_prefix_length(keys: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many leading keys are equal. Where two are equal, all before them are, so a binary search finds the
-    first that differ."""
+    """Return how many leading keys are equal. Where two are equal, all before them are, so a binary search finds the first that
+    differ."""
     return bisect_left(range(len(keys)), 1, key=lambda i: keys[i] != others[i])

@@ -9,13 +9,13 @@ Two things are called a priority, and both are kept in `SequenceState.priority`,
                           and `reverse-priority`
 
 It is kept under every scheduler, also under those that do not order by it (`ScoredPolicy`), because it may also say which
-running sequence is preempted. So the numbers of sequences that were admitted at different instants must be comparable.
-Scores are not, where they grow with age: a sequence that was preempted and admitted again would have a higher one than
-an older sequence that has run on, and both would preempt each other for ever.
+running sequence is preempted. So the numbers of sequences that were admitted at different instants must be comparable. Scores
+are not, where they grow with age: a sequence that was preempted and admitted again would have a higher one than an older
+sequence that has run on, and both would preempt each other for ever.
 
-Where time changes all scores alike, the order is fixed. Then the policy has a `rank` (`TimeInvariantPriority`), which is
-kept instead of the score. The scores of a policy without it, such as a user's own, are computed for all waiting sequences
-at the start of each step that may admit, and a running sequence keeps the one with which it was admitted.
+Where time changes all scores alike, the order is fixed. Then the policy has a `rank` (`TimeInvariantPriority`), which is kept
+instead of the score. The scores of a policy without it, such as a user's own, are computed for all waiting sequences at the
+start of each step that may admit, and a running sequence keeps the one with which it was admitted.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ class SloBasedPriority(AgeBasedPriority):
 
 @PRIORITIES.register("inverted-slo")
 class InvertedSloPriority(AgeBasedPriority):
-    """`base_score - age_weight * (now - arrival)`: newer is more urgent (BLIS `inverted-slo`), to see what harm it
-    does."""
+    """`base_score - age_weight * (now - arrival)`: newer is more urgent (BLIS `inverted-slo`), to see what harm it does."""
 
     name = "inverted-slo"
 
@@ -185,8 +184,8 @@ class _ScoredQueue(_PrioritizedQueue):
 
 
 class ScoreOrderedPolicy(QueuePolicy):
-    """A policy that orders by scores, then arrival, then id. Its queue is that of a key with scores beside it: of the
-    `rank`, where there is one, or else of the score itself, which is another at each step."""
+    """A policy that orders by scores, then arrival, then id. Its queue is that of a key with scores beside it: of the `rank`,
+    where there is one, or else of the score itself, which is another at each step."""
 
     name: str
     sign: int
@@ -264,8 +263,8 @@ class PriorityValues(StrEnum):
 
 @SCHEDULERS.register("by-priority")
 class ByPriority(QueuePolicy):
-    """By the priority that the client gave, then as the inner policy orders (SGLang's priority scheduling, which has it
-    for `fcfs` and `lof` alone). A preempted request goes back to the front of its priority, not of the queue."""
+    """By the priority that the client gave, then as the inner policy orders (SGLang's priority scheduling, which has it for
+    `fcfs` and `lof` alone). A preempted request goes back to the front of its priority, not of the queue."""
 
     about = PolicyInfo(
         summary="the client's priority first (values=high-first or low-first), then the inner policy",
@@ -292,8 +291,7 @@ class _PriorityLevels(SubqueuedQueue):
         self.subqueues = subqueues
         self._sign = sign
         self._levels: list[float] = []
-        """The levels at which requests wait, and perhaps some at which none does any more, in order. The last goes
-        first."""
+        """The levels at which requests wait, and perhaps some at which none does any more, in order. The last goes first."""
         self._level_set: set[float] = set()
         """The same levels."""
 

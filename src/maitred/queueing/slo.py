@@ -2,22 +2,21 @@
 
     urgency = head start of the class + time waited + (pressure - 1) * max(0, window - time to the deadline)
 
-A class is worth seconds of head start, so a request of a lower class that has waited that much longer goes first, and
-nothing starves. In the last `window` seconds before its deadline a request ages `pressure` times as fast.
+A class is worth seconds of head start, so a request of a lower class that has waited that much longer goes first, and nothing
+starves. In the last `window` seconds before its deadline a request ages `pressure` times as fast.
 
-A request is *normal* until that window begins and *urgent* from then on (in the window its urgency has another slope).
-So there are two heaps, and in each the order is a key that time does not change:
+A request is *normal* until that window begins and *urgent* from then on (in the window its urgency has another slope). So there
+are two heaps, and in each the order is a key that time does not change:
 
     normal    urgency(t) = t - key                    key = arrival - head start
     urgent    urgency(t) = pressure * t - key         key = arrival - head start + (pressure - 1) * begin of the window
 
-Only the two heads are compared, and both events that may change the order are known beforehand: a normal request
-becomes urgent (`_becoming_urgent`), and the urgent head overtakes the normal one.
+Only the two heads are compared, and both events that may change the order are known beforehand: a normal request becomes urgent
+(`_becoming_urgent`), and the urgent head overtakes the normal one.
 
-For example, two requests of the same class without a head start: one arrived at 10 s; the other at 16 s, with a
-deadline at 50 s. The keys are 10 and, from 40 s on, 16 + 3 * 40 = 136. At 42 s both have waited 32 "seconds": 42 - 10
-and 4 * 42 - 136. The tie goes to the earlier arrival, so the second goes first from 42.000001 s on. All times are whole
-microseconds.
+For example, two requests of the same class without a head start: one arrived at 10 s; the other at 16 s, with a deadline at 50
+s. The keys are 10 and, from 40 s on, 16 + 3 * 40 = 136. At 42 s both have waited 32 "seconds": 42 - 10 and 4 * 42 - 136. The
+tie goes to the earlier arrival, so the second goes first from 42.000001 s on. All times are whole microseconds.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _Key: TypeAlias = tuple[Micros, Micros, RequestId]
 class SloUrgency(QueuePolicy):
     """By head start of the class, time waited and nearness of the deadline.
 
-    `system`, `interactive`, `default` and `bulk` are the head starts of the classes; `window` is the time before a
-    deadline in which a request ages `pressure` times as fast. All but `pressure` are in seconds.
+    `system`, `interactive`, `default` and `bulk` are the head starts of the classes; `window` is the time before a deadline in
+    which a request ages `pressure` times as fast. All but `pressure` are in seconds.
     """
 
     about = PolicyInfo(
@@ -82,8 +81,7 @@ class _SloQueue(BaseQueue):
         self._normal: IndexedHeap[RequestId, _Key, SequenceState] = IndexedHeap()
         self._urgent: IndexedHeap[RequestId, _Key, SequenceState] = IndexedHeap()
         self._becoming_urgent: list[tuple[Micros, RequestId, SequenceState]] = []
-        """A heap of the instants at which normal requests with a deadline become urgent; some of them may wait no
-        more."""
+        """A heap of the instants at which normal requests with a deadline become urgent; some of them may wait no more."""
         self._now: Micros = 0
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:

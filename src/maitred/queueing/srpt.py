@@ -1,10 +1,10 @@
 """srpt: shortest remaining processing time, and the predictors of output lengths that it needs.
 
-What remains of a request is, above all, the output tokens still to come: each takes a step, and a whole prompt takes
-few. A server does not know how many they will be. It knows what the client allows, and how long the answers were that
-the same program and the same tenant got before. A *length predictor* makes an estimate from that when the request is
-added to the queue, and again after a preemption. Where too little is known there is no estimate: then all requests are
-alike, and the order is that of arrival.
+What remains of a request is, above all, the output tokens still to come: each takes a step, and a whole prompt takes few. A
+server does not know how many they will be. It knows what the client allows, and how long the answers were that the same program
+and the same tenant got before. A *length predictor* makes an estimate from that when the request is added to the queue, and
+again after a preemption. Where too little is known there is no estimate: then all requests are alike, and the order is that of
+arrival.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class NoPrediction(LengthPredictor, LengthEstimator):
 
 @LENGTH_PREDICTORS.register("quantile")
 class QuantilePredictor(LengthPredictor):
-    """The `q`-quantile of the latest answers to the same tenant's same program; else to the tenant; else to all. What
-    the client allows is a ceiling. `q` above 0.5 errs on the long side."""
+    """The `q`-quantile of the latest answers to the same tenant's same program; else to the tenant; else to all. What the
+    client allows is a ceiling. `q` above 0.5 errs on the long side."""
 
     def __init__(self, q: float = 0.5) -> None:
         """Raises ValueError unless 0 <= q <= 1."""
@@ -115,8 +115,8 @@ class _RecentLengths:
         insort(self._sorted, length)
 
     def quantile(self, q: float, above: int) -> int | None:
-        """Return the `q`-quantile of the lengths that are larger than `above`, or twice `above` if none is, or None if too
-        few lengths are known."""
+        """Return the `q`-quantile of the lengths that are larger than `above`, or twice `above` if none is, or None if too few
+        lengths are known."""
         if len(self._sorted) < _MIN_SAMPLES:
             return None
         # A request that has emitted `above` tokens can only be one of the longer ones. If it is longer than all that
@@ -170,9 +170,8 @@ def _groups_of(request: Request) -> list[tuple[str, ...]]:
 
 @SCHEDULERS.register("srpt")
 class ShortestRemainingTime(QueuePolicy):
-    """By the expected output tokens still to come, fewest first; then, if those are known, by prompt tokens to compute;
-    then arrival, then id. `predictor` is `quantile`, `hint` or `none`. A preempted request has less left than it had at
-    first."""
+    """By the expected output tokens still to come, fewest first; then, if those are known, by prompt tokens to compute; then
+    arrival, then id. `predictor` is `quantile`, `hint` or `none`. A preempted request has less left than it had at first."""
 
     about = PolicyInfo(
         summary="fewest expected output tokens still to come first; predictor: quantile, hint or none (which is arrival)",

@@ -3,16 +3,16 @@
 `by-priority` has a subqueue for each priority, `vtc` one for each tenant. Which group is next, these policies decide.
 
 - A subqueue is made when a request of its group first comes. It is kept while a request of the group is in the
-  instance, waiting or running. Of the idle ones, the `_MAX_IDLE_SUBQUEUES` that were used last are kept, too, because
-  their queues have learnt from their requests (`srpt` from the lengths of answers).
+  instance, waiting or running. Of the idle ones, the `_MAX_IDLE_SUBQUEUES` that were used last are kept, too, because their
+  queues have learnt from their requests (`srpt` from the lengths of answers).
 - A step starts in a subqueue when the queue above first looks at it, once for each step: most subqueues are not looked
   at in most steps, and starting a step in all of them would cost O(groups).
 - All subqueues share one listener of the prefix cache, which forgets the subqueues that are dropped. Listeners of their
   own would pile up, because a cache never drops a listener.
 
-For example, `vtc` holds two waiting requests of tenant a and one running of tenant b: two subqueues, of which b's is
-empty and has one member. A step that admits one request looks at a's subqueue alone. When b's request ends, b is idle;
-its subqueue goes when 64 other groups have become idle after it.
+For example, `vtc` holds two waiting requests of tenant a and one running of tenant b: two subqueues, of which b's is empty and
+has one member. A step that admits one request looks at a's subqueue alone. When b's request ends, b is idle; its subqueue goes
+when 64 other groups have become idle after it.
 
 This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """

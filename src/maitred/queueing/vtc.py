@@ -1,18 +1,18 @@
 """vtc: virtual token counters, fairness among tenants.
 
-Each tenant has a counter of the service it was given: 1 for a prompt token, `output_weight` for an output token. The
-tenant with the lowest counter goes first, so no tenant that has work waiting can be left behind by more than a bounded
-amount. A tenant that comes back after a pause is raised to the lowest counter among those with requests waiting,
-because unused service is not saved up. (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) How
-counters grow, and how tenants are ranked, is in `vtc_counters`.
+Each tenant has a counter of the service it was given: 1 for a prompt token, `output_weight` for an output token. The tenant
+with the lowest counter goes first, so no tenant that has work waiting can be left behind by more than a bounded amount. A
+tenant that comes back after a pause is raised to the lowest counter among those with requests waiting, because unused service
+is not saved up. (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) How counters grow, and how tenants are
+ranked, is in `vtc_counters`.
 
-Which request of a tenant goes first, the inner policy says; each tenant has a subqueue. With `slack`, a tenant with a
-counter at most that much above the lowest may also go first, if the inner policy prefers its head: `vtc(lpm, slack=S)`
-is a longest prefix match that a deficit bounds. A waiting tenant is then left behind by at most that much more.
+Which request of a tenant goes first, the inner policy says; each tenant has a subqueue. With `slack`, a tenant with a counter
+at most that much above the lowest may also go first, if the inner policy prefers its head: `vtc(lpm, slack=S)` is a longest
+prefix match that a deficit bounds. A waiting tenant is then left behind by at most that much more.
 
-For example, under `vtc(sjf, slack=35)` tenant b has one prompt of 500 tokens waiting, and a has many of 10. Both start
-at 0. The head of a is the shorter one, and a stays within 35 tokens of b for four of them (at 0, 10, 20 and 30); at 40
-it is b's turn.
+For example, under `vtc(sjf, slack=35)` tenant b has one prompt of 500 tokens waiting, and a has many of 10. Both start at 0.
+The head of a is the shorter one, and a stays within 35 tokens of b for four of them (at 0, 10, 20 and 30); at 40 it is b's
+turn.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _MAX_COMPARED = 64
 
 @SCHEDULERS.register("vtc")
 class VirtualTokenCounter(QueuePolicy):
-    """The tenant with the lowest counter first; within a tenant, the inner policy. Among tenants within `slack` (in
-    prompt tokens) of the lowest counter, the one with the head that the inner policy prefers, if that policy can compare
-    heads."""
+    """The tenant with the lowest counter first; within a tenant, the inner policy. Among tenants within `slack` (in prompt
+    tokens) of the lowest counter, the one with the head that the inner policy prefers, if that policy can compare heads."""
 
     about = PolicyInfo(
         summary="the tenant that was served least first, then the inner policy; within slack, the best head by that policy",
@@ -131,8 +130,8 @@ class _VtcQueue(SubqueuedQueue):
         return earliest(now + 1, within_tenant) if self._may_be_overtaken(tenant) else within_tenant
 
     def _may_be_overtaken(self, tenant: str) -> bool:
-        """Whether steps may bring another tenant to the head: one that gains less per step than `tenant`, or with
-        slack, any two that gain unequally."""
+        """Whether steps may bring another tenant to the head: one that gains less per step than `tenant`, or with slack, any
+        two that gain unequally."""
         gains = {t: a.num_decoding for t, a in self._counters.decoding_accounts.items() if t in self._ranking}
         # A tenant of which nothing decodes gains nothing; only if all that wait also decode is the least gain above 0.
         least = min(gains.values(), default=0) if len(gains) == len(self._ranking) else 0
@@ -148,8 +147,8 @@ class _VtcQueue(SubqueuedQueue):
             self._to_raise.pop(account.tenant, None)
 
     def _raise_joined(self) -> None:
-        """Raise the tenants that came since the last step to the lowest counter of those with requests waiting. If
-        there are no others, raise them to the counter of the tenant of the last request that left the queue."""
+        """Raise the tenants that came since the last step to the lowest counter of those with requests waiting. If there are no
+        others, raise them to the counter of the tenant of the last request that left the queue."""
         joined, self._to_raise = self._to_raise, {}
         if not joined:
             return

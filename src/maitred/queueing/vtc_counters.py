@@ -1,21 +1,20 @@
-"""The counters of `vtc`: how much service each tenant was given, in units of prompt tokens, and the order of the
-tenants by that.
+"""The counters of `vtc`: how much service each tenant was given, in units of prompt tokens, and the order of the tenants by
+that.
 
-A prompt is charged when its request is admitted (`pending_prefill`), and settled as its chunks are computed; what the
-prefix cache had of it is given back when the sequence begins to decode. Output tokens are charged as they come out. A
-tenant of which d sequences decode gains d output tokens per step, so its counter follows from the step index, and
-nothing is done per token:
+A prompt is charged when its request is admitted (`pending_prefill`), and settled as its chunks are computed; what the prefix
+cache had of it is given back when the sequence begins to decode. Output tokens are charged as they come out. A tenant of which
+d sequences decode gains d output tokens per step, so its counter follows from the step index, and nothing is done per token:
 
     counter = raised + settled_prefill + pending_prefill
               + output_weight * (settled_output + num_decoding * step - origin_sum)
 
-A simulation that skips steps settles tokens more rarely, and reads the counters more rarely, and must order the tenants
-alike. So counters are exact: whole numbers of `1 / units` prompt tokens, where `output_weight` is a whole number of
-units too, as each float is (0.5 is 1 of 2). Floats would part two tenants that are equal by a rounding error.
+A simulation that skips steps settles tokens more rarely, and reads the counters more rarely, and must order the tenants alike.
+So counters are exact: whole numbers of `1 / units` prompt tokens, where `output_weight` is a whole number of units too, as each
+float is (0.5 is 1 of 2). Floats would part two tenants that are equal by a rounding error.
 
-For example, with `output_weight` 2 a tenant has had 100 prompt tokens computed, and two of its sequences have decoded
-since steps 10 and 14. At step 20 its counter is 100 + 2 * (2 * 20 - 24) = 132: 10 and 6 output tokens. When the first
-of them ends, `charge` settles its 10 tokens, and 10 is taken off `origin_sum`.
+For example, with `output_weight` 2 a tenant has had 100 prompt tokens computed, and two of its sequences have decoded since
+steps 10 and 14. At step 20 its counter is 100 + 2 * (2 * 20 - 24) = 132: 10 and 6 output tokens. When the first of them ends,
+`charge` settles its 10 tokens, and 10 is taken off `origin_sum`.
 
 This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
@@ -63,8 +62,7 @@ class ServiceAccount:
         self.num_decoding = 0
         """Sequences that decode."""
         self.origin_sum = 0
-        """Sum over the decoding sequences of the step at which each began to emit the tokens that are not settled
-        yet."""
+        """Sum over the decoding sequences of the step at which each began to emit the tokens that are not settled yet."""
         self.num_requests = 0
         """Requests in the instance, waiting or running."""
         self.waiting: IndexedHeap[RequestId, SortKey, SequenceState] = IndexedHeap()
@@ -166,8 +164,7 @@ class TokenCounters:
         self.changed_accounts[account.tenant] = account
 
     def close_idle(self, floor: int) -> None:
-        """Forget, once there are many, the tenants without requests that would be raised to `floor` if they came
-        back."""
+        """Forget, once there are many, the tenants without requests that would be raised to `floor` if they came back."""
         if len(self._accounts) > 2 * len(self._requests) + _SPARE_ACCOUNTS:
             self._accounts = {t: a for t, a in self._accounts.items() if a.num_requests or self.counter(a) > floor}
 
@@ -210,8 +207,7 @@ TenantRank: TypeAlias = tuple[int, SortKey, str]
 
 
 class TenantRanking:
-    """The tenants with waiting requests, in the order of their counters. Only those that changed are sorted in
-    again."""
+    """The tenants with waiting requests, in the order of their counters. Only those that changed are sorted in again."""
 
     def __init__(self, counters: TokenCounters) -> None:
         self._counters = counters

@@ -123,11 +123,11 @@ def simulate(
 
     `workload` is an iterable of jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (with its own seed; use
     its `jobs(seed=...)` for another), or a trace as the command line names it (`"azure:FILE"`). Sections that are None have
-    their defaults. If `admission` is None, the default classes apply if `cluster` limits slots, and otherwise every request
-    may enter. If `programs` is None, requests are routed one by one. `slo` is the default of the result's methods.
-    `sample_every` (µs) is the first distance of the samples for charts, which grows during the run; None takes no samples.
-    `progress` is called from time to time with the number of arrived requests. `log` receives the decisions of admission. The
-    same arguments give the same result.
+    their defaults. If `admission` is None, the default classes apply if `cluster` limits slots, and otherwise every request may
+    enter. If `programs` is None, requests are routed one by one. `slo` is the default of the result's methods. `sample_every`
+    (µs) is the first distance of the samples for charts, which grows during the run; None takes no samples. `progress` is
+    called from time to time with the number of arrived requests. `log` receives the decisions of admission. The same arguments
+    give the same result.
 
     Raises ConfigError for unknown policies, impossible limits, jobs out of order, and a trace that cannot be read.
     """

@@ -6,8 +6,8 @@
                            not grow is that of the requests that ended in the second half of the time since then, when the
                            batches had filled.
     KV is the bottleneck   In a quarter of the samples of instances with work, requests waited while the batch had room for one
-                           more sequence, and the free blocks held no more than 5 % of the memory or the mean prompt. Or the
-                           KV preemptions were a tenth of the completed requests.
+                           more sequence, and the free blocks held no more than 5 % of the memory or the mean prompt. Or the KV
+                           preemptions were a tenth of the completed requests.
     prefill starves decode The mean gap between tokens was twice what a step of the same batch takes without prompts, or more.
                            Not said where preemptions (1 % of the requests) make gaps of their own.
     a class starves        Among the classes (or tenants) of 20 requests or more, its median TTFT was 10 times that of the best

@@ -1,8 +1,7 @@
 """Which instance?
 
-A router decides among the instances that it is shown; its driver leaves out those that cannot serve the request.
-Routers are registered under the name that users type (`ROUTERS`), and so are the scorers that `weighted` adds up
-(`SCORERS`).
+A router decides among the instances that it is shown; its driver leaves out those that cannot serve the request. Routers are
+registered under the name that users type (`ROUTERS`), and so are the scorers that `weighted` adds up (`SCORERS`).
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ longest ago, so an idle fleet is used in turn. For example, with three instances
     (0, 0, A)  (1, 1, B)  (1, 2, C)      the choice is A
     (1, 1, B)  (1, 2, C)  (1, 3, A)      the next choice finds that A has 1 by now, looks behind it and takes B
 
-Counts are read from the views and not kept here. So the count of a backend contains what other models sent there, and
-it does not matter whether a driver counts before or after it says that a request has ended. A count that falls without
-a word is noticed later: each choice looks at one more instance, in turn.
+Counts are read from the views and not kept here. So the count of a backend contains what other models sent there, and it does
+not matter whether a driver counts before or after it says that a request has ended. A count that falls without a word is
+noticed later: each choice looks at one more instance, in turn.
 
-Entries are never removed, only replaced, and found by position. So this heap does not build on `core.lazy_heap`: with the
-calls of `LazyHeap._is_live` and `_drop_stale` a choice took 1.5 to 1.9 µs instead of 1.2 to 1.5 (4 to 256 instances), and
-with all of them overridden nothing was left to share but the rule when to rebuild.
+Entries are never removed, only replaced, and found by position. So this heap does not build on `core.lazy_heap`: with the calls
+of `LazyHeap._is_live` and `_drop_stale` a choice took 1.5 to 1.9 µs instead of 1.2 to 1.5 (4 to 256 instances), and with all of
+them overridden nothing was left to share but the rule when to rebuild.
 
 This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
@@ -43,8 +43,7 @@ _MAX_FLEETS = 64
 
 
 class PerFleetCache(Generic[T]):
-    """Values by fleet. `make` makes the value when a fleet is shown for the first time, or again after `_MAX_FLEETS`
-    others."""
+    """Values by fleet. `make` makes the value when a fleet is shown for the first time, or again after `_MAX_FLEETS` others."""
 
     def __init__(self, make: Callable[[FleetView], T]) -> None:
         self._make = make

@@ -41,8 +41,7 @@ from maitred.routing.scorers import SCORERS
 class RoundRobin(BaseRouter):
     """Each instance in turn, whatever their load (BLIS `round-robin`: counter mod n).
 
-    Each model has a turn of its own. With one turn for all, two models that alternate would each use every second
-    instance.
+    Each model has a turn of its own. With one turn for all, two models that alternate would each use every second instance.
     """
 
     about = RouterInfo(summary="each in turn, whatever their load; a turn for each model", complexity="O(1)")
@@ -64,14 +63,13 @@ class LoadMeasure(Enum):
     IN_FLIGHT = "in_flight"
     """Requests in flight. The driver counts them itself, so the number is never stale."""
     EFFECTIVE = "effective"
-    """BLIS's: waiting + running + in flight. It counts each request twice, and is as stale as what is known of
-    queues."""
+    """BLIS's: waiting + running + in flight. It counts each request twice, and is as stale as what is known of queues."""
 
 
 @ROUTERS.register("least-loaded")
 class LeastLoaded(RandomTieBreaker):
-    """The instance with the fewest requests in flight; among equals the least recently used one, so that an idle fleet
-    is used in turn.
+    """The instance with the fewest requests in flight; among equals the least recently used one, so that an idle fleet is used
+    in turn.
 
     `load=effective` is what BLIS calls `least-loaded`: waiting + running + in flight, ties drawn.
     """
@@ -108,8 +106,8 @@ def _least_effective(fleet: FleetView) -> Sequence[InstanceView]:
 class PowerOfTwo(BaseRouter):
     """Of two drawn instances the one with fewer requests in flight, of two equal ones the one drawn first.
 
-    This is nearly as even as looking at all (Mitzenmacher, "The Power of Two Choices", 2001), and several gateways that
-    do not know of each other's requests do not all choose the same instance.
+    This is nearly as even as looking at all (Mitzenmacher, "The Power of Two Choices", 2001), and several gateways that do not
+    know of each other's requests do not all choose the same instance.
     """
 
     about = RouterInfo(
@@ -153,15 +151,13 @@ class AlwaysBusiest(BaseRouter):
 
 
 _SessionKey: TypeAlias = tuple[str, str, str]
-"""The model, the kind of name (program, routing key or tenant) and the name. Each model is served by other
-instances."""
+"""The model, the kind of name (program, routing key or tenant) and the name. Each model is served by other instances."""
 
 
 @ROUTERS.register("session-affinity")
 class SessionAffinity(BaseRouter):
-    """The instance of the session's last request. Requests belong to one session if they have the same `program`, else
-    the same `routing_key`, else the same tenant; a request without any of them is placed by `policy`, like the first of
-    a session.
+    """The instance of the session's last request. Requests belong to one session if they have the same `program`, else the same
+    `routing_key`, else the same tenant; a request without any of them is placed by `policy`, like the first of a session.
 
     `policy` is least-loaded by default; `sessions` is how many are remembered.
     """
@@ -211,8 +207,7 @@ def _session_key(request: Request) -> _SessionKey | None:
 
 @ROUTERS.register("weighted")
 class WeightedRouter(RandomTieBreaker):
-    """The highest sum of weighted scores; exact ties are drawn. The scorers are those of `scorers`
-    (`--routing-scorers`)."""
+    """The highest sum of weighted scores; exact ties are drawn. The scorers are those of `scorers` (`--routing-scorers`)."""
 
     about = RouterInfo(
         summary="the highest sum of weighted scores (--routing-scorers); exact ties are drawn",

@@ -1,7 +1,6 @@
 """How good would each instance be, in one respect? The scorers that `weighted` adds up.
 
-A scorer gives each instance a score from 0 to 1, 1 being best. Most of them are one formula over what an instance
-shows:
+A scorer gives each instance a score from 0 to 1, 1 being best. Most of them are one formula over what an instance shows:
 
     ViewScorer      looks at each instance by itself
     MinMaxScorer    compares: (most - value) / (most - least), and 1 for all if they are equal
@@ -13,8 +12,8 @@ Of a prompt that is longer than all that is remembered, the beginning is kept: i
 
     _holders[block]    a bit mask of the instances that were sent the block
 
-A prompt is looked up once, and not in each instance: block by block, the instances drop out that were not sent the next
-one. For example, if 0 and 1 were sent block A, and 1 was sent B too, the prompt A B C gives
+A prompt is looked up once, and not in each instance: block by block, the instances drop out that were not sent the next one.
+For example, if 0 and 1 were sent block A, and 1 was sent B too, the prompt A B C gives
 
     A: 0b11    B: 0b10, so instance 0 matched 1 block    C: 0b00, so instance 1 matched 2
 """
@@ -40,8 +39,7 @@ class Scorer(Protocol):
     """How good would each instance be, in one respect?"""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        """Return a score from 0 to 1, best, for each instance of `fleet`, in its order. There is at least one
-        instance."""
+        """Return a score from 0 to 1, best, for each instance of `fleet`, in its order. There is at least one instance."""
         ...
 
     def on_chosen(self, request: Request, view: InstanceView) -> None:
@@ -159,8 +157,7 @@ class LoadAware(ViewScorer):
 
 @SCORERS.register("load-balance")
 class LoadBalance(ViewScorer):
-    """`1 / (1 + waiting + running + in flight)` (BLIS `load-balance`). Differences count less the more there is to
-    do."""
+    """`1 / (1 + waiting + running + in flight)` (BLIS `load-balance`). Differences count less the more there is to do."""
 
     about = RouterInfo(
         summary="1 / (1 + waiting + running + in flight)", complexity="O(n)", reads="in flight, waiting, running"
@@ -182,9 +179,9 @@ class KvUtilization(ViewScorer):
 
 @SCORERS.register("precise-prefix-cache")
 class PrecisePrefixCache(BaseScorer):
-    """`(blocks - fewest) / (most - fewest)` of the leading blocks that an instance has cached, and 1 for all if they
-    are equal (llm-d's precise prefix cache scorer, BLIS `precise-prefix-cache`). It asks the caches of the instances,
-    perhaps as of some time ago."""
+    """`(blocks - fewest) / (most - fewest)` of the leading blocks that an instance has cached, and 1 for all if they are equal
+    (llm-d's precise prefix cache scorer, BLIS `precise-prefix-cache`). It asks the caches of the instances, perhaps as of some
+    time ago."""
 
     about = RouterInfo(
         summary="(blocks - fewest) / (most - fewest) of leading blocks cached there; 1 if all are equal",
@@ -206,9 +203,8 @@ class NoHitLru(BaseScorer):
     """Spreads prompts that no instance has cached, the ones that fill caches, evenly (llm-d's no-hit-lru scorer, BLIS
     `no-hit-lru`).
 
-    If an instance has any of the prompt in its prefix cache, 0.5 for all. Else `1 - rank / (n - 1)`, where the
-    instances that never got such a prompt rank first, and then the others, the one that got its last such prompt
-    longest ago first.
+    If an instance has any of the prompt in its prefix cache, 0.5 for all. Else `1 - rank / (n - 1)`, where the instances that
+    never got such a prompt rank first, and then the others, the one that got its last such prompt longest ago first.
     """
 
     about = RouterInfo(
@@ -245,8 +241,8 @@ class NoHitLru(BaseScorer):
 
 @SCORERS.register("prefix-affinity")
 class PrefixAffinity(BaseScorer):
-    """Leading blocks of the prompt that were sent there before, as a share of its blocks (llm-d's approximate prefix
-    scorer, BLIS `prefix-affinity`). A prompt of which nothing is known matches none.
+    """Leading blocks of the prompt that were sent there before, as a share of its blocks (llm-d's approximate prefix scorer,
+    BLIS `prefix-affinity`). A prompt of which nothing is known matches none.
 
     `block` is in tokens, `most` is how many blocks are remembered of each instance.
     """
@@ -298,8 +294,7 @@ class PrefixAffinity(BaseScorer):
             del self._holders[block]
 
     def _matched_blocks(self, block_hashes: Sequence[int]) -> dict[int, int]:
-        """Return how many leading blocks were sent to each instance, by index; instances that were sent none are left
-        out."""
+        """Return how many leading blocks were sent to each instance, by index; instances that were sent none are left out."""
         found: dict[int, int] = {}
         holders = self._holders
         matching = holders.get(block_hashes[0], 0)

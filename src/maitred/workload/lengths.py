@@ -4,8 +4,8 @@ Users write them as `500`, `normal:500,150`, `lognormal:250,200`, ... All parame
 themselves: `lognormal:MEAN,SD` takes the mean and the standard deviation of the lengths, not of their logarithms. A draw is
 rounded to the nearest whole number and clamped to 1..`MAX_TOKENS`.
 
-Draws use `Random.random()` alone, because it is the only method of the generator with a stream that Python promises to keep.
-So a seed gives the same workload with every version of Python.
+Draws use `Random.random()` alone, because it is the only method of the generator with a stream that Python promises to keep. So
+a seed gives the same workload with every version of Python.
 """
 
 from __future__ import annotations

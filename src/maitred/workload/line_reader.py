@@ -2,8 +2,8 @@
 
 The next line can be looked at before it is taken, without opening the file twice, so pipes work too. Blank lines count as lines
 and are skipped. A file that cannot be opened, or that does not begin as text, raises ConfigError at once; a file that turns out
-to be damaged later raises ConfigError at its line. Bytes that are not UTF-8 affect their line only: they become lone
-surrogates (`is_text` detects them), and the reader of the rows decides what to do.
+to be damaged later raises ConfigError at its line. Bytes that are not UTF-8 affect their line only: they become lone surrogates
+(`is_text` detects them), and the reader of the rows decides what to do.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 study.
 
 A load is a trace, a specification, requests at a rate, or the users of a closed loop. Each excludes the keys of the others
-(`Load.forbid`). The reader of the keys passes a `KeySpelling`, so that an error names a key as the user wrote it: `--rate`
-for a flag, `rate` in a file.
+(`Load.forbid`). The reader of the keys passes a `KeySpelling`, so that an error names a key as the user wrote it: `--rate` for
+a flag, `rate` in a file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prefix keys: the content of prompts as far as a workload knows it, at the block size of a prefix cache.
 
-`PrefixKeys` (`maitred.core.request`) gives one key per full block of a prompt; two prompts share a prefix as long as their
-keys are equal. Each class here computes the keys from the facts of one kind of source:
+`PrefixKeys` (`maitred.core.request`) gives one key per full block of a prompt; two prompts share a prefix as long as their keys
+are equal. Each class here computes the keys from the facts of one kind of source:
 
     ChainedBlockIds    a trace with chained block ids: an id stands for its block and all blocks before it
     UnchainedBlockIds  a trace with ids that stand for the content of one block; chained here

@@ -4,9 +4,9 @@ A sender's rate over time is a sequence of segments of constant rate:
 
     1. active spans     the windows of a client, the spike of a cohort, or one span without end
     2. shared rate      senders with a `rate_fraction` share the aggregate rate: at each instant the active ones have it in
-                        proportion to their fractions (or to the `trace_rate` of their windows). The total is constant while
-                        any of them is active, so a sender that stops makes the others faster, as in BLIS. A sender with a
-                        rate of its own takes no part in this
+                        proportion to their fractions (or to the `trace_rate` of their windows). The total is constant while any
+                        of them is active, so a sender that stops makes the others faster, as in BLIS. A sender with a rate of
+                        its own takes no part in this
     3. shape            a cohort's `diurnal` or `drain` lowers the rate over time. BLIS switches a cohort off for a part of
                         each hour (of each tenth of a ramp) instead: the same number of requests, with pauses
     4. horizon          later segments are cut off

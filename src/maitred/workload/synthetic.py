@@ -1,8 +1,8 @@
 """The plain synthetic workload: one stream of requests, or one group of users. `Workload` (`spec`) describes everything else.
 
-Each quantity draws from a random stream of its own, with a name that derives from the seed (`42/arrivals`, ...).
-A change of one distribution leaves the draws of the others as they are: two runs that differ in the lengths of the answers
-have the same arrivals.
+Each quantity draws from a random stream of its own, with a name that derives from the seed (`42/arrivals`, ...). A change of
+one distribution leaves the draws of the others as they are: two runs that differ in the lengths of the answers have the same
+arrivals.
 
 Its lengths may be described as in BLIS, by the name of a kind of work (`chatbot`) and flags that override parts of it. The
 lengths of prompts and of answers come from the first of these that is given:

@@ -8,10 +8,10 @@ A row that cannot be used, or that goes back in time, is an error that names its
 continues. Rows are never repaired: a trace that is silently sorted or patched is not the one that was recorded. A trace without
 any usable row is an error too, because it is the wrong file and not a workload without requests.
 
-Some formats are not written in the order of arrival, and say by how many places a row may be late
-(`TraceFormat.max_disorder`). The reader holds that many rows back and sorts them. Example with `max_disorder = 1` and
-arrivals 1, 3, 2, 4: row 1 is held, 3 releases 1, 2 releases 2, 4 releases 3, and the end of the file releases 4. A row that
-is later than that is a bad row. Rows with the same arrival keep the order of the file.
+Some formats are not written in the order of arrival, and say by how many places a row may be late (`TraceFormat.max_disorder`).
+The reader holds that many rows back and sorts them. Example with `max_disorder = 1` and arrivals 1, 3, 2, 4: row 1 is held, 3
+releases 1, 2 releases 2, 4 releases 3, and the end of the file releases 4. A row that is later than that is a bad row. Rows
+with the same arrival keep the order of the file.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ class Trace:
         """Return the same requests as a closed loop: in a session each request waits for the previous answer
         (`session_replay`). Use it instead of iterating over the trace.
 
-        `think_time` replaces the think times of the trace; `max_sessions` limits the sessions that are open at once;
-        `max_rows` limits the rows that are read; `rate_scale` makes the starts of sessions that many times as dense. Raises
-        ConfigError for `max_sessions` if the rows of a session do not stand together, and the errors of reading the trace.
+        `think_time` replaces the think times of the trace; `max_sessions` limits the sessions that are open at once; `max_rows`
+        limits the rows that are read; `rate_scale` makes the starts of sessions that many times as dense. Raises ConfigError
+        for `max_sessions` if the rows of a session do not stand together, and the errors of reading the trace.
         """
         if max_sessions is not None and not self._format.is_grouped_by_session:
             hint = "only a trace with its sessions one after another, such as agentic, can begin one when another ends"
@@ -262,8 +262,8 @@ def _require_text(line: str) -> str:
 
 
 def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | None = None) -> Trace:
-    """Open the trace that users name `spec` (see above). `header` is the header file of a format that has one, if the header
-    is not beside the trace.
+    """Open the trace that users name `spec` (see above). `header` is the header file of a format that has one, if the header is
+    not beside the trace.
 
     Raises ConfigError if the trace cannot be opened or has a wrong header.
     """

@@ -77,8 +77,8 @@ class BlisBatch(ContinuousBatch):
         self.remove(seq)
 
     def _schedule_running(self, plan: StepPlan) -> int:
-        """Let the running sequences take their tokens and blocks in turn. What a preempted sequence had is free for those
-        after it. Return what is left of the token budget."""
+        """Let the running sequences take their tokens and blocks in turn. What a preempted sequence had is free for those after
+        it. Return what is left of the token budget."""
         budget = self._limits.max_num_batched_tokens
         if not self._prefilling and self.num_decodes <= budget and self._kv.try_open_all():
             self._stall([])

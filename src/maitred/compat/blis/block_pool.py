@@ -4,8 +4,8 @@
   need not be its beginning, and each block is looked up by itself.
 * Blank blocks, which are released without content, take their turn in eviction like any other.
 
-A block with known content is a *copy*, named by a serial number; blank blocks are only counted. So the free list holds
-copies and extents of blank blocks:
+A block with known content is a *copy*, named by a serial number; blank blocks are only counted. So the free list holds copies
+and extents of blank blocks:
 
     free list:  [12 blank] [copy 17] [copy 16] [copy 42] ...
                  next to go                     released last

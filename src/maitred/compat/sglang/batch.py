@@ -9,12 +9,12 @@ At most one sequence is chunked, and goes on in the next step of prefill. What a
 cache when it has ended, so two prompts of one step share only what was cached before. Once a sequence finds no memory or no
 slot, the queue is left alone until a sequence leaves (`is_full`).
 
-So with an empty queue or a full batch nothing but decode steps follow each other, and such a run is one plan, however long
-the answers are. While sequences stand still their counter, `step_index`, stands still too, and nothing about them changes.
+So with an empty queue or a full batch nothing but decode steps follow each other, and such a run is one plan, however long the
+answers are. While sequences stand still their counter, `step_index`, stands still too, and nothing about them changes.
 
-Two things differ from SGLang. Where it aborts the last running request, or ends with an error because the chunked one finds
-no block, running sequences are retracted until there is room: whatever was accepted can be served. And by default its loop
-plans a step before it looks at the one before it (overlap), which is not simulated; docs/batching.md says what that changes.
+Two things differ from SGLang. Where it aborts the last running request, or ends with an error because the chunked one finds no
+block, running sequences are retracted until there is room: whatever was accepted can be served. And by default its loop plans a
+step before it looks at the one before it (overlap), which is not simulated; docs/batching.md says what that changes.
 
 Example: blocks of 16 tokens, 100 of them, a chunk size of 512. One sequence decodes. A prompt of 700 tokens arrives: the next
 two steps compute 512 and 188 tokens of it, and then both sequences decode.

@@ -1,12 +1,11 @@
 """SGLang's orders, tie for tie: pure functions from the waiting list, as the last pass left it, to its next order.
 
-SGLang sorts its list in place, and its sorts are stable: where a key ties, the order of the pass before decides, not
-arrival. Its cache-aware policies match the whole list against the cache in each pass, which is why `lpm` and `hrrn`
-leave the list alone beyond `CUT_OFF` requests. Source: sglang 0.5.23, `schedule_policy.py`.
+SGLang sorts its list in place, and its sorts are stable: where a key ties, the order of the pass before decides, not arrival.
+Its cache-aware policies match the whole list against the cache in each pass, which is why `lpm` and `hrrn` leave the list alone
+beyond `CUT_OFF` requests. Source: sglang 0.5.23, `schedule_policy.py`.
 
-For example, `lpm` with three requests of which the second finds 32 tokens in the cache and the others none: the order
-is 1, 0, 2 and the list stays that way. If the cache then loses those 32 tokens, all three tie and the next order is
-again 1, 0, 2.
+For example, `lpm` with three requests of which the second finds 32 tokens in the cache and the others none: the order is 1, 0,
+2 and the list stays that way. If the cache then loses those 32 tokens, all three tie and the next order is again 1, 0, 2.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ CACHE_AWARE = frozenset({SGLangPolicy.LPM, SGLangPolicy.DFS_WEIGHT, SGLangPolicy
 
 
 class InBatchCaching(msgspec.Struct, frozen=True):
-    """When one of two waiting requests with the same beginning is deprioritized until the other has been computed.
-    Tokens."""
+    """When one of two waiting requests with the same beginning is deprioritized until the other has been computed. Tokens."""
 
     check: int = 32
     """Only requests with at most this many tokens in the cache are looked at; -1: none."""
@@ -160,8 +158,7 @@ def _cache_aware_order(policy: SGLangPolicy, waiting: Sequence[QueueEntry], at: 
 
 
 def match_all(waiting: Sequence[QueueEntry], cache: PageCache, in_batch: InBatchCaching) -> list[PrefixMatch]:
-    """Match all requests, in the order of the list: of those with the same beginning, the first is not
-    deprioritized."""
+    """Match all requests, in the order of the list: of those with the same beginning, the first is not deprioritized."""
     matches: list[PrefixMatch] = []
     beginnings: set[Hashable] = set()
     for request in waiting:
@@ -229,8 +226,7 @@ def lpm(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch]) -> list[i
 
 
 def hrrn(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], prefilled_tokens: int) -> list[int]:
-    """Return the highest response ratio first: tokens prefilled since the request came, per token that it has to
-    compute."""
+    """Return the highest response ratio first: tokens prefilled since the request came, per token that it has to compute."""
 
     def key(i: int) -> tuple[float, str]:
         request, match = waiting[i], matches[i]
@@ -255,8 +251,8 @@ def shortest_prefill_first(waiting: Sequence[QueueEntry], matches: Sequence[Pref
 
 
 def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], cache: PageCache) -> list[int]:
-    """Return the order depth first through the tree of cached pages, the branch with most requests first. Requests at a
-    node go after those below it. `deprioritized` does not matter."""
+    """Return the order depth first through the tree of cached pages, the branch with most requests first. Requests at a node go
+    after those below it. `deprioritized` does not matter."""
     # SGLang weighs the nodes of its tree. Pages with the same requests below have the same weight, so single pages give
     # the same order, and only the order of siblings must be asked of the cache.
     weights: Counter[int] = Counter()

@@ -1,7 +1,7 @@
 """QueueLimit is SGLang's `max_queued_requests`: how many requests may wait, and which one is aborted when one more comes.
 
-A full queue rejects the incoming request, unless priorities count and a waiting request is strictly less urgent. Then
-the least urgent one is aborted in its place, and among several the one that entered the queue last.
+A full queue rejects the incoming request, unless priorities count and a waiting request is strictly less urgent. Then the least
+urgent one is aborted in its place, and among several the one that entered the queue last.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class QueueLimit(msgspec.Struct, frozen=True):
     """Which priorities are urgent, or None if priorities do not count."""
 
     def request_to_evict(self, waiting: Sequence[Q], incoming: QueuedRequest) -> Q | None:
-        """Return the request that must go so that `incoming` may wait, or None if the queue is not full, or `incoming`
-        itself must go. O(n) when full."""
+        """Return the request that must go so that `incoming` may wait, or None if the queue is not full, or `incoming` itself
+        must go. O(n) when full."""
         if self.sign is None or not self.is_full(len(waiting)) or not waiting:
             return None
         sign = int(self.sign)

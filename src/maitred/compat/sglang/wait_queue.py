@@ -1,13 +1,13 @@
 """sglang: the wait queue of SGLang 0.5.23, as it is.
 
-It is a list, which each pass sorts in place and leaves that way for the next one (`orders`). So a tie goes to the
-request that was before the other in the last pass, `lpm` and `hrrn` give up beyond 128 waiting requests, and each pass
-matches the whole list. A preempted request goes to the end and begins a new age. This is for comparing with SGLang; the
-policies of the same names in `maitred.queueing` find more and cost less.
+It is a list, which each pass sorts in place and leaves that way for the next one (`orders`). So a tie goes to the request that
+was before the other in the last pass, `lpm` and `hrrn` give up beyond 128 waiting requests, and each pass matches the whole
+list. A preempted request goes to the end and begins a new age. This is for comparing with SGLang; the policies of the same
+names in `maitred.queueing` find more and cost less.
 
-Two things cannot be the same. SGLang also looks for the output of a preempted request in the cache, and bumps the
-recency of what it has matched; here looking changes nothing. And prefilled tokens count when their chunk is computed,
-not when it is launched.
+Two things cannot be the same. SGLang also looks for the output of a preempted request in the cache, and bumps the recency of
+what it has matched; here looking changes nothing. And prefilled tokens count when their chunk is computed, not when it is
+launched.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class SGLang(QueuePolicy):
 
 
 class _PageOrder(PrefixCacheListener):
-    """A prefix cache with the order in which its blocks came. Blocks that were cached before it subscribed tie, before
-    all others."""
+    """A prefix cache with the order in which its blocks came. Blocks that were cached before it subscribed tie, before all
+    others."""
 
     def __init__(self, prefix: PrefixCacheView) -> None:
         self._prefix = prefix

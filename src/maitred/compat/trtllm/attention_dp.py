@@ -38,8 +38,8 @@ class RankAssignment(msgspec.Struct, frozen=True):
 
 
 def route_to_ranks(ranks: Sequence[RankState], requests: Sequence[RankRequest], max_active_requests: int) -> RankAssignment:
-    """Give each request to a rank: to its target while that has room, else the longest prompt first to the rank with the
-    fewest tokens. Requests for which no rank has room are left out."""
+    """Give each request to a rank: to its target while that has room, else the longest prompt first to the rank with the fewest
+    tokens. Requests for which no rank has room are left out."""
     active = [rank.active_requests for rank in ranks]
     tokens = [rank.active_tokens for rank in ranks]
     given: list[list[RankRequest]] = [[] for _ in ranks]

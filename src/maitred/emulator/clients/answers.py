@@ -5,8 +5,7 @@ reason), and neither have those with the usage. The first text shows how the end
 counting is one search per piece. The number of tokens is that of the endpoint's `usage` at the end; without one, that of the
 events with text.
 
-Gaps between tokens are those between events. Events that come together have gaps of 0 between them, as in vLLM's own
-benchmark.
+Gaps between tokens are those between events. Events that come together have gaps of 0 between them, as in vLLM's own benchmark.
 
 Example: at 5 ms a role, at 20 ms `{"delta":{"content":"the"}}`, at 31 ms two more such events in one piece. The first token
 came at 20 ms, the last at 31 ms, and the gaps are 11 and 0 ms.

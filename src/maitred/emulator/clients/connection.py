@@ -1,10 +1,9 @@
 """LoadConnection: one connection of a load, and the response that it carries, in as few steps as possible.
 
 `wire.client_framing` says where a response ends, and `answers` which tokens have come. A stream of tokens is one small piece
-after another, and looking into each when it comes would cost more than everything else. So the pieces of a stream in chunks
-are gathered with the instants at which they came, once its first token is there. They are counted and parsed together when one
-ends as the last chunk does, is unusually large, or when `_MAX_GATHERED` are there. Whatever else a server sends is parsed at
-once.
+after another, and looking into each when it comes would cost more than everything else. So the pieces of a stream in chunks are
+gathered with the instants at which they came, once its first token is there. They are counted and parsed together when one ends
+as the last chunk does, is unusually large, or when `_MAX_GATHERED` are there. Whatever else a server sends is parsed at once.
 
 Example: a head and 50 events in 50 reads, then the last chunk. The framing sees the first read, and then all others at once;
 the answer sees the first two as they come, and then all others at once.

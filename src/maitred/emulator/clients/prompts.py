@@ -1,9 +1,9 @@
 """Prompts: texts of a wanted number of tokens that share the prefixes that the workload says, and the bodies around them.
 
-A text consists of sixteen words of three letters, each with a space before it. Nearly every tokenizer has one token for each
-of them, and the emulated engine, which counts four bytes, does too; other words can be given (`study.live.tokenizer`). What
-the endpoint really counts is learned from its own `usage` before the run (`TokenScale`): a fixed number of tokens around the
-text, such as those of a chat template, and the tokens of a word.
+A text consists of sixteen words of three letters, each with a space before it. Nearly every tokenizer has one token for each of
+them, and the emulated engine, which counts four bytes, does too; other words can be given (`study.live.tokenizer`). What the
+endpoint really counts is learned from its own `usage` before the run (`TokenScale`): a fixed number of tokens around the text,
+such as those of a chat template, and the tokens of a word.
 
 **Prefixes.** The prefix keys of a request (`core.request.PrefixKeys`) say which blocks of 16 tokens it has in common with
 others. A key becomes 16 words by mixing its 64 bits: four words for each 16 bits, so that different keys have different words,

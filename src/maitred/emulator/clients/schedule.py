@@ -1,10 +1,9 @@
 """SendSchedule: which request of a workload is sent when. It has no clock and no sockets.
 
 The driver asks `next_due()`, sleeps until then, calls `take_due(now)` and sends what it gets, and reports every end. A request
-is due at the arrival that the workload planned, whether or not the requests before it have their answers: an open loop. A
-loop that waited for answers would slow down with the server and hide its queue (coordinated omission). Only workloads that
-say so wait: sessions, closed loops and agent programs are reactive (`workload.job`), and name the requests that follow from an
-end.
+is due at the arrival that the workload planned, whether or not the requests before it have their answers: an open loop. A loop
+that waited for answers would slow down with the server and hide its queue (coordinated omission). Only workloads that say so
+wait: sessions, closed loops and agent programs are reactive (`workload.job`), and name the requests that follow from an end.
 
 `max_concurrency` holds requests back while that many are in flight. They keep the arrival that was planned, so that the time
 for which they were held back is part of their latency.

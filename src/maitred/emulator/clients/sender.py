@@ -1,11 +1,11 @@
 """Sender: sends the requests of a schedule to an endpoint when they are due, and notes what came of each.
 
-There is one timer, set to the next due request, and no task per request. Requests go out over idle connections, the most
-recent first; where there is none, one is made, and its time is part of the latency, as it is for any client. A request on a
-kept connection that the server had closed in the meantime is sent once more.
+There is one timer, set to the next due request, and no task per request. Requests go out over idle connections, the most recent
+first; where there is none, one is made, and its time is part of the latency, as it is for any client. A request on a kept
+connection that the server had closed in the meantime is sent once more.
 
-Latencies count from the instant for which a request was *planned*. How much later it was sent is its lateness: the sender's
-own fault (a slow machine), or that of `max_concurrency`.
+Latencies count from the instant for which a request was *planned*. How much later it was sent is its lateness: the sender's own
+fault (a slow machine), or that of `max_concurrency`.
 
     planned <= sent < first token <= last token <= ended
 """

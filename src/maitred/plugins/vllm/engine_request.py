@@ -1,8 +1,8 @@
 """What policies see of a request in vLLM: the fields of vLLM's request, and maitred's `Request` made of them.
 
     priority_class, priority     vLLM's `priority`, of which the lower goes first; here the larger is the more urgent. It also
-                                 says the class, as a gateway forwards it (`forward_priority: vllm`): -1 is `interactive`, 1
-                                 is `bulk`
+                                 says the class, as a gateway forwards it (`forward_priority: vllm`): -1 is `interactive`, 1 is
+                                 `bulk`
     program                      vLLM's `session_id` (header X-Session-ID)
     routing_key                  the name of the LoRA adapter
     max_output_tokens            vLLM's `max_tokens`

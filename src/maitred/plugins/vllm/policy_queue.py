@@ -11,11 +11,10 @@ vLLM's scheduler uses a `RequestQueue`; a policy makes a `WaitQueue`. This is th
                            were not served, and go back to the front
 
 The scheduler calls `begin_step` and `end_step` around each schedule, `report_chunks` when the step has ended, unless it plans
-ahead, and `on_end` when requests end. From that the policy is
-told what was served, as `WaitQueue.on_served` wants it: prefill tokens chunk by chunk, output tokens when the sequence stops
-decoding. As in the simulator nothing is done per token: a sequence decodes from the step that ends its prompt on, one token
-in each step. Where vLLM makes more of a step (speculative decoding) or none (a decode that finds no budget), policies see the
-difference when the sequence stops, and then exactly.
+ahead, and `on_end` when requests end. From that the policy is told what was served, as `WaitQueue.on_served` wants it: prefill
+tokens chunk by chunk, output tokens when the sequence stops decoding. As in the simulator nothing is done per token: a sequence
+decodes from the step that ends its prompt on, one token in each step. Where vLLM makes more of a step (speculative decoding) or
+none (a decode that finds no budget), policies see the difference when the sequence stops, and then exactly.
 
 Example: step 7 computes the last 40 tokens of a prompt. `on_served(seq, 40, 0)` follows, and `decode_origin_step` is 7: the
 sequence has 1 token after step 7, 5 after step 11. It ends then: `on_served(seq, 0, 5)`, `on_finished`, `on_sequence_end`.

@@ -1,9 +1,9 @@
 """Scheduler: vLLM's own scheduler with a waiting queue that maitred orders. The only module that imports vLLM.
 
 vLLM's `schedule()` has no hook for a queue policy. So its attribute `waiting` is replaced once it is built, and a few calls
-stand around its methods: `begin_step` and `end_step` around `schedule`, and the end of requests after `update_from_output`
-and `finish_requests`. Nothing of vLLM is copied or patched but the block pool's map of cached blocks, for policies that
-follow the cache (`block_pool_view`).
+stand around its methods: `begin_step` and `end_step` around `schedule`, and the end of requests after `update_from_output` and
+`finish_requests`. Nothing of vLLM is copied or patched but the block pool's map of cached blocks, for policies that follow the
+cache (`block_pool_view`).
 
 The class to be made depends on the engine. If vLLM schedules asynchronously, that is, plans a step while the one before runs,
 it needs its `AsyncScheduler`; else it must not have it. `Scheduler.__new__` makes the one that fits.

@@ -6,8 +6,8 @@ times are ms from the beginning of the run. A request is a list:
     [id, class, outcome, arrival, admitted, first run, first token, end, [freed, next run, ...], reason]
 
 Of a measured run, clients know neither admission nor the first run: these are the arrival and the first token. An instant that
-did not come is -1. Between `freed` and `next run` the request waits without its KV, and after `next run` it
-computes this again. `class`, `outcome` and `reason` are indices of lists of names.
+did not come is -1. Between `freed` and `next run` the request waits without its KV, and after `next run` it computes this
+again. `class`, `outcome` and `reason` are indices of lists of names.
 """
 
 from __future__ import annotations

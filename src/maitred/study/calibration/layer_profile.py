@@ -44,8 +44,8 @@ _UNBOUNDED = 1e12
 AttentionKey = tuple[int, int, int, int]
 """Tokens of a chunk, tokens of KV before it, decoding sequences, tokens of KV of each."""
 STEP_OVERHEAD_US = 3451.0
-"""Overhead of a step outside CUDA graphs: the CPU launches its kernels one by one. It is the one constant fitted to a
-timeline, that of Qwen3-32B on RTX PRO 6000 (mean latency), and frozen for all others."""
+"""Overhead of a step outside CUDA graphs: the CPU launches its kernels one by one. It is the one constant fitted to a timeline,
+that of Qwen3-32B on RTX PRO 6000 (mean latency), and frozen for all others."""
 _BYTES = 2
 """Bytes of an activation."""
 _ONCE_PER_STEP = ("embedding", "final_layernorm")

@@ -1,10 +1,10 @@
 """The words of prompts, chosen from a tokenizer so that each of them is one token wherever it stands.
 
-Prompts are made of sixteen words (`emulator.clients.prompts`). With these a text of n words has n tokens, and nothing has to
-be tokenised while requests are sent. A vocabulary has thousands of candidates: entries of ASCII letters that begin a word,
-whose space is written as it is, as Ġ (byte-level BPE) or as ▁ (SentencePiece). Taken are the first sixteen of one length,
-three letters if there are enough, of which three in a row have two tokens more than one; and then a long text of all of them
-in random order is counted, because a tokenizer may join what stands side by side.
+Prompts are made of sixteen words (`emulator.clients.prompts`). With these a text of n words has n tokens, and nothing has to be
+tokenised while requests are sent. A vocabulary has thousands of candidates: entries of ASCII letters that begin a word, whose
+space is written as it is, as Ġ (byte-level BPE) or as ▁ (SentencePiece). Taken are the first sixteen of one length, three
+letters if there are enough, of which three in a row have two tokens more than one; and then a long text of all of them in
+random order is counted, because a tokenizer may join what stands side by side.
 
 Example: a vocabulary with Ġthe, Ġand, ..., Ġout. " the and the" has three tokens, and 512 words in any order have 512.
 

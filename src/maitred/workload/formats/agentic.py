@@ -2,15 +2,15 @@
 
 `sessions_delta.jsonl` has a session per line. Its `requests` may hold sub-agents, which have `requests` of their own. The
 blocks of a prompt are the first `keep` blocks of the previous prompt and the ranges of `new`. Block ids are chained and valid
-within their session only. Example: after a prompt with the blocks 1 to 10, `"keep": 8, "new": [[11, 13]]` means the blocks 1
-to 8 and 11 to 13.
+within their session only. Example: after a prompt with the blocks 1 to 10, `"keep": 8, "new": [[11, 13]]` means the blocks 1 to
+8 and 11 to 13.
 
 `requests.csv` has a request per line, session after session, without block ids. It says only how many leading blocks a prompt
 shares with the previous one of its conversation. It does not say when a sub-agent (`sub`: `/1`, launched by entry 1 of the
 session) started; the parser assumes the end of the request before it. The times of a sub-agent count from its own start.
 
-Every session starts at 0 of its own clock. As recorded (`open`), all sessions therefore start at once, and all of them must
-be read first; `--session-mode closed-loop` with `--concurrent-sessions` is what a server would meet. A request follows
+Every session starts at 0 of its own clock. As recorded (`open`), all sessions therefore start at once, and all of them must be
+read first; `--session-mode closed-loop` with `--concurrent-sessions` is what a server would meet. A request follows
 `think_time` after the previous answer. A sub-agent follows after the time that was recorded from the previous answer to its
 start.
 

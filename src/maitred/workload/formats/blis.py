@@ -8,8 +8,8 @@ The rules are those of BLIS's `replay`:
   the server reported the prompt length and there is no group, `server_input_tokens` replaces `input_tokens`.
 - The request asks for as many tokens as it got (`output_tokens`). `deadline_us` is an instant; 0 means none.
 - With `session_context_growth: accumulate` in the header, the `input_tokens` of a later round are the new tokens, and the
-  prompt is the history of the session followed by them. Such traces often stand session by session, each with a
-  clock of its own, so they are read to the end before the first request.
+  prompt is the history of the session followed by them. Such traces often stand session by session, each with a clock of its
+  own, so they are read to the end before the first request.
 
 Columns that only describe a past run (status, chunk times) and columns that a simulation has no use for (kinds of tokens) are
 not read. An adapter separates prefix caches, as in vLLM.

@@ -3,8 +3,8 @@
 The writer is registered as `blis` in `WRITERS` (`workload/trace_writer.py`); the reader of the format is `formats/blis.py`.
 
 The header comes before the rows, so the first jobs decide which optional columns the file has. Of shared prefixes the format
-can hold the prefix of a group (under a new name, since jobs do not have the old one), but not what a prompt repeats of
-earlier rounds.
+can hold the prefix of a group (under a new name, since jobs do not have the old one), but not what a prompt repeats of earlier
+rounds.
 """
 
 from __future__ import annotations
