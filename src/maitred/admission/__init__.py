@@ -59,7 +59,8 @@ from maitred.admission.policy_gate import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.pool import LoadProbe
 from maitred.admission.pools import SHARED_POOL
 from maitred.admission.presets import preset_of
-from maitred.admission.replay import RecordedAdmission, replay
+from maitred.admission.recorded_core import RecordedAdmission
+from maitred.admission.replay import replay
 from maitred.admission.rules import bootstrap_problem, overcommit_problem
 from maitred.admission.saturation import QueueEstimate, fleet_load
 from maitred.admission.tenants import tenant_problem

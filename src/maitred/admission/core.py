@@ -19,7 +19,7 @@ The core keeps a ticket from `submit` until its request has left. So a driver ma
 was rejected meanwhile: both are ignored. In turn, a core may answer with decisions on requests that the driver has given up
 at the same instant, and the driver must ignore these.
 
-`now` never runs backwards.
+`now` never runs backwards. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import msgspec
 from maitred.admission.enums import ReleaseReason
 from maitred.core.histogram import ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
+from maitred.core.units import Micros
 
 _COUNTS = (
     *("admitted", "arrived", "cancelled", "in_flight", "promoted", "queue_full", "queue_timeout", "rate_limited", "retried"),
@@ -123,3 +124,13 @@ class PoolView(msgspec.Struct, frozen=True):
     """Requests that do not hold a slot yet."""
     classes: dict[PriorityClass, ClassView]
     """Most urgent first."""
+
+
+class HeadroomChange(msgspec.Struct, frozen=True):
+    """A line of the decision log: with `reserve: adaptive` another number of slots is kept free for a class."""
+
+    at: Micros
+    pool: str
+    priority_class: str
+    slots: int
+    before: int

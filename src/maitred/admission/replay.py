@@ -1,114 +1,23 @@
-"""Replay: a core that writes its inputs and decisions to a log, and a function that runs such a log again.
+"""Replay: a log that a core has written (`recorded_core`) is run again, and writes another.
 
-A log has everything on which decisions depend: how the core was created, each input, and each load of instances that the
-core read, which precedes the input that made it read. A second run takes the same decisions, byte for byte. An `advance`
-that decided nothing and read nothing is left out, because it changed nothing.
+The log has everything on which decisions depend, so the second run takes the same decisions, byte for byte.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.core import EMPTY_LOAD, Admission, no_load
 from maitred.admission.enums import ReleaseReason
-from maitred.admission.pool import LoadProbe
+from maitred.admission.recorded_core import LOG_ROOM, LOGGED_TICKET_FIELDS, RecordedAdmission
 from maitred.admission.ticket import Ticket
 from maitred.core.contracts import FleetLoad
-from maitred.core.decisions import Decision, DecisionLog
-from maitred.core.request import PriorityClass, RequestId
-from maitred.core.units import Micros
-
-LOG_ROOM: Final = "admission"
-_LOGGED_TICKET_FIELDS: Final = ("id", "pool", "tenant", "cost", "prompt_tokens", "slo_priority", "slo_target")
-"""The fields of a ticket that the log has, beside its class."""
-
-
-class HeadroomChange(msgspec.Struct, frozen=True):
-    """A line of the log: with `reserve: adaptive` another number of slots is kept free for a class."""
-
-    at: Micros
-    pool: str
-    priority_class: str
-    slots: int
-    before: int
-
-
-class RecordedAdmission(Admission):
-    """An Admission that writes its inputs and decisions to `log`."""
-
-    def __init__(
-        self,
-        config: AdmissionConfig,
-        pools: Mapping[str, int],
-        log: DecisionLog,
-        load_probe: LoadProbe = no_load,
-        now: Micros = 0,
-    ) -> None:
-        self._log = log
-        self._headroom: dict[str, list[int]] = {}
-        """By pool, what the log says of it."""
-        self._has_probed = False
-        self._inner_probe = load_probe
-        log.log_input(LOG_ROOM, "open", now, config=config, pools=dict(pools))
-        super().__init__(config, pools, self._probe_and_record)
-
-    def _probe_and_record(self, pool: str, now: Micros) -> FleetLoad:
-        load = self._inner_probe(pool, now)
-        self._has_probed = True
-        self._log.log_input(LOG_ROOM, "look", now, pool=pool, load=load)
-        return load
-
-    def _record(self, verb: str, now: Micros, decisions: Sequence[Decision], **what: Any) -> Sequence[Decision]:
-        self._log.log_input(LOG_ROOM, verb, now, **what)
-        self._log.log_decisions(LOG_ROOM, decisions)
-        if self.config.adapts_reservations:
-            for change in self._headroom_changes(now):
-                self._log.log_change(LOG_ROOM, change)
-        return decisions
-
-    def _headroom_changes(self, now: Micros) -> Iterator[HeadroomChange]:
-        """Yield what has changed since the last input."""
-        for pool, slots in self._pools.headroom().items():
-            before = self._headroom.get(pool, [0] * len(slots))
-            self._headroom[pool] = slots
-            for c in PriorityClass:
-                if slots[c] != before[c]:
-                    yield HeadroomChange(now, pool, c.label, slots[c], before[c])
-
-    def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = EMPTY_LOAD) -> Sequence[Decision]:
-        decisions = super().submit(ticket, now, load)
-        what = {name: getattr(ticket, name) for name in _LOGGED_TICKET_FIELDS}
-        return self._record("submit", now, decisions, **what, **{"class": ticket.priority_class.label}, load=load)
-
-    def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
-        self._record("first_byte", now, (), id=request_id)
-        return super().confirm_first_byte(request_id, now)
-
-    def release(self, request_id: RequestId, release_reason: ReleaseReason, now: Micros) -> Sequence[Decision]:
-        return self._record("release", now, super().release(request_id, release_reason, now), id=request_id, end=release_reason)
-
-    def set_stranded(self, request_id: RequestId, *, stranded: bool, now: Micros) -> Sequence[Decision]:
-        decisions = super().set_stranded(request_id, stranded=stranded, now=now)
-        return self._record("strand", now, decisions, id=request_id, stranded=stranded)
-
-    def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
-        return self._record("resize", now, super().resize(pool, capacity, now), pool=pool, capacity=capacity)
-
-    def forget(self, pool: str, now: Micros) -> Sequence[Decision]:
-        return self._record("forget", now, super().forget(pool, now), pool=pool)
-
-    def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
-        return self._record("reconfigure", now, super().reconfigure(config, now), config=config)
-
-    def advance(self, now: Micros) -> Sequence[Decision]:
-        self._has_probed = False
-        decisions = super().advance(now)
-        return self._record("advance", now, decisions) if decisions or self._has_probed else decisions
+from maitred.core.decisions import DecisionLog
+from maitred.core.request import PriorityClass
 
 
 def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
@@ -138,7 +47,7 @@ def _decode_ticket(entry: dict[str, Any]) -> Ticket:
     priority_class = PriorityClass.from_label(entry["class"])
     if priority_class is None:
         raise ValueError(f"the log speaks of a class {entry['class']!r}, and there is none")
-    return Ticket(**{name: entry[name] for name in _LOGGED_TICKET_FIELDS}, priority_class=priority_class)
+    return Ticket(**{name: entry[name] for name in LOGGED_TICKET_FIELDS}, priority_class=priority_class)
 
 
 _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {

@@ -151,14 +151,15 @@ class RealTimePrograms:
         """Count `tokens` more of the response to the request of a step."""
         self.core.progress(step.request.id, tokens, self.now())
 
-    def move(self, step: ProgramStep) -> None:
+    def move(self, step: ProgramStep) -> int | None:
         """Ask for memory elsewhere: the backend of a granted step has failed it before the response began. Afterwards the step
-        has memory again, waits for it, or is refused."""
+        has memory again, waits for it, or is refused. Return its memory, or None."""
         request_id = step.request.id
         decisions = self.core.move(request_id, self.now())
         self._apply_decisions(decisions)
         if all(decision.request != request_id for decision in decisions):
             step.refuse(ProgramReason.RELEASED)  # The core does not know it any more.
+        return step.memory
 
     def end(self, step: ProgramStep) -> None:
         """End a step, with its usage if it has one. Idempotent."""

@@ -272,8 +272,8 @@ class Proxy:
                 self._admission.set_stranded(proxied.request.id, stranded=False)
                 if _was_kept(failure):
                     continue
-            self._programs.move(step)
-            if step.memory == memory and not is_up:  # mode `default`, and no other backend is up either
+            moved_to = self._programs.move(step)  # Not read from the step: compiled, its memory would still be taken for an int.
+            if moved_to == memory and not is_up:  # mode `default`, and no other backend is up either
                 failure = None if _was_kept(failure) else failure  # It may not have seen the request.
                 break
         else:
