@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maitred.batching import StepPlan
 from maitred.core.contracts import BatchShape, LatencyModel, Overheads
 from maitred.core.histogram import QuantileSketch, bucket_index
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.instance.step_meter import StepMeter
+from maitred.instance.step_run import StepRun
 
 LINEAR = LinearLatency((100, 1, 10), (0, 0, 5))
 
@@ -89,8 +91,9 @@ def test_skipping_measures_the_same(jobs: list[tuple[int, int, int]], blocks: in
 
 def test_a_long_run_passes_through_many_buckets() -> None:
     meter = StepMeter(Growing())
-    shape = BatchShape(3, 500)
-    meter.add_run(shape, 1000, Growing().run_time(shape, 1000))
+    run = StepRun(Growing())
+    run.begin(0, StepPlan(1000), 3, 500, BatchShape(3, 500))
+    meter.add_run(run, 1000, run.ends_at)
     assert len(meter.itl_sketch.bucket_counts) > 50
     assert sum(meter.itl_sketch.bucket_counts.values()) == meter.itl_sketch.count == 3000
 

@@ -45,8 +45,16 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
     return config, jobs, aborts
 
 
-def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[tuple[int, int]], looks: set[int]) -> Seen:
-    """Return all events as (at, kind, request, tokens emitted). The instance is observed at the instants `looks`, too."""
+def drive(
+    config: InstanceConfig,
+    jobs: list[tuple[Request, int]],
+    aborts: list[tuple[int, int]],
+    looks: set[int],
+    *,
+    looks_ahead: bool = False,
+) -> Seen:
+    """Return all events as (at, kind, request, tokens emitted). The instance is observed at the instants `looks`, too. With
+    `looks_ahead` it is told when the next input comes."""
     engine = new_instance(config, Random(0))
     inputs = sorted(
         [(request.arrival, 0, number) for number, (request, _) in enumerate(jobs)]
@@ -59,7 +67,8 @@ def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[
         seen.extend((e.at, int(e.kind), e.seq.request.id, e.seq.num_output_tokens) for e in events)
 
     while True:
-        due, coming = engine.next_event(), inputs[0][0] if inputs else None
+        coming = inputs[0][0] if inputs else None
+        due = engine.next_event((1 << 60) if coming is None else coming) if looks_ahead else engine.next_event()
         if due is None and coming is None:
             return seen
         now = min(instant for instant in (due, coming) if instant is not None)
@@ -74,13 +83,24 @@ def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[
 
 
 @settings(max_examples=120, deadline=None)
-@given(workloads(), st.sets(st.integers(0, 4000), max_size=5))
+@given(workloads(), st.sets(st.integers(0, 4000), max_size=5), st.booleans())
 def test_skipping_changes_nothing(
-    workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]], looks: set[int]
+    workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]], looks: set[int], looks_ahead: bool
 ) -> None:
     config, jobs, aborts = workload
-    skipping = drive(InstanceConfig(**config), jobs, aborts, looks)
+    skipping = drive(InstanceConfig(**config), jobs, aborts, looks, looks_ahead=looks_ahead)
     assert skipping == drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, set())
     ends = [number for _, kind, number, _ in skipping if kind > 1]
     assert sorted(ends) == list(range(len(jobs)))  # every request ends, and once
     event(f"kinds {sorted({kind for _, kind, _, _ in skipping})}")
+
+
+def test_what_nothing_comes_of_is_passed_over_until_the_next_input() -> None:
+    def next_event(quiet_until: int) -> int | None:
+        engine = new_instance(InstanceConfig(latency=LinearLatency((100, 1, 0))), Random(0))
+        engine.omit_first_tokens()
+        engine.enqueue(Request(id=0, arrival=0, prompt_tokens=50), 11, 0)
+        return engine.next_event(quiet_until)
+
+    assert next_event(0) == next_event(150) == 150  # the prompt is complete
+    assert next_event(151) == 150 + 10 * 100  # and so is the answer

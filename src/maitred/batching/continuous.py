@@ -64,7 +64,8 @@ class ContinuousBatch(RunningBatch):
         self._max_chunk_tokens = self._threshold or self._largest_chunk
         """Tokens of one chunk in the step about to be planned."""
         self._decode_plan = StepPlan(1)
-        """The plan of the usual step, which only decodes: one object for all of them, since only its repetitions differ."""
+        """The plan of the usual step, which only decodes: one object for all of them, since only its repetitions differ. So it
+        is valid until the next step is planned."""
         self._decode_plan.is_plain = True
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
@@ -80,8 +81,9 @@ class ContinuousBatch(RunningBatch):
         # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
         # costs O(block size) at most, however many sequences decode.
         if open_to is None and not self._prefilling:
-            repeat = blocks.max_steps(max_repeats)
-            return self._repeat_decodes(repeat) if repeat else self._serve_in_turn()
+            plan = self._decode_plan
+            plan.max_repeats = repeat = blocks.max_steps(max_repeats)
+            return plan if repeat else self._serve_in_turn()
         if self._threshold:
             self._set_max_chunk(len(self.sequences) + (0 if waiting is None else len(waiting)))
         budget = room = self._max_tokens - self.num_decodes
@@ -107,12 +109,8 @@ class ContinuousBatch(RunningBatch):
         if self._prefix_blocks is not None:
             # An eviction changes what is cached of a waiting prompt, and so which sequence is next and whether it fits.
             max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
-        return self._repeat_decodes(blocks.max_steps(max_repeats))
-
-    def _repeat_decodes(self, repeat: int) -> StepPlan:
-        """Return the plan of `repeat` steps that only decode. It is valid until the next step is planned."""
         plan = self._decode_plan
-        plan.max_repeats = repeat
+        plan.max_repeats = blocks.max_steps(max_repeats)
         return plan
 
     def _set_max_chunk(self, num_requests: int) -> None:

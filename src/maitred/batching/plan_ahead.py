@@ -48,7 +48,7 @@ class AheadBatch(ContinuousBatch):
         """Note that `seq` is complete. It leaves with `drop_leaving`."""
         self.leaving.append(seq)
         seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
-        longest = self._max_model_len - seq.request.prompt_tokens
+        longest = self._max_model_len - seq.prompt_tokens
         if seq.request.max_output_tokens is not None:
             longest = min(longest, seq.request.max_output_tokens)
         if emitted < longest:
@@ -71,7 +71,7 @@ class AheadBatch(ContinuousBatch):
         if self.leaving and seq in self.leaving:
             self.leaving.remove(seq)
             if not seq.is_decoding:
-                del self.sequences[seq.request.id]
+                del self.sequences[seq.request_id]
                 self._blocks.release_reserved(seq, seq.num_computed_tokens, seq.num_computed_tokens)
                 return
             self.num_ghosts -= 1

@@ -130,7 +130,7 @@ class RunningBatch:
         """Return the tokens of KV of each sequence that decodes in `plan`, in no particular order."""
         ahead = self.step_index - 1
         contexts = [
-            seq.request.prompt_tokens - seq.decode_origin_step + ahead
+            seq.prompt_tokens - seq.decode_origin_step + ahead
             for seq in self.sequences.values()
             if seq.is_decoding and seq not in self._stalled
         ]
@@ -156,7 +156,7 @@ class RunningBatch:
         complete: list[SequenceState] = []
         for chunk in plan.chunks:
             seq = chunk.seq
-            if seq.request.id not in self.sequences:
+            if seq.request_id not in self.sequences:
                 continue  # the sequence was withdrawn during the step
             seq.num_computed_tokens += chunk.num_tokens
             seq.num_scheduled_tokens = 0
@@ -176,7 +176,7 @@ class RunningBatch:
 
     def remove(self, seq: SequenceState) -> None:
         """Remove `seq`, complete or not: free its blocks, and settle its progress."""
-        del self.sequences[seq.request.id]
+        del self.sequences[seq.request_id]
         if not seq.is_decoding:
             self._prefilling.remove(seq)
             self._blocks.release_prefilling(seq, seq.num_computed_tokens + seq.num_scheduled_tokens)
@@ -216,7 +216,7 @@ class RunningBatch:
         seq.scheduled_at = now
         seq.admission_index = self._num_admissions
         self._num_admissions += 1
-        self.sequences[seq.request.id] = seq
+        self.sequences[seq.request_id] = seq
         self._prefilling.append(seq)
 
     def _stall(self, seqs: list[SequenceState]) -> None:
@@ -249,7 +249,7 @@ class RunningBatch:
 
     def _note_preemption(self, seq: SequenceState) -> None:
         """Let `seq`, which has lost its KV, compute it again when it comes back."""
-        seq.num_tokens_to_prefill = seq.request.prompt_tokens + seq.num_output_tokens
+        seq.num_tokens_to_prefill = seq.prompt_tokens + seq.num_output_tokens
         seq.preempted_kv_tokens, seq.num_computed_tokens, seq.transferred_kv_tokens = seq.num_computed_tokens, 0, 0
         seq.num_scheduled_tokens = 0
         seq.num_preemptions += 1
@@ -261,7 +261,7 @@ class RunningBatch:
     def _kv_tokens(self, seq: SequenceState) -> int:
         """Return the tokens of KV that `seq` holds."""
         if seq.is_decoding:
-            return seq.request.prompt_tokens + self.step_index - seq.decode_origin_step - 1
+            return seq.prompt_tokens + self.step_index - seq.decode_origin_step - 1
         return seq.num_computed_tokens
 
     def _owned_tokens(self, seq: SequenceState) -> int:
@@ -280,7 +280,7 @@ class RunningBatch:
         seq.is_decoding = False
         seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
         # The token that was emitted last has no KV yet: the next step would have computed it.
-        seq.num_computed_tokens = held = seq.request.prompt_tokens + emitted - 1
+        seq.num_computed_tokens = held = seq.prompt_tokens + emitted - 1
         self.num_decodes -= 1
         self.context_tokens -= held
         return held

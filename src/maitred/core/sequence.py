@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maitred.core.request import Request
+from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 
 
@@ -22,6 +22,9 @@ class SequenceState:
     """
 
     request: Request
+    request_id: RequestId
+    """Its `request.id`, which is asked for at every turn; so is the next one."""
+    prompt_tokens: int
     arrival_index: int
     """Index among the requests of this instance, in the order of arrival. Breaks ties among equal arrivals."""
     num_tokens_to_prefill: int
@@ -67,6 +70,16 @@ class SequenceState:
 
     def __init__(self, request: Request, arrival_index: int, num_tokens_to_prefill: int, priority: float = 0.0) -> None:
         self.request = request
+        self.request_id = request.id
+        self.prompt_tokens = request.prompt_tokens
         self.arrival_index = arrival_index
         self.num_tokens_to_prefill = num_tokens_to_prefill
         self.priority = priority
+
+    def resume_transferred(self, transferred: SequenceState) -> None:
+        """Go on where `transferred` ended, which is the same request in the instance that computed its prompt."""
+        self.transferred_kv_tokens = self.prompt_tokens
+        self.num_output_tokens = self.num_accounted_output_tokens = transferred.num_output_tokens
+        self.num_tokens_to_prefill += transferred.num_output_tokens
+        self.first_token_at = transferred.first_token_at
+        self.preempted_at = transferred.first_token_at or 0

@@ -23,6 +23,7 @@ from maitred.core.contracts import WaitQueue
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
+from maitred.instance.step_run import StepRun
 
 
 class UnseenArrivals:
@@ -41,7 +42,7 @@ class UnseenArrivals:
     def add(self, seq: SequenceState, seen_at: Micros, *, is_idle: bool) -> None:
         """Keep `seq` until it is seen at `seen_at`, when the step in progress ends; if `is_idle`, there is none."""
         seq.queued_at = seen_at
-        self._sequences[seq.request.id] = seq
+        self._sequences[seq.request_id] = seq
         if is_idle and not self._batch.running:
             self.reveal_all()  # arrivals while the batch was full are before it
 
@@ -53,13 +54,23 @@ class UnseenArrivals:
         else:
             self.reveal_all()  # nothing ran, so nothing was planned ahead
 
+    def reveal_news(self, run: StepRun) -> None:
+        """Let the step after those of `run`, which have just been planned, know what was not known when they were."""
+        batch = self._batch
+        had_news = bool(batch.leaving or batch.pending_free_slots or self._sequences)
+        run.departed_decodes = batch.num_ghosts
+        batch.drop_leaving()
+        self.reveal_all()
+        if had_news and run.steps > 1 and len(self._waiting) and not batch.is_full:
+            run.shorten(1)  # the plan of the next step may admit what was seen only now
+
     def reveal_before(self, now: Micros) -> None:
         """Put the arrivals that were seen before `now` into the wait queue. They may be many if the batch was full."""
         for seq in list(self._sequences.values()):
             assert seq.queued_at is not None
             if seq.queued_at < now:
                 self._waiting.add(seq, seq.queued_at)
-                del self._sequences[seq.request.id]
+                del self._sequences[seq.request_id]
 
     def forget(self, request_id: RequestId) -> None:
         """Drop the arrival of a request that has ended, if it is here."""

@@ -28,7 +28,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from maitred.batching import StepPlan, context_spread
-from maitred.core.contracts import BatchShape
+from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import InvariantError
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
@@ -70,6 +70,8 @@ class EngineCore:
         self._forgets = is_overridden(self.waiting, "on_sequence_end")
         self._unseen = UnseenArrivals(self.waiting, self.batch) if config.async_scheduling else None
         """Arrivals that the scheduler has not seen yet, or None if it does not plan one step ahead."""
+        self._notes_ends = self._unseen is not None or self._counts_service or self._learns
+        """Whether the end of an answer is told to any other part than the batch."""
         self.sequences: dict[RequestId, SequenceState] = {}
         """Every sequence that waits or runs here."""
         self._output_lengths: dict[RequestId, int] = {}
@@ -133,12 +135,13 @@ class EngineCore:
         transferred: SequenceState | None,
     ) -> bool:
         """Let `request` wait; see `Instance.enqueue`. Return False, with an event that says why, if it may not."""
-        seq = SequenceState(request, self._num_arrivals, request.prompt_tokens, request.priority)
+        prompt = request.prompt_tokens
+        seq = SequenceState(request, self._num_arrivals, prompt, request.priority)
         self._num_arrivals += 1
-        if self.rejection_reason(request) is not None:
+        if prompt < 1 or prompt + (request.max_output_tokens or 1) > self._max_model_len:  # `rejection_reason`
             self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
             return False
-        if self.queue_caps.is_capped and self.queue_caps.overload_reason((request.prompt_tokens,), self.sequences):
+        if self.queue_caps.is_capped and self.queue_caps.overload_reason((prompt,), self.sequences):
             self.events.append(InstanceEvent(now, EventKind.REJECTED, seq))
             return False
         if request.deadline is not None:
@@ -147,7 +150,7 @@ class EngineCore:
                 return False
             heappush(self.deadlines, (request.deadline, seq.arrival_index, seq))
         if transferred is not None:
-            _resume_transferred(seq, transferred)
+            seq.resume_transferred(transferred)
         self.sequences[request.id] = seq
         self._output_lengths[request.id] = self.output_length(request, output_tokens)
         if conversation_prefix is not None and self._prefix_blocks is not None:
@@ -168,56 +171,52 @@ class EngineCore:
 
     def start_run(self) -> StepRun:
         """Plan the step that begins at `next_start`, and find out how often it may repeat."""
-        now, batch, unseen = self.next_start, self.batch, self._unseen
-        if unseen is not None:
-            unseen.before_planning(now)
+        now, batch = self.next_start, self.batch
+        if self._unseen is not None:
+            self._unseen.before_planning(now)
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
         # complete there: a run is planned twice then. The first step of held decodes stands alone, as its gaps are longer.
         limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.count else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
-        if unseen is not None and not (batch.num_decodes or plan.chunks or plan.preempted):
-            batch.drop_leaving()  # a plan with nothing in it takes no time: the next one knows what this one could not
-            unseen.reveal_all()
-            plan = batch.schedule(waiting, now, 1)
-        # Victims come in reverse order of admission by default: each goes to the front of the queue, which restores the order.
-        if plan.preempted:
-            for seq in plan.preempted:
-                self._requeue_preempted(seq, now)
-        elif not (batch.num_decodes or plan.chunks):
-            raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
-        if plan.chunks or not plan.is_plain or self._is_spread_aware:
-            shape = self._shape_of(plan)
-        else:
-            shape = BatchShape(batch.num_decodes, batch.context_tokens)
         run = self.run = self._next_run
-        run.begin(now, plan, shape)
+        if plan.is_plain and (batch.num_decodes or plan.chunks) and not self._is_spread_aware:
+            run.begin(now, plan, batch.num_decodes, batch.context_tokens)
+        else:
+            plan = self._settle_plan(plan, waiting, now)
+            shape = self._shape_of(plan)
+            run.begin(now, plan, shape.num_decodes, shape.context_tokens, shape)
         # A full batch admits nothing, whatever the order.
         if waiting is not None and self._order_changes and run.steps > 1 and not batch.is_full:
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
                 run.truncate(changes_at)
-        if unseen is not None:
-            had_news = bool(batch.leaving or batch.pending_free_slots or len(unseen))
-            run.departed_decodes = batch.num_ghosts
-            batch.drop_leaving()
-            unseen.reveal_all()
-            if had_news and run.steps > 1 and len(self.waiting) and not batch.is_full:
-                run.shorten(1)  # the plan of the next step may admit what was seen only now
+        if self._unseen is not None:
+            self._unseen.reveal_news(run)
         return run
+
+    def _settle_plan(self, plan: StepPlan, waiting: WaitQueue | None, now: Micros) -> StepPlan:
+        """Let the victims of `plan` wait, and return the plan: another one if nothing is in it."""
+        if self._unseen is not None and not (self.batch.num_decodes or plan.chunks or plan.preempted):
+            self.batch.drop_leaving()  # a plan with nothing in it takes no time: the next one knows what this one could not
+            self._unseen.reveal_all()
+            plan = self.batch.schedule(waiting, now, 1)
+        if not (self.batch.num_decodes or plan.chunks or plan.preempted):
+            raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
+        # Victims come in reverse order of admission by default: each goes to the front of the queue, which restores the order.
+        for seq in plan.preempted:
+            self._requeue_preempted(seq, now)
+        return plan
 
     def commit_part(self, run: StepRun, steps: int) -> None:
         """Count the first `steps` steps of `run`, which have ended. The rest stays a run."""
-        # `ends_at` stays as it is: a run takes exactly what its parts take. The shape changes, because it is that of the
-        # first step.
-        time = self.latency.run_time(run.shape, steps)
+        time = run.time_of(steps)  # a run takes exactly what its parts take
         if self.meter is not None:
-            self.meter.add_run(run.shape, steps, time)
+            self.meter.add_run(run, steps, time)
         self.batch.run_steps(steps)
-        run.starts_at += time
-        run.steps -= steps
-        run.partially_committed = True
-        run.shape = self._shape_of(run.plan)
+        run.skip(steps, time)
+        if not run.plan.is_plain or self._is_spread_aware:
+            run.set_shape(self._shape_of(run.plan))
 
     def discard_rest(self, run: StepRun) -> None:
         """Plan anew the steps of `run` that are not counted yet, which have not begun."""
@@ -230,9 +229,9 @@ class EngineCore:
             self._count_gaps(run)
         elif self.meter is not None:
             if run.step_time:
-                self.meter.add_equal_steps(run.shape.num_decodes, run.steps, run.step_time)
+                self.meter.add_equal_steps(run.num_decodes, run.steps, run.step_time)
             else:
-                self.meter.add_run(run.shape, run.steps, now - run.starts_at)
+                self.meter.add_run(run, run.steps, now - run.starts_at)
         batch.run_steps(run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
@@ -240,13 +239,13 @@ class EngineCore:
             self._commit_chunks(plan, now)
         if batch.step_index >= self._next_completion_step:  # a run that an arrival truncated ends before that
             while (step := self._completions.first_step()) == batch.step_index:
-                self._remove_running(self._completions.pop_entry()[3], now, _FINISHED)
+                self._complete(self._completions.pop_entry()[3], now)
             self._next_completion_step = step
         if batch.leaving and not (self.sequences or batch.num_ghosts):
             batch.drop_leaving()  # the next step has nothing in it, so it takes no time
         if plan.stalled and self.itl_log is not None and batch.discounts_stalls:
             for seq in plan.stalled:
-                self.itl_log.on_decode_start(seq.request.id)
+                self.itl_log.on_decode_start(seq.request_id)
 
     def _count_gaps(self, run: StepRun) -> None:
         """Tell the meter of `run`, in which not every sequence that decodes emits a token after each step."""
@@ -260,7 +259,7 @@ class EngineCore:
         elif held.count:
             silent += held.num_resuming(plan.stalled)
         if self.meter is not None:
-            self.meter.add_run(run.shape, run.steps, run.ends_at - run.starts_at, silent)
+            self.meter.add_run(run, run.steps, run.ends_at - run.starts_at, silent)
         if held.count and not plan.holds_decodes:
             held.end(run.ends_at, self.meter, self.itl_log, plan.stalled)
 
@@ -268,12 +267,12 @@ class EngineCore:
         """Remove `seq`, wherever it is, before its answer is complete."""
         if self._unseen is not None:
             self._unseen.reveal_before(now)
-        if self.batch.sequences.get(seq.request.id) is seq:
+        if self.batch.sequences.get(seq.request_id) is seq:
             if self._unseen is not None and self.run is not None and self._prefix_blocks is not None:
                 self._prefix_blocks.reserve_next_step()  # the step in progress has taken its blocks
             self._remove_running(seq, now, kind)
         else:
-            self.waiting.remove(seq.request.id)
+            self.waiting.remove(seq.request_id)
             self._forget(seq, now, kind)
 
     def next_deadline(self) -> Micros | None:
@@ -281,7 +280,7 @@ class EngineCore:
         deadlines = self.deadlines
         while deadlines:
             due, _, seq = deadlines[0]
-            if self.sequences.get(seq.request.id) is seq:
+            if self.sequences.get(seq.request_id) is seq:
                 return due
             heappop(deadlines)
         return None
@@ -295,7 +294,7 @@ class EngineCore:
 
     def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
         self.num_preemptions += 1
-        if self.sequences.get(seq.request.id) is not seq:
+        if self.sequences.get(seq.request_id) is not seq:
             return  # it has ended, which the scheduler did not know when it planned the step
         # A sequence that prefills emits nothing, so one with new tokens was decoding. (`is_decoding` is False by now.)
         if seq.num_output_tokens > seq.num_accounted_output_tokens:
@@ -318,26 +317,34 @@ class EngineCore:
             # The first token came before a preemption, or in the instance that computed the prompt: the client has waited
             # since.
             elif self.meter is not None:
-                self.meter.add_pause(seq.request.id, now - seq.preempted_at)
-            step = seq.decode_origin_step + self._output_lengths[seq.request.id]
+                self.meter.add_pause(seq.request_id, now - seq.preempted_at)
+            step = seq.decode_origin_step + self._output_lengths[seq.request_id]
             self._completions.add(seq, step)
             if step < self._next_completion_step or self._next_completion_step < 0:
                 self._next_completion_step = step
             if self.itl_log is not None:
-                self.itl_log.on_decode_start(seq.request.id)
+                self.itl_log.on_decode_start(seq.request_id)
             elif self._held.count:
                 self._held.on_decode_start(seq)
 
     def _pause(self, stalled: Sequence[SequenceState], since: Micros, now: Micros) -> None:
         """Note that decoding sequences have stood still in the step that has ended, so they complete a step later."""
         for seq in stalled:
-            self._completions.postpone(seq, seq.decode_origin_step + self._output_lengths[seq.request.id] + 1)
+            self._completions.postpone(seq, seq.decode_origin_step + self._output_lengths[seq.request_id] + 1)
             if self.batch.discounts_stalls:
                 seq.stall_time += now - since
                 if self.itl_log is not None:
-                    self.itl_log.on_decode_end(seq.request.id)
+                    self.itl_log.on_decode_end(seq.request_id)
         if not self.batch.discounts_stalls:
             self._held.hold(stalled, since, self.itl_log)
+
+    def _complete(self, seq: SequenceState, now: Micros) -> None:
+        """Remove `seq`, whose answer is complete."""
+        if self._notes_ends or self.itl_log is not None or self._held.count:
+            self._remove_running(seq, now, _FINISHED)
+        else:
+            self.batch.finish(seq)
+            self._forget(seq, now, _FINISHED)
 
     def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq` from the running batch for good."""
@@ -364,8 +371,8 @@ class EngineCore:
 
     def _forget(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         if self._unseen is not None:
-            self._unseen.forget(seq.request.id)
-        del self.sequences[seq.request.id], self._output_lengths[seq.request.id]
+            self._unseen.forget(seq.request_id)
+        del self.sequences[seq.request_id], self._output_lengths[seq.request_id]
         if self._prefix_blocks is not None and seq not in self.batch.leaving:
             self._prefix_blocks.forget(seq)
         if self._forgets:
@@ -381,7 +388,7 @@ class EngineCore:
         if self._held.count and (held_since := self._held.pop(seq)) is not None:
             return held_since
         if self.itl_log is not None:
-            self.itl_log.on_decode_end(seq.request.id)
+            self.itl_log.on_decode_end(seq.request_id)
         return now
 
     def _account_decode(self, seq: SequenceState, now: Micros) -> None:
@@ -389,12 +396,3 @@ class EngineCore:
         if self._counts_service:
             self.waiting.on_served(seq, 0, seq.num_output_tokens - seq.num_accounted_output_tokens, now)
         seq.num_accounted_output_tokens = seq.num_output_tokens
-
-
-def _resume_transferred(seq: SequenceState, transferred: SequenceState) -> None:
-    """Let `seq` go on where `transferred` ended, which is the same request in the instance that computed its prompt."""
-    seq.transferred_kv_tokens = seq.request.prompt_tokens
-    seq.num_output_tokens = seq.num_accounted_output_tokens = transferred.num_output_tokens
-    seq.num_tokens_to_prefill += transferred.num_output_tokens
-    seq.first_token_at = transferred.first_token_at
-    seq.preempted_at = transferred.first_token_at or 0

@@ -47,7 +47,7 @@ class HeldDecodes:
                 self._since[seq] = since
                 self.count += 1
                 if itl_log is not None:
-                    itl_log.on_decode_end(seq.request.id)
+                    itl_log.on_decode_end(seq.request_id)
 
     def hold_all(self, sequences: Iterable[SequenceState], num_decodes: int, since: Micros, itl_log: ItlLog | None) -> None:
         """As `hold`, for all `num_decodes` sequences that decode."""
@@ -89,9 +89,9 @@ class HeldDecodes:
         for seq in resuming:
             gap = now - self._since.pop(seq)
             if meter is not None:
-                meter.add_pause(seq.request.id, gap)
+                meter.add_pause(seq.request_id, gap)
             if itl_log is not None:
-                itl_log.on_decode_start(seq.request.id)
+                itl_log.on_decode_start(seq.request_id)
         if self._num_together and meter is not None:
             meter.add_pauses(now - self._all_since, self._num_together)
         self._num_together = 0

@@ -164,11 +164,11 @@ class Instance:
         """Return what happened up to `now`, in the order of time. Call it before looking at blocks or output tokens."""
         core = self._core
         run = core.run
-        if run is not None and run.outcome_at == now and not core.deadlines:
-            core.commit_run(run)
-        else:
+        if core.deadlines or (run.outcome_at if run is not None else core.next_start) != now:
             self._process_due(now, now)
             self._commit_to_boundary(now)
+        elif run is not None:  # else `next_event` has looked ahead
+            core.commit_run(run)
         events = core.events
         if not events:
             return ()
@@ -181,22 +181,32 @@ class Instance:
         events, core.events = core.events, []
         return events
 
-    def next_event(self) -> Micros | None:
+    def next_event(self, quiet_until: Micros = 0) -> Micros | None:
         """Return when to call `advance` next, or None if nothing will happen by itself.
 
         It starts the step that is due, so ask when all inputs of this instant are in. An instant that has come already means
-        that there are events to be fetched first.
+        that there are events to be fetched first. If no input comes and nothing looks at the instance before `quiet_until`,
+        runs that end before that are counted at once: most end because a prompt joins or is complete, which is no event.
         """
         core = self._core
         run = core.run
-        if run is None and (core.sequences or core.batch.num_ghosts) and not core.events:
-            run = core.start_run()
-        if core.events:
-            return core.events[0].at
         if run is None:
-            return None
-        due = core.next_deadline() if core.deadlines else None
-        return run.outcome_at if due is None or run.outcome_at <= due else due
+            if core.events or not (core.sequences or core.batch.num_ghosts):
+                return core.events[0].at if core.events else None
+            run = core.start_run()
+        while not core.events:
+            due = run.outcome_at
+            if core.deadlines:
+                deadline = core.next_deadline()
+                return due if deadline is None or due <= deadline else deadline
+            if due >= quiet_until:
+                return due
+            core.commit_run(run)
+            if not (core.events or core.sequences or core.batch.num_ghosts):
+                return None
+            if not core.events:
+                run = core.start_run()
+        return core.events[0].at
 
     def commit_ended_steps(self, now: Micros) -> None:
         """Count the steps of the run in progress that ended by `now`, but not its last one.
@@ -210,7 +220,7 @@ class Instance:
         if run.truncated and run.ends_at == now:
             self._core.commit_run(run)
         elif run.steps > 1:
-            steps = self._core.latency.steps_within(run.shape, now - run.starts_at, run.steps - 1)
+            steps = run.steps_within(now - run.starts_at, run.steps - 1)
             if steps:
                 self._core.commit_part(run, steps)
 

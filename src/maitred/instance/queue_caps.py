@@ -32,7 +32,7 @@ class QueueCaps:
         if self._max_requests is not None and len(sequences) + len(prompts) > self._max_requests:
             return f"{len(sequences)} requests wait and run, and max_num_queued_reqs is {self._max_requests}"
         if self._max_tokens is not None:
-            waiting = [seq.request.prompt_tokens for seq in sequences.values() if seq.first_token_at is None]
+            waiting = [seq.prompt_tokens for seq in sequences.values() if seq.first_token_at is None]
             tokens = sum(waiting) + sum(prompts[:-1])
             if tokens >= self._max_tokens:
                 return f"{tokens} prompt tokens wait for a first token, and max_num_queued_tokens is {self._max_tokens}"

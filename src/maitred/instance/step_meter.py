@@ -29,12 +29,13 @@ from array import array
 from functools import lru_cache
 from typing import Final
 
-from maitred.core.contracts import BatchShape, LatencyModel
+from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
 from maitred.core.histogram import QuantileSketch, bucket_index
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 from maitred.instance.latency.linear_steps import LinearSteps
+from maitred.instance.step_run import StepRun
 
 _NO_BUCKET: Final = -2
 """No bucket: the next steps begin a stretch of their own."""
@@ -123,7 +124,6 @@ class StepMeter:
         "_is_constant",
         "_itl_log",
         "_largest_growing",
-        "_latency",
         "_overhead",
         "_sketch",
         "_smallest_growing",
@@ -133,7 +133,6 @@ class StepMeter:
     def __init__(self, latency: LatencyModel, itl_log: ItlLog | None = None) -> None:
         """`latency` is the model of the instance; its overhead per output token is part of every gap. `itl_log` receives the
         gaps, too, in the order of time."""
-        self._latency = latency
         self._is_constant = isinstance(latency, LinearSteps)
         """Whether all steps of a run take equally long."""
         self._itl_log = itl_log
@@ -156,20 +155,20 @@ class StepMeter:
         self._flush_counts()
         return self._sketch
 
-    def add_run(self, shape: BatchShape, steps: int, time: Micros, not_emitting: int = 0) -> None:
-        """Add `steps` steps that have ended and took `time` together; the first of them had this shape. `not_emitting` of its
-        decoding sequences have no such gap: they had stood still before, or have left meanwhile."""
-        decodes = shape.num_decodes - not_emitting
+    def add_run(self, run: StepRun, steps: int, time: Micros, not_emitting: int = 0) -> None:
+        """Add the first `steps` steps of `run`, which have ended and took `time` together. `not_emitting` of its decoding
+        sequences have no such gap: they had stood still before, or have left meanwhile."""
+        decodes = run.num_decodes - not_emitting
         if steps == 1 or not decodes:
             self.add_equal_steps(decodes, 1, time)
             return
         # More context never makes a step shorter. So if the first step times the number of steps is the whole time, all are
         # equal.
-        gap = self._latency.step_time(shape)
+        gap = run.time_of_step(0)
         if gap * steps == time:
             self.add_equal_steps(decodes, steps, gap)
         else:
-            self._add_growing(shape, steps, time, gap)
+            self._add_growing(run, steps, time, gap)
 
     def add_equal_steps(self, decodes: int, steps: int, gap: Micros) -> None:
         """Add `steps` steps that have ended and took `gap` each. After each of them `decodes` sequences had a token more."""
@@ -181,10 +180,8 @@ class StepMeter:
         counts = self._exact_counts
         if gap in counts:
             counts[gap] += decodes * steps
-            return
-        counts[gap] = decodes * steps
-        if len(counts) > _MAX_EXACT_GAPS:
-            self._flush_counts()
+        else:
+            self.add_pauses(gap, decodes * steps)
 
     def add_pause(self, request_id: RequestId, gap: Micros) -> None:
         """Add a pause of one sequence between two tokens, `gap` µs after each other: its KV was lost, or being transferred."""
@@ -194,7 +191,10 @@ class StepMeter:
 
     def add_pauses(self, gap: Micros, count: int) -> None:
         """Add pauses of `count` sequences, `gap` µs each. The log learns nothing of them."""
-        self._exact_counts[gap] = self._exact_counts.get(gap, 0) + count
+        counts = self._exact_counts
+        counts[gap] = counts.get(gap, 0) + count
+        if len(counts) > _MAX_EXACT_GAPS:
+            self._flush_counts()
 
     def _flush_counts(self) -> None:
         """Put the gaps that are not in the sketch yet into it."""
@@ -207,41 +207,35 @@ class StepMeter:
         self._sketch.add_counts({gap + overhead: times for gap, times in self._exact_counts.items()})
         self._exact_counts.clear()
 
-    def _add_growing(self, shape: BatchShape, steps: int, span: Micros, first: Micros) -> None:
+    def _add_growing(self, run: StepRun, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""
         self.busy_time += span
-        overhead, decodes, counts = self._overhead, shape.num_decodes, self._growing_counts
+        overhead, decodes, counts = self._overhead, run.num_decodes, self._growing_counts
         self._growing_total += (span + steps * overhead) * decodes
         first += overhead
-        last = self._step_time(shape, steps - 1) + overhead
+        last = run.time_of_step(steps - 1) + overhead
         self._smallest_growing = min(self._smallest_growing, first)
         self._largest_growing = max(self._largest_growing, last)
         step, bucket, time_before = 0, _bucket_of(first), 0
         last_bucket = _bucket_of(last)
         # A bucket is 1 % wide, and contexts grow by one token per step: runs of thousands of steps pass through few buckets.
         while step < steps:
-            beyond = steps if bucket == last_bucket else self._first_step_beyond(bucket, shape, step, steps - 1)
+            beyond = steps if bucket == last_bucket else self._first_step_beyond(bucket, run, step, steps - 1)
             counts[bucket] = counts.get(bucket, 0) + (beyond - step) * decodes
             if self._itl_log is not None:
-                time = self._latency.run_time(shape, beyond)
+                time = run.time_of(beyond)
                 self._itl_log.add_steps(bucket, beyond - step, time - time_before)
                 time_before = time
             step = beyond
             if step < steps:
-                bucket = _bucket_of(self._step_time(shape, step) + overhead)
+                bucket = _bucket_of(run.time_of_step(step) + overhead)
 
-    def _first_step_beyond(self, bucket: int, shape: BatchShape, low: int, high: int) -> int:
+    def _first_step_beyond(self, bucket: int, run: StepRun, low: int, high: int) -> int:
         """Return the first step with a duration beyond `bucket`: after `low`, and `high` at the latest."""
         while high - low > 1:
             middle = (low + high) // 2
-            if _bucket_of(self._step_time(shape, middle) + self._overhead) <= bucket:
+            if _bucket_of(run.time_of_step(middle) + self._overhead) <= bucket:
                 low = middle
             else:
                 high = middle
         return high
-
-    def _step_time(self, shape: BatchShape, step: int) -> Micros:
-        """Return the duration of a step of the run that begins with this shape."""
-        return self._latency.step_time(
-            BatchShape(shape.num_decodes, shape.context_tokens + step * shape.num_decodes, context_spread=shape.context_spread)
-        )

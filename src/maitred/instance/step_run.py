@@ -1,7 +1,8 @@
 """StepRun: a step and its repetitions, and where an input cuts them off.
 
-Most models say how long k steps take only when they are asked, because each step reads more context than the one before. Under
-the linear model (`LinearSteps`) all of them take equally long, so a division finds every boundary.
+How long k steps take is found in the cheapest way that is exact. Under the linear model (`LinearSteps`) all steps of a run take
+equally long, so a division finds every boundary. Where the steps of a run are on one straight line (`affine`), the run keeps
+that line, and `floor_sums` adds it up. Other models are asked.
 
 Example: a run of 30 steps of 120 µs starts at t = 0 and ends at t = 3,600. A request arrives at t = 250. The next step
 boundary is ceil(250 / 120) = 3 steps after the start, so the run has 3 steps and ends at t = 360.
@@ -14,6 +15,8 @@ from __future__ import annotations
 from maitred.batching import StepPlan
 from maitred.core.contracts import BatchShape, LatencyModel
 from maitred.core.units import Micros
+from maitred.instance.latency.affine import PiecewiseAffineModel
+from maitred.instance.latency.floor_sums import SHIFT, steps_on_line_within, sum_of_floors
 from maitred.instance.latency.linear_steps import LinearSteps
 
 
@@ -21,14 +24,21 @@ class StepRun:
     """The step in progress and its repetitions. An engine makes one run after the other, with one object for all of them."""
 
     __slots__ = (
+        "_affine",
+        "_context_tokens",
+        "_first",
+        "_growth",
         "_latency",
         "_linear",
+        "_mixed",
+        "_shape",
+        "_single_lines",
         "departed_decodes",
         "ends_at",
+        "num_decodes",
         "outcome_at",
         "partially_committed",
         "plan",
-        "shape",
         "starts_at",
         "step_time",
         "steps",
@@ -38,10 +48,21 @@ class StepRun:
     def __init__(self, latency: LatencyModel) -> None:
         self._latency = latency
         self._linear = latency if isinstance(latency, LinearSteps) else None
+        self._affine = latency if isinstance(latency, PiecewiseAffineModel) else None
+        self._mixed = self._affine.mixed_steps if self._affine is not None else None
         self.starts_at: Micros = 0
         self.plan = StepPlan(0)
-        self.shape = BatchShape(0, 0)
-        """The work of its first step."""
+        self.num_decodes = 0
+        """Sequences that decode in it."""
+        self._context_tokens = 0
+        """Tokens of KV that they read in its first step."""
+        self._shape: BatchShape | None = None
+        self._single_lines: dict[int, tuple[int, int] | None] = {}
+        """What the latency model says of each number of sequences that decode."""
+        self._first = 0
+        """Duration of its first step in units of 2^-48 µs, if `_growth` is not -1."""
+        self._growth = -1
+        """How much longer each step takes than the one before it, in these units; -1: only the latency model knows."""
         self.steps = 0
         self.step_time: Micros = 0
         """Duration of each step if all take equally long, or 0."""
@@ -56,19 +77,84 @@ class StepRun:
         self.truncated = False
         """Whether it ends before anything comes of it."""
 
-    def begin(self, starts_at: Micros, plan: StepPlan, shape: BatchShape) -> None:
-        """Begin with the steps of `plan`; `shape` is that of the first one."""
+    @property
+    def shape(self) -> BatchShape:
+        """The work of its first step."""
+        shape = self._shape
+        if shape is None:  # most are never asked for
+            plan = self.plan
+            shape = BatchShape(self.num_decodes, self._context_tokens, plan.prefill_tokens, tuple(plan.chunks))
+            self._shape = shape
+        return shape
+
+    def begin(
+        self, starts_at: Micros, plan: StepPlan, num_decodes: int, context_tokens: int, shape: BatchShape | None = None
+    ) -> None:
+        """Begin with the steps of `plan`: in the first one `num_decodes` sequences decode over `context_tokens` tokens of KV.
+
+        `shape` is all the work of the first one, or None if the plan is plain: then it follows from the rest.
+        """
         self.starts_at = starts_at
         self.plan = plan
-        self.shape = shape
+        self.num_decodes = num_decodes
+        self._context_tokens = context_tokens
+        self._shape = shape
         self.steps = steps = plan.max_repeats
         if self._linear is not None:
-            self.step_time = step_time = self._linear.step_time(shape)
+            prefill_tokens = plan.prefill_tokens if shape is None else shape.prefill_tokens
+            self.step_time = step_time = self._linear.time_of(prefill_tokens, num_decodes)
             self.ends_at = self.outcome_at = starts_at + step_time * steps
         else:
-            self.ends_at = self.outcome_at = starts_at + self._latency.run_time(shape, steps)
+            self._growth = -1
+            if self._mixed is not None and plan.chunks and shape is None:
+                time = int(self._mixed.time_of(plan.chunks, num_decodes, context_tokens)) or 1
+            else:
+                if self._affine is not None and not plan.chunks:
+                    self._find_line(self._affine)
+                time = self.time_of(steps)
+            self.ends_at = self.outcome_at = starts_at + time
         self.departed_decodes = 0
         self.partially_committed = self.truncated = False
+
+    def _find_line(self, affine: PiecewiseAffineModel) -> None:
+        """Find the line of its steps, if they are on one."""
+        decodes, lines = self.num_decodes, self._single_lines
+        if decodes not in lines:
+            lines[decodes] = affine.single_line(decodes)
+        line = lines[decodes]
+        if line is None:
+            self._first, self._growth = affine.decode_line(decodes, self._context_tokens, self.steps)
+        else:
+            self._first = line[0] + line[1] * self._context_tokens
+            self._growth = line[1] * decodes
+
+    def time_of(self, steps: int) -> Micros:
+        """Return the time of its first `steps` steps."""
+        if self.step_time:
+            return self.step_time * steps
+        if self._growth < 0:
+            return self._latency.run_time(self.shape, steps)
+        return sum_of_floors(self._first, self._growth, steps)
+
+    def time_of_step(self, step: int) -> Micros:
+        """Return the duration of a step, the first of which is step 0."""
+        if self.step_time:
+            return self.step_time
+        if self._growth >= 0:
+            return (self._first + self._growth * step) >> SHIFT
+        shape = self.shape
+        if step:
+            context = shape.context_tokens + step * shape.num_decodes
+            shape = BatchShape(shape.num_decodes, context, context_spread=shape.context_spread)
+        return self._latency.step_time(shape)
+
+    def steps_within(self, span: Micros, limit: int) -> int:
+        """Return how many steps, at most `limit`, end within `span` of its start."""
+        if self.step_time:
+            return min(limit, span // self.step_time)
+        if self._growth < 0:
+            return self._latency.steps_within(self.shape, span, limit)
+        return steps_on_line_within(self._first, self._growth, span, limit)[0]
 
     def truncate(self, now: Micros) -> None:
         """End the run at the first step boundary at or after `now`, and not before its first step has ended."""
@@ -76,10 +162,7 @@ class StepRun:
             return
         step_time = self.step_time
         if not step_time:
-            steps = self._steps_until(now)
-            if steps < self.steps:
-                self.truncated = True
-                self.shorten(steps)
+            self._truncate_growing(now)
             return
         steps = -((self.starts_at - now) // step_time) or 1
         if steps < self.steps:
@@ -87,18 +170,47 @@ class StepRun:
             self.steps = steps
             self.ends_at = self.outcome_at = self.starts_at + step_time * steps
 
+    def _truncate_growing(self, now: Micros) -> None:
+        """As `truncate`, where steps do not take equally long."""
+        if self._growth < 0:
+            steps = self._steps_until(now)
+            if steps < self.steps:
+                self.truncated = True
+                self.shorten(steps)
+            return
+        first, growth, span = self._first, self._growth, now - self.starts_at - 1
+        before, left = steps_on_line_within(first, growth, span, self.steps - 1) if span > 0 else (0, span)
+        if before < self.steps - 1:
+            self.truncated = True
+            self.steps = before + 1
+            self.ends_at = self.outcome_at = self.starts_at + span - left + ((first + growth * before) >> SHIFT)
+
     def shorten(self, steps: int) -> None:
         """End the run after `steps` steps."""
         self.steps = steps
-        self.ends_at = self.outcome_at = self.starts_at + self._latency.run_time(self.shape, steps)
+        self.ends_at = self.outcome_at = self.starts_at + self.time_of(steps)
 
     def boundary_after(self, now: Micros) -> Micros:
         """Return the first step boundary at or after `now`, and not before its first step has ended."""
-        return self.starts_at + self._latency.run_time(self.shape, self._steps_until(now))
+        return self.starts_at + self.time_of(self._steps_until(now))
 
     def _steps_until(self, now: Micros) -> int:
         """Return the number of steps up to the first step boundary at or after `now`; at least 1."""
         # All times are whole µs, so the steps that end before `now` are those that end within a span 1 µs shorter. The
         # boundary is the end of the step after them.
         span = max(now - self.starts_at, 1) - 1
-        return 1 + self._latency.steps_within(self.shape, span, self.steps - 1)
+        return 1 + self.steps_within(span, self.steps - 1)
+
+    def skip(self, steps: int, time: Micros) -> None:
+        """Leave out the first `steps` steps, which took `time` and have been counted. The run ends where it did."""
+        self.starts_at += time
+        self.steps -= steps
+        self.partially_committed = True
+        self._first += self._growth * steps
+        self._context_tokens += self.num_decodes * steps
+        self._shape = None
+
+    def set_shape(self, shape: BatchShape) -> None:
+        """Say what the work of its first step is, after `skip`."""
+        self._shape = shape
+        self.num_decodes = shape.num_decodes

@@ -95,13 +95,13 @@ class BlockManager:
         one in that step, or for none: then `run_steps` takes them all."""
         self.reserve(1)
         self._num_opened += 1
-        self._opened_for.add(seq.request.id)
+        self._opened_for.add(seq.request_id)
 
     def _close_block(self, seq: SequenceState, tokens: int) -> int:
         """Return how many blocks are open for the next token of `seq`, which holds `tokens` tokens and leaves: 0 or 1."""
         if self._opened_for:
-            opened = int(seq.request.id in self._opened_for)
-            self._opened_for.discard(seq.request.id)
+            opened = int(seq.request_id in self._opened_for)
+            self._opened_for.discard(seq.request_id)
         else:
             opened = int(tokens % self.block_size == 0)
         self._num_opened -= opened
@@ -141,14 +141,12 @@ class BlockManager:
         size, phase = self.block_size, self._phase
         if steps == 1:
             return self._openings_by_phase[phase]
-        cycles, rest = divmod(steps, size)
-        opened = cycles * self._num_decodes
-        if rest:
-            end = phase + rest
-            opened += sum(self._openings_by_phase[phase:end])
-            if end > size:
-                opened += sum(self._openings_by_phase[: end - size])
-        return opened
+        end = phase + steps % size
+        if end <= size:
+            opened = sum(self._openings_by_phase[phase:end])
+        else:  # all but those of the phases that remain
+            opened = self._num_decodes - sum(self._openings_by_phase[end - size : phase])
+        return opened if steps < size else opened + steps // size * self._num_decodes
 
     def run_steps(self, steps: int) -> None:
         """Make `steps` steps: the decoding sequences take the blocks that they open."""
@@ -331,7 +329,7 @@ class PrefixBlockManager(BlockManager):
 
     def forget(self, seq: SequenceState) -> None:
         """Drop what is known of `seq`, which has ended."""
-        self._sequence_blocks.pop(seq.request.id, None)
+        self._sequence_blocks.pop(seq.request_id, None)
 
     def blocks_freed_by(self, held: Sequence[tuple[SequenceState, int]]) -> int:
         """Return how many blocks would be free if some sequences were released, which are given with the blocks that each
@@ -363,9 +361,9 @@ class PrefixBlockManager(BlockManager):
             raise InvariantError(f"KV blocks: {self.free} free or {openings} open is not what the cache says")
 
     def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
-        content = self._sequence_blocks.get(seq.request.id)
+        content = self._sequence_blocks.get(seq.request_id)
         if content is None:
-            content = self._sequence_blocks[seq.request.id] = SequenceBlocks(sequence_block_hashes(seq, self.cache))
+            content = self._sequence_blocks[seq.request_id] = SequenceBlocks(sequence_block_hashes(seq, self.cache))
         return content
 
     def _all_block_hashes(self, seq: SequenceState, blocks: int) -> Sequence[int]:

@@ -28,10 +28,9 @@ class FcfsQueue:
         self._waiting: OrderedDict[RequestId, SequenceState] = OrderedDict()
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        request_id = seq.request.id
-        self._waiting[request_id] = seq
+        self._waiting[seq.request_id] = seq
         if front:
-            self._waiting.move_to_end(request_id, last=False)
+            self._waiting.move_to_end(seq.request_id, last=False)
 
     def remove(self, request_id: RequestId) -> SequenceState | None:
         return self._waiting.pop(request_id, None)

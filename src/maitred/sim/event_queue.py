@@ -76,7 +76,7 @@ NO_ARRIVAL: Final = 1 << 62
 class EventQueue:
     """The heap of events, and the current time."""
 
-    __slots__ = ("heap", "last_turn_at", "last_turn_index", "now")
+    __slots__ = ("heap", "last_turn_at", "last_turn_index", "next_sample_at", "now")
 
     def __init__(self) -> None:
         self.heap: list[tuple[Micros, SimEventKind, int]] = []
@@ -85,6 +85,8 @@ class EventQueue:
         """The instant of the last INSTANCE event."""
         self.last_turn_index = 0
         """The largest index of an instance that had its turn at that instant."""
+        self.next_sample_at: Micros = NO_ARRIVAL
+        """When the next sample of the instances is taken."""
 
     def push(self, at: Micros, kind: SimEventKind, target: int = 0) -> None:
         heappush(self.heap, (at, kind, target))

@@ -22,7 +22,7 @@ from maitred.instance import InstanceConfig
 from maitred.instance.step_meter import ItlLog
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import INSTANCE, EventQueue
-from maitred.sim.replica import BlockHashMemo, Replica
+from maitred.sim.replica import NOT_DUE, BlockHashMemo, Replica
 from maitred.sim.results import InstanceTotals, Ints, ItlGaps, itl_gaps_of
 from maitred.sim.snapshots import make_snapshots
 
@@ -78,22 +78,26 @@ class SimulatedFleet:
             replica.next_due = now
             self._event_queue.push(now, INSTANCE, replica.index)
 
-    def resume_dirty(self) -> None:
-        """Begin steps and find the next event of all dirty instances, after everything at this instant has happened."""
+    def resume_dirty(self, quiet_until: Micros) -> None:
+        """Begin steps and find the next event of all dirty instances, after everything at this instant has happened. Nothing
+        but a sample enters or looks at an instance before `quiet_until`."""
         heap = self._event_queue.heap
+        quiet_until = min(quiet_until, self._event_queue.next_sample_at)
         for replica in self.dirty:  # `resume`, without its call
-            due = replica.instance.next_event()
-            if due != replica.next_due:
+            due = replica.instance.next_event(quiet_until)
+            if due is None:
+                replica.next_due = NOT_DUE
+            elif due != replica.next_due:
                 replica.next_due = due
-                if due is not None:
-                    heappush(heap, (due, INSTANCE, replica.index))
+                heappush(heap, (due, INSTANCE, replica.index))
         self.dirty.clear()
 
     def resume(self, replica: Replica) -> None:
         """Begin the next step of an instance if it is due, and push its next event."""
         due = replica.instance.next_event()
         # The old entry stays in the heap and is dropped at its turn, which is cheaper than finding and removing it here.
-        if due != replica.next_due:
+        if due is None:
+            replica.next_due = NOT_DUE
+        elif due != replica.next_due:
             replica.next_due = due
-            if due is not None:
-                heappush(self._event_queue.heap, (due, INSTANCE, replica.index))
+            heappush(self._event_queue.heap, (due, INSTANCE, replica.index))

@@ -35,7 +35,7 @@ from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.programs_driver import ProgramsDriver
-from maitred.sim.replica import Replica
+from maitred.sim.replica import NOT_DUE, Replica
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 from maitred.sim.results import NEVER, Outcome
 from maitred.sim.rows import ResultRows
@@ -102,6 +102,8 @@ class Pipeline:
                 replica.instance.omit_first_tokens()
         self._may_wait = (admission or programs or disaggregation) is not None or delays != RequestDelays()
         """Whether a request may spend time before it is in an instance, so that its deadline needs an event."""
+        self.only_arrivals_enter = not (self._may_wait or slots or arrivals.reactive or fleet.has_snapshots)
+        """Whether nothing but arrivals enters instances, and nothing but routing and samples looks at them."""
         self.live: dict[RequestId, RequestState] = {}
         self.last_end: Micros = 0
         """When the last request ended."""
@@ -161,11 +163,9 @@ class Pipeline:
             self._enqueue(state, now)
 
     def on_instance_due(self, index: int, now: Micros) -> None:
-        """Handle the events of an instance at its turn. Obsolete entries of the event queue are dropped here."""
+        """Handle the events of an instance at its turn, which is its `next_due`."""
         replica = self._replicas[index]
-        if replica.next_due != now:
-            return
-        replica.next_due = None
+        replica.next_due = NOT_DUE
         event_queue = self._event_queue
         # An entry that is pushed during this instant may be that of a smaller index, which changes nothing.
         if now != event_queue.last_turn_at:
@@ -182,7 +182,7 @@ class Pipeline:
         """Handle the events of an instance, at its turn."""
         self._turn = replica
         for event in events:
-            if self._withdrawn and event.seq.request.id in self._withdrawn:
+            if self._withdrawn and event.seq.request_id in self._withdrawn:
                 continue  # What it would get at this very instant is lost with its slot.
             kind = event.kind
             if kind is _FIRST_TOKEN:

@@ -12,6 +12,7 @@ This module is compiled (`[tool.maitred]` in pyproject.toml).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from maitred.core.contracts import LatencyModel, PrefixCacheView
 from maitred.core.request import Request, RequestId
@@ -20,6 +21,9 @@ from maitred.instance import Instance, InstanceEvent
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.sim.event_queue import EventQueue
 from maitred.sim.results import InstanceTotals
+
+NOT_DUE: Final = -1
+"""An instance that has no event to come."""
 
 
 class BlockHashMemo:
@@ -66,7 +70,7 @@ class Replica:
         self.instance = instance
         self.in_flight = 0
         """Requests that were routed here and have not ended."""
-        self.next_due: Micros | None = None
+        self.next_due: Micros = NOT_DUE
         """The instant of its valid entry in the event queue; entries at other instants are obsolete."""
         self.deferred_events: list[InstanceEvent] = []
         """Events that came up before the turn of the instance."""
@@ -105,7 +109,7 @@ class Replica:
         # What this request would get at this very instant is lost with it. Events of other requests must wait for the turn of
         # the instance, because decisions about requests come before the events of instances.
         self.instance.abort(request_id, now)
-        self.deferred_events += (event for event in self.instance.drain_events() if event.seq.request.id != request_id)
+        self.deferred_events += (event for event in self.instance.drain_events() if event.seq.request_id != request_id)
         return bool(self.deferred_events)
 
     @property

@@ -39,6 +39,9 @@ _BEFORE_ROUTING: Final = RequestStage.BEFORE_ROUTING
 class RequestState:
     """A request that has arrived and not ended."""
 
+    stage: RequestStage = _BEFORE_ROUTING
+    admitted_at: Micros = NEVER
+    queued_at: Micros = NEVER
     delay_id: int = 0
     """The id of its current stay in the delay line; 0 if there is none. Older ids are obsolete."""
     replica: Replica | None = None
@@ -53,9 +56,6 @@ class RequestState:
     def __init__(self, job: Job, row: int) -> None:
         self.job = job
         self.row = row
-        self.stage: RequestStage = _BEFORE_ROUTING
-        self.admitted_at: Micros = NEVER
-        self.queued_at: Micros = NEVER
 
     def with_prefill_counts(self, decoded: SequenceState | None) -> SequenceState | None:
         """Return the state of the whole request: that of the decode instance with the counts of the prefill instance added.

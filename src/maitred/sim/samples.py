@@ -44,7 +44,7 @@ class Sampler:
         self._fleet = fleet
         self._at, self._arrived, self._ended = array("q"), array("q"), array("q")
         self._waiting, self._running, self._blocks, self._outside_instances = array("i"), array("i"), array("i"), array("i")
-        event_queue.push(0, SimEventKind.SAMPLE)
+        self._schedule(0)
 
     def on_sample_due(self, _: int, now: Micros) -> None:
         """Take a sample of all instances, and schedule the next one."""
@@ -65,7 +65,11 @@ class Sampler:
             self._decimate()
         if self._arrivals or self._pipeline.live:
             # Samples alone never keep a run going: without this condition the event queue would never be empty.
-            self._event_queue.push(self._at[-1] + self._every, SimEventKind.SAMPLE)
+            self._schedule(self._at[-1] + self._every)
+
+    def _schedule(self, at: Micros) -> None:
+        self._event_queue.next_sample_at = at
+        self._event_queue.push(at, SimEventKind.SAMPLE)
 
     def _decimate(self) -> None:
         """Keep the first sample, the third and so on. Their number is odd, so the last one is kept."""

@@ -26,7 +26,7 @@ from maitred.routing import RoutingConfig
 from maitred.sim.admission_driver import AdmissionDriver, make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
 from maitred.sim.disaggregation import Disaggregation
-from maitred.sim.event_queue import NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
+from maitred.sim.event_queue import INSTANCE, NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
@@ -134,7 +134,8 @@ def _run(
     last: Micros,
 ) -> None:
     """Handle all arrivals and events up to and including `last`. `handlers` are by event kind."""
-    heap, dirty = event_queue.heap, fleet.dirty
+    heap, dirty, replicas = event_queue.heap, fleet.dirty, fleet.replicas
+    looks_ahead = pipeline.only_arrivals_enter and last == _NO_HORIZON
     while True:
         now = arrivals.next_at
         if heap and heap[0][0] < now:
@@ -143,7 +144,8 @@ def _run(
                 return
             event_queue.now = now
             _, kind, target = heappop(heap)
-            handlers[kind](target, now)
+            if kind is not INSTANCE or replicas[target].next_due == now:  # else the entry is obsolete
+                handlers[kind](target, now)
         elif now <= last:
             event_queue.now = now
             pipeline.on_arrival(arrivals.pop_arrival(now), now)
@@ -151,7 +153,7 @@ def _run(
             return
         # A step that began before the last event of this instant would miss a request that enters its instance with it.
         if dirty and arrivals.next_at != now and not (heap and heap[0][0] == now):
-            fleet.resume_dirty()
+            fleet.resume_dirty(arrivals.next_at if looks_ahead else 0)
 
 
 def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]:

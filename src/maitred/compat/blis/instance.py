@@ -96,7 +96,7 @@ class BlisInstance(Instance):
         self.commit_ended_steps(now)
         return self.drain_events() if self._core.events else ()
 
-    def next_event(self) -> Micros | None:
+    def next_event(self, quiet_until: Micros = 0) -> Micros | None:
         core = self._core
         if core.events:
             return self._now

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
-from maitred.core.contracts import UNIFORM_CONTEXTS, BatchShape, ContextSpread, Overheads
+from maitred.core.contracts import UNIFORM_CONTEXTS, BatchShape, ChunkShape, ContextSpread, Overheads
 from maitred.core.units import Micros
 from maitred.instance.latency.floor_sums import SHIFT, steps_on_line_within, sum_of_floors
 
@@ -128,11 +128,22 @@ def _steps_below(until: int, context: int, growth: int, steps: int) -> int:
     return min(steps, -((context - until) // growth)) if growth else steps
 
 
+class MixedSteps(Protocol):
+    """The times of steps that prefill."""
+
+    def time_of(self, chunks: Sequence[ChunkShape], decodes: int, context_tokens: int) -> float:
+        """Return the µs of a step with these chunks of prefill, in which `decodes` sequences decode over `context_tokens`."""
+        ...
+
+
 class PiecewiseAffineModel(ABC):
     """Works out step times from two things: the envelope of decode-only steps, and the time of a step that prefills.
 
     An envelope depends on nothing but the number of sequences that decode, so it is worked out once for each number.
     """
+
+    mixed_steps: MixedSteps | None = None
+    """What `prefill_step_time` is worked out with, if a `BatchShape` need not be made for it."""
 
     def __init__(self, overheads: Overheads) -> None:
         self.overheads = overheads
@@ -149,6 +160,22 @@ class PiecewiseAffineModel(ABC):
     @abstractmethod
     def prefill_step_time(self, batch: BatchShape) -> float:
         """Return the µs of a step that prefills."""
+
+    def single_line(self, decodes: int) -> tuple[int, int] | None:
+        """Return base and slope of all decode-only steps of `decodes` sequences, in units of 2^-48 µs and for each token of
+        context, or None if they are on several lines."""
+        times = self._envelopes[decodes]
+        return (times[0].base, times[0].slope) if len(times) == 1 else None
+
+    def decode_line(self, decodes: int, context: int, steps: int) -> tuple[int, int]:
+        """Return the line of the decode-only steps of a run that begins with `context` tokens: the time of the first one, and
+        how much longer each takes than the one before, in units of 2^-48 µs. The latter is -1 if they are on several lines."""
+        times = self._envelopes[decodes]
+        segment = times[0] if len(times) == 1 else _segment_at(times, context)
+        until = segment.until
+        if until is not None and context + decodes * (steps - 1) >= until:
+            return 0, -1
+        return segment.base + segment.slope * context, segment.slope * decodes
 
     def step_time(self, batch: BatchShape) -> Micros:
         if batch.prefill_tokens:
@@ -231,6 +258,12 @@ class SpreadAwareModel(PiecewiseAffineModel):
 
     def envelope_of(self, decodes: int) -> Envelope:
         return self.envelope_within(decodes, UNIFORM_CONTEXTS, 0, 0)
+
+    def single_line(self, decodes: int) -> tuple[int, int] | None:
+        return None  # lines are known for one spread alone
+
+    def decode_line(self, decodes: int, context: int, steps: int) -> tuple[int, int]:
+        return 0, -1
 
     def step_time(self, batch: BatchShape) -> Micros:
         self._prepare_envelope(batch, 1)

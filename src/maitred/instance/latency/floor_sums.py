@@ -2,8 +2,8 @@
 
 Times are integers in units of 2^-48 µs, so step j takes floor((first + growth·j) / 2^48) µs, and a run of steps is a sum of
 floors of an arithmetic progression. Its whole µs are a plain series. What is left are fractions: often they never add up to
-another µs within the run; else the sum of a short run is made step by step, and that of a long one by Euclid's algorithm, in
-O(log steps).
+another µs within the run; else they do so a few times, which are looked for one by one; else the sum of a short run is made
+step by step, and that of a long one by Euclid's algorithm, in O(log steps).
 
 Example: 5 steps, of which the first takes 175.0 µs and each other 0.5 µs more: the whole µs are 5 · 175, the fractions 0, 0.5,
 1.0, 1.5 and 2.0 have 0 + 0 + 1 + 1 + 2 = 4 whole µs: 879 µs. Within 800 µs there is room for 4 of them, which take 702 µs.
@@ -23,8 +23,10 @@ SHIFT: Final = 48
 _ONE: Final = 1 << 48
 _FRACTION_MASK: Final = _ONE - 1
 _UNIT: Final = 1 / _ONE
-_EUCLID_STEPS: Final = 48
-"""Steps up to which the plain sum is faster than Euclid's algorithm."""
+_HALF: Final = 1 << 47
+_FEW_ROWS: Final = 4
+_FEW_STEPS: Final = 48
+"""Up to so many rows they are added up, else up to so many steps these, else Euclid's algorithm is faster."""
 
 
 def steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
@@ -61,12 +63,28 @@ def sum_of_floors(first: int, growth: int, steps: int) -> int:
     total = (first >> SHIFT) * steps + (growth >> SHIFT) * (steps * (steps - 1) >> 1)
     first &= _FRACTION_MASK
     growth &= _FRACTION_MASK
-    end = first + growth * steps
-    if end - growth < _ONE:
+    if first + growth * (steps - 1) < _ONE:
         return total
-    if steps > _EUCLID_STEPS:
-        return total + _euclidean_sum_of_floors(steps, _ONE, growth, first)
-    return total + sum([time >> SHIFT for time in range(first, end, growth)])
+    if growth <= _HALF:
+        return total + _sum_by_rows(first, growth, steps)
+    # Growing by nearly 1 is growing by 1 less a little, and the floor of what falls is that of what grows, mirrored.
+    return total + (steps * (steps - 1) >> 1) - _sum_by_rows(_FRACTION_MASK - first, _ONE - growth, steps)
+
+
+def _sum_by_rows(first: int, growth: int, steps: int) -> int:
+    """Return Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`, where `first` is less than 2^48 and `growth` at
+    most half of that. A row is a whole µs: with each, one is added to the steps from some step on."""
+    end = first + growth * steps
+    rows = (end - growth) >> SHIFT
+    if rows > _FEW_ROWS:
+        if steps > _FEW_STEPS:
+            return _euclidean_sum_of_floors(steps, _ONE, growth, first)
+        return sum([time >> SHIFT for time in range(first, end, growth)])
+    total = rows * steps
+    while rows > 0:
+        total += (first - (rows << SHIFT)) // growth
+        rows -= 1
+    return total
 
 
 def _euclidean_sum_of_floors(steps: int, modulus: int, growth: int, first: int) -> int:

@@ -15,8 +15,12 @@ class LinearSteps:
         self._b2 = b2
         self.overheads = overheads
 
+    def time_of(self, prefill_tokens: int, decodes: int) -> Micros:
+        """Return the time of a step with so many tokens of prefill, in which `decodes` sequences decode."""
+        return int(self._b0 + self._b1 * prefill_tokens + self._b2 * decodes) or 1
+
     def step_time(self, batch: BatchShape) -> Micros:
-        return int(self._b0 + self._b1 * batch.prefill_tokens + self._b2 * batch.num_decodes) or 1
+        return self.time_of(batch.prefill_tokens, batch.num_decodes)
 
     def run_time(self, batch: BatchShape, steps: int) -> Micros:
         return steps * self.step_time(batch)

@@ -1,0 +1,74 @@
+"""RooflineSteps: what a step costs under the roofline model, whose formulas are those of `roofline`.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from maitred.core.contracts import ChunkShape
+from maitred.instance.latency.deployment import Deployment, ModelSpec
+
+
+class RooflineSteps:
+    """The costs of one deployment, in µs for each token, each pair of tokens, and each step."""
+
+    def __init__(self, on: Deployment, scale: float) -> None:
+        """Each step takes `scale` times as long as it would."""
+        model, hardware, tp = on.model, on.hardware, on.tensor_parallel_size
+        d, layers, heads = model.hidden_size, model.num_layers, model.num_heads
+        width = model.bytes_per_element
+
+        per_token = layers * (2 * model.attention_params + 2 * d) + 4 * d * _active_ffn_elements(model)
+        per_pair = layers * heads * (4 * model.head_width + 5)
+        prefill = tp * on.flops_per_us * hardware.mfu_prefill / scale
+        decode = tp * on.flops_per_us * hardware.mfu_decode / scale
+        self._prefill_token: float = per_token / prefill
+        self._prefill_pair: float = per_pair / prefill
+        self.decode_token: float = per_token / decode
+        self.decode_pair: float = per_pair / decode
+
+        memory = tp * on.bytes_per_us / scale
+        kv = layers * model.kv_width * width * tp / model.kv_shards(tp)
+        self.kv_read: float = kv / memory
+        self.written: float = (kv + layers * d * width) / memory
+        always = layers * model.attention_params + 2 * d * _always_loaded_ffn_elements(model)
+        self._weights: float = always * model.weight_width / memory
+        self._experts: float = model.moe_layers * 2 * d * model.expert_width * model.weight_width / memory
+        self._num_experts: int = model.num_experts
+        self._experts_per_token: int = model.experts_per_token
+
+    def time_of(self, chunks: Sequence[ChunkShape], decodes: int, context_tokens: int) -> float:
+        """Return the µs of a step with these chunks of prefill, in which `decodes` sequences decode over `context_tokens`."""
+        tokens = pairs = history = 0.0
+        for chunk in chunks:
+            new, computed = chunk.num_tokens, chunk.num_computed_tokens
+            tokens += new
+            pairs += new * (computed + (new - 1) / 2)
+            history += computed
+        prefill = tokens * self._prefill_token + pairs * self._prefill_pair
+        compute = prefill + decodes * self.decode_token + context_tokens * self.decode_pair
+        tokens += decodes
+        memory = self.weights_time(tokens) + tokens * self.written + (history + context_tokens) * self.kv_read
+        return max(compute, memory)
+
+    def weights_time(self, tokens: float) -> float:
+        """Return the µs to load the weights that a step of `tokens` tokens needs."""
+        experts = self._num_experts
+        if not self._experts:
+            return self._weights
+        idle = (experts - self._experts_per_token) / experts
+        return self._weights + self._experts * experts * (1 - math.pow(idle, tokens))
+
+
+def _active_ffn_elements(model: ModelSpec) -> int:
+    """Return the intermediate elements that a token passes, summed over the layers."""
+    routed = model.experts_per_token * model.expert_width + model.shared_intermediate_size
+    return model.dense_layers * model.intermediate_size + model.moe_layers * routed
+
+
+def _always_loaded_ffn_elements(model: ModelSpec) -> int:
+    """Return the intermediate elements with weights that every step needs, summed over the layers."""
+    return model.dense_layers * model.intermediate_size + model.moe_layers * model.shared_intermediate_size
