@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,17 @@ from maitred.cli.usage import USUAL_FLAGS, in_our_words
 def test_every_flag_says_its_default(name: str) -> None:
     flags = [each for each in command_named(name).params if each.param_type_name == "option"]
     assert [flag.opts[0] for flag in flags if "Default: " not in flag.help] == []
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_the_help_has_every_name_whole_in_80_columns_and_no_types_of_python(
+    name: str, maitred: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = maitred(name, "--help-all").out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert not re.search(r"<(bool|str|int|float)", text)
 
 
 @pytest.mark.parametrize("name", USUAL_FLAGS)

@@ -1,6 +1,8 @@
 """What a response says of its tokens, piece by piece, with instants worked out by hand."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maitred.emulator.clients.answers import Answer
 
@@ -22,8 +24,7 @@ def fed(*pieces, **settings):
 
 def test_tokens_are_the_events_with_text():
     answer = fed((5, ROLE), (20, TEXT), (31, TEXT + TEXT), (33, END), (34, USAGE), (34, DONE))
-    assert (answer.first, answer.last, answer.num_events) == (20, 31, 3)
-    assert list(answer.gaps) == [11, 0]
+    assert (answer.first, answer.num_events, list(answer.instants)) == (20, 3, [20, 31, 31])
     assert answer.usage() == (12, 9, 8)
     assert answer.is_whole
 
@@ -43,7 +44,26 @@ def test_completions_and_thoughts_count_too():
     assert fed((1, completion), (2, completion), (3, completion.replace(b" cat", b""))).num_events == 2
     thought = TEXT.replace(b"content", b"reasoning_content")
     answer = fed((1, thought), (2, thought), (4, TEXT), (7, TEXT))
-    assert (answer.num_events, list(answer.gaps)) == (4, [1, 2, 3])
+    assert (answer.num_events, list(answer.instants)) == (4, [1, 2, 4, 7])
+
+
+THOUGHT = TEXT.replace(b"content", b"reasoning_content")
+PIECES = st.lists(
+    st.lists(st.sampled_from([TEXT, TEXT, TEXT, THOUGHT, ROLE, END, b": quiet\n\n"]), min_size=1, max_size=3), max_size=20
+)
+
+
+@given(PIECES, st.lists(st.integers(1, 60), max_size=3))
+def test_pieces_at_once_are_counted_as_one_by_one(events, cuts):
+    """Events that come together have one instant; the cuts break a piece in two, wherever."""
+    pieces = [TEXT, *(b"".join(together) for together in events)]
+    for cut in cuts:
+        where = cut % len(pieces)
+        pieces[where : where + 1] = filter(None, (pieces[where][:cut], pieces[where][cut:]))
+    one_by_one = fed(*((at, piece) for at, piece in enumerate(pieces)))
+    at_once = fed((0, pieces[0]))
+    at_once.on_pieces(pieces[1:], range(1, len(pieces)))
+    assert list(at_once.instants) == list(one_by_one.instants)
 
 
 def test_a_stream_without_its_end_is_not_whole():

@@ -131,6 +131,21 @@ def test_no_rate_above_the_limit_holds_however_short_the_run() -> None:
     assert 0.95 * limit < option.highest_rate <= limit
 
 
+def test_with_hits_it_holds_what_the_limit_without_them_would_not_allow() -> None:
+    """Prompts of 2,000 tokens of which 1,900 are shared: an instance computes 100 of them, and not 2,000."""
+    load = Load(rate=20, num_requests=300, prefix_tokens=1_900, input_tokens=100, output_tokens="uniform:5,15")
+    rates = {}
+    for caching in (False, True):
+        instance = InstanceConfig(enable_prefix_caching=caching)
+        (option,) = capacity(Candidate(instance=instance), workload=load, seeds=1, num_instances=1).options
+        rates[caching] = option.highest_rate or 0.0
+        hits = [point.figures["cache_hit_rate"] or 0.0 for point in option.points if point.rate == option.highest_rate]
+    cold = find_throughput_limit(InstanceConfig(), RequestMix(prompt=2_000, output=10)).rate
+    warm = find_throughput_limit(InstanceConfig(), RequestMix(prompt=2_000, output=10, cached=2_000 * hits[0])).rate
+    assert hits[0] > 0.9
+    assert rates[False] <= cold < 2 * cold < rates[True] <= warm * 1.02
+
+
 def test_it_does_not_depend_on_the_number_of_processes() -> None:
     assert found(jobs=2) == found()
 

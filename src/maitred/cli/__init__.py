@@ -30,7 +30,7 @@ from maitred.cli import bench, calibration, check, demo, engine, listings, serve
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
 from maitred.cli.terminal import printable
-from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, in_our_words
+from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, WholeHelp, in_our_words, without_types
 from maitred.core.errors import MaitredError
 
 USER_ERROR: Final = 2
@@ -60,6 +60,9 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
 class _LazyCommands(TyperGroup):
     """The list of commands. Only the command that is called gets its flags, because these import what they describe."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return without_types(super().get_params(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         if name == "serve":
@@ -78,7 +81,7 @@ def command_named(name: str, *, in_short: bool = False) -> Any:
     single = _typer(add_completion=False)
     documented_run = documented(run.callback() if isinstance(run, Command) else run, shown)
     epilog = f"These are the usual flags. All: maitred {name} {ALL_HELP}" if shown else None
-    single.command(name, help=_help(run), epilog=epilog)(documented_run)
+    single.command(name, cls=WholeHelp, help=_help(run), epilog=epilog)(documented_run)
     return typer.main.get_command(single)
 
 

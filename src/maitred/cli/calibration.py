@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from maitred.instance import InstanceConfig
     from maitred.instance.latency import LatencyConfig
-    from maitred.study.calibration.fitting import Fit
+    from maitred.study.calibration.fitting import Fit, Residuals
     from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
     from maitred.study.calibration.outside import OutsideTimes
     from maitred.study.calibration.validation import Validation, ValidationLine
@@ -161,11 +161,15 @@ def _write(fit: Fit, out: Path | None, plot: Path | None, measured: Sequence[Pat
         from maitred.study.calibration.fitting import write_fit
 
         if fit.residuals.quality == "poor" and not force:
-            problem = f"the fit is poor (mean error {fit.residuals.mape:.1%}) and is not written"
+            problem = f"the fit is poor ({_how_wrong(fit.residuals)}) and is not written"
             raise ConfigError(problem, where=str(out), hint="try --latency-model table, or --force to write it all the same")
         written += write_fit(fit, out, name)
     if written:
         typer.echo(printable(f"written: {' and '.join(str(path) for path in written)}"))
+
+
+def _how_wrong(found: Residuals) -> str:
+    return f"mean error {found.mape:.1%}" + (f", misfit of equal steps {found.equal.misfit:.1%}" if found.equal else "")
 
 
 def _with_engine(fit: Fit, config: Path | None) -> Fit:
@@ -264,7 +268,13 @@ def _report_lines(fit: Fit) -> Iterator[str]:
     yield f"{found.count} measurements, relative error {found.mean:+.2%} on average, standard deviation {found.sd:.2%}"
     yield f"its size: mean {found.mape:.2%}, p50 {found.p50:.2%}, p90 {found.p90:.2%}, p99 {found.p99:.2%}"
     few = f" ({found.outliers:,} outliers count little)" if found.outliers else ""
-    yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}: {found.quality}{few}"
+    if found.equal is None:
+        yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}: {found.quality}{few}"
+    else:
+        yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}{few}"
+        groups = f"{found.equal.groups:,} groups with {found.equal.covered:.0%} of them"
+        yield f"equal steps: the mean of a group is off by {found.equal.misfit:.1%} ({groups}), a step differs from it by"
+        yield f"{found.equal.noise:.0%}, which no model can tell: {found.quality}"
     if isinstance(latency, LinearLatency):
         for what in (cost for cost, b in zip(_COSTS, latency.beta, strict=True) if not b):
             yield f"warning: from these measurements {what} costs nothing; do they have steps with and without?"

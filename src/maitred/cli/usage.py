@@ -7,13 +7,18 @@ The library that parses the command line words its errors for programmers ("'x' 
 is wrong, where, and what would be right, as all other errors do:
 
     Invalid value for '--rate': 'x' is not a valid float.    ->    --rate takes a number
+
+It also cuts the names of a flag that has several, and shows types of Python (`<bool>`); `WholeHelp` does neither.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from functools import cache
+from typing import Any, Final
+
+from typer.core import TyperArgument, TyperCommand
 
 ALL_HELP: Final = "--help-all"
 _WORKLOAD: Final = (
@@ -87,6 +92,44 @@ _WORDINGS: Final[tuple[tuple[str, str], ...]] = (
     (rf"{_VALUE}Input should be greater than or equal to (\S+?)\.?", r"\g<name> must be at least \2"),
 )
 """Texts of the library in its versions, and ours."""
+
+
+class WholeHelp(TyperCommand):
+    """A command whose help has all names of a flag, and no types of Python."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, as the help shows them."""
+        return without_types(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        wrap_names()
+        super().format_help(ctx, formatter)
+
+
+def without_types(parameters: list[Any]) -> list[Any]:
+    """Return these parameters so that the help shows what stands for their value in our words, or nothing."""
+    for each in parameters:
+        if isinstance(each, TyperArgument):
+            each.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+        elif each.is_flag and each.metavar is None:
+            each.metavar = ""
+    return parameters
+
+
+@cache
+def wrap_names() -> None:
+    """Let the names of a flag and long words take several lines in the help."""
+    from typer import rich_utils
+
+    highlighted = rich_utils.highlighter
+
+    def wrapped(shown: Any) -> Any:
+        text = highlighted(shown.replace(",--", ", --") if isinstance(shown, str) else shown)
+        text.overflow = "fold"
+        return text
+
+    rich_utils.highlighter = wrapped  # type: ignore[assignment]
 
 
 def in_our_words(message: str) -> str:

@@ -98,6 +98,8 @@ def save_figure(figure: Figure, kind: str, write: Callable[[bytes], object]) -> 
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for curve, colour in zip(panel.curves, _COLOURS * len(panel.curves), strict=False):
         axes.plot(curve.x, curve.y, color=colour, label=curve.label, linewidth=1.6)
         if curve.low is not None and curve.high is not None:
@@ -106,8 +108,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     axes.set_ylim(0, 1.02 if panel.shares else None)
+    if panel.counts_requests:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
     if panel.log_x:
-        _set_log_scale(axes)
+        _set_log_scale(axes, panel.log_from)
     if panel.shares:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if panel.target is not None:
@@ -116,11 +120,13 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.legend(fontsize=8)
 
 
-def _set_log_scale(axes: Axes) -> None:
+def _set_log_scale(axes: Axes, begin: float) -> None:
     """Make the x axis logarithmic, with plain numbers that do not overlap: powers of ten, or round numbers on a short axis."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     axes.set_xscale("log")
+    if begin:
+        axes.set_xlim(left=begin / 1.1)
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(numticks=6) if high >= 20 * low else MaxNLocator(nbins=5, min_n_ticks=2))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")

@@ -24,6 +24,10 @@ Floats: TypeAlias = NDArray[np.float64]
 _RANKS = np.concatenate([np.linspace(0, 0.9, 110), np.linspace(0.9, 0.99, 30)[1:], np.linspace(0.99, 1, 22)[1:]])
 """The ranks at which the curve of a distribution is drawn; they are close together in the tail."""
 _ALL = "all"
+_REQUESTS = "requests"
+_FIRST_RANK, _LAST_RANK, _MAX_SPAN = 0.01, 0.99, 1000.0
+"""A logarithmic axis begins where a curve has its first hundredth, but no more than three decades below the last one: gaps of 0
+between tokens that came together would leave the others no room."""
 _MAX_TARGET_RATIO = 4
 """A target beyond this many times the largest value is not shown, because it would dwarf the curves."""
 _POINTS = 120
@@ -58,6 +62,18 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The SLO target for all requests, on the x axis."""
     over_time: bool = False
     """Whether the x axis is the time of the run, in seconds."""
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the values are numbers of requests, so that ticks are whole numbers."""
+        return self.y_label == _REQUESTS
+
+    @property
+    def log_from(self) -> float:
+        """Where a logarithmic x axis begins, in its unit; 0 if everything is 0."""
+        first = min(float(np.interp(_FIRST_RANK, curve.y, curve.x)) for curve in self.curves)
+        last = max(float(np.interp(_LAST_RANK, curve.y, curve.x)) for curve in self.curves)
+        return max(first, last / _MAX_SPAN)
 
 
 def latency_panels(results: Results, slo: Slo) -> list[Panel]:
@@ -195,7 +211,7 @@ def _by_class(results: Results) -> Iterator[Panel]:
             for code in classes
         )
         most = "; ".join(f"{curve.label} up to {_peak(curve)}" for curve in curves)
-        yield _panel(title, "requests", f"Requests that have arrived and {about}: {most}.", curves)
+        yield _panel(title, _REQUESTS, f"Requests that have arrived and {about}: {most}.", curves)
 
 
 def _present(since: NDArray[np.int64], until: NDArray[np.int64], at: Floats) -> Floats:
@@ -244,10 +260,10 @@ def _sampled(results: Results) -> Iterator[Panel]:
     waiting = [*_by_instance("waiting", at, samples.waiting)]
     if samples.outside_instances.any():
         waiting.append(Curve(label="before any instance", x=at, y=samples.outside_instances.astype(np.float64)))
-    yield _sampled_panel("Waiting", "requests", "Requests that wait", waiting)
+    yield _sampled_panel("Waiting", _REQUESTS, "Requests that wait", waiting)
     running = _by_instance("running", at, samples.running)
     title, about = ("Generating", "that receive tokens") if results.is_measured else ("Running batch", "in the running batch")
-    yield _sampled_panel(title, "requests", f"Requests {about}", running)
+    yield _sampled_panel(title, _REQUESTS, f"Requests {about}", running)
     if samples.total_blocks:  # Not if it was measured from outside.
         used = _by_instance("used", at, samples.blocks_used / samples.total_blocks)
         yield _sampled_panel("KV cache", "of the blocks", "Share of the KV blocks in use", used, shares=True)

@@ -5,10 +5,10 @@ reason), and neither have those with the usage. The first text shows how the end
 counting is one search per piece. The number of tokens is that of the endpoint's `usage` at the end; without one, that of the
 events with text.
 
-Gaps between tokens are those between events. Events that come together have gaps of 0 between them, as in vLLM's own benchmark.
+Tokens that come together have one instant, so that the gaps between them are 0, as in vLLM's own benchmark.
 
-Example: at 5 ms a role, at 20 ms `{"delta":{"content":"the"}}`, at 31 ms two more such events in one piece. The first token
-came at 20 ms, the last at 31 ms, and the gaps are 11 and 0 ms.
+Example: at 5 ms a role, at 20 ms `{"delta":{"content":"the"}}`, at 31 ms two more such events in one piece. Tokens came at 20,
+31 and 31 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from operator import sub
 from typing import Final
 
 from maitred.core.units import Micros
@@ -27,6 +26,7 @@ _TEXTS: Final = re.compile(rb'"(?:content|text)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b')
 _CACHED: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})\b')
+_USAGE: Final = b'"usage"'
 _ERROR: Final = re.compile(rb'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _DONE: Final = b"data: [DONE]"
 _END_PIECES: Final = 4
@@ -34,6 +34,16 @@ _END_PIECES: Final = 4
 _HALF_EVENT: Final = 64
 """Bytes of a piece that are kept while it is not known how the endpoint writes a text."""
 _MAX_ERROR_BYTES: Final = 4_096
+
+
+_NO_USAGE: Final = (None, None, None)
+
+
+def _usage_in(text: bytes) -> tuple[int | None, int | None, int | None]:
+    """Return the prompt, output and cached tokens that stand last in `text`."""
+    found = [pattern.findall(text) for pattern in (_PROMPT, _OUTPUT, _CACHED)]
+    prompt, output, cached = (int(each[-1]) if each else None for each in found)
+    return prompt, output, cached
 
 
 class Answer:
@@ -46,23 +56,14 @@ class Answer:
         "_last_pieces",
         "_mark",
         "_pieces",
-        "first",
-        "gaps",
-        "last",
-        "num_events",
+        "instants",
         "on_first",
     )
 
     def __init__(self, *, is_stream: bool, keeps_text: bool = False) -> None:
         """`keeps_text` keeps the whole body, for `text`."""
-        self.first: Micros = -1
-        """When the first token came."""
-        self.last: Micros = -1
-        """When the last one came."""
-        self.gaps = array("q")
-        """The times between tokens, in µs."""
-        self.num_events = 0
-        """Events with text."""
+        self.instants = array("q")
+        """When each token came, in µs: one for each event with text."""
         self.on_first: Callable[[], object] | None = None
         """Called when the first token has come, if it is set."""
         self._is_stream = is_stream
@@ -83,25 +84,29 @@ class Answer:
 
     def on_pieces(self, pieces: Sequence[bytes], instants: Sequence[Micros]) -> None:
         """Take pieces of a stream that came one after another, each at its instant."""
-        # Nearly always each of them but the last few is one whole event with a text, and they can be counted at once.
-        calm = 0 if self._before or self.first < 0 else max(0, len(pieces) - _END_PIECES)
-        if calm and self._are_tokens(pieces[:calm]):
-            self.gaps.extend(map(sub, instants[:calm], (self.last, *instants[: calm - 1])))
-            self.num_events += calm
-            self.last = instants[calm - 1]
-        else:
+        # Nearly always each of them but the last few is one whole event with a text or several, and they are counted at once.
+        calm = 0 if self._before or not self.instants else max(0, len(pieces) - _END_PIECES)
+        counts = self._counts(pieces[:calm]) if calm else None
+        if counts is None:
             calm = 0
+        elif counts.count(1) == calm:
+            self.instants.extend(instants[:calm])
+        else:
+            self.instants.extend([now for now, count in zip(instants, counts, strict=False) for _ in range(count)])
         for piece, now in zip(pieces[calm:], instants[calm:], strict=True):
             self._count_tokens(piece, now)
         self._last_pieces.extend(pieces[-_END_PIECES:])
         if self._pieces is not None:
             self._pieces.extend(pieces)
 
-    def _are_tokens(self, pieces: Sequence[bytes]) -> bool:
-        """Return whether each piece has one text. No event may be half in one piece and half in the next."""
-        mark, whole, number = self._mark, b"".join(pieces), len(pieces)
+    def _counts(self, pieces: Sequence[bytes]) -> list[int] | None:
+        """Return how many texts begin in each piece, or None if more is to be known of them: a piece has none, or
+        one that is written otherwise; a text is empty, or begins where a piece ends."""
+        mark, whole = self._mark, b"".join(pieces)
         counts = [piece.count(mark) for piece in pieces]
-        return counts.count(1) == number == whole.count(mark) and self._empty not in whole and pieces[-1].endswith(b"\n")
+        if 0 in counts or sum(counts) != whole.count(mark) or self._empty in whole or not pieces[-1].endswith(b"\n"):
+            return None
+        return counts
 
     def _count_tokens(self, piece: bytes, now: Micros) -> None:
         if self._before:
@@ -120,28 +125,24 @@ class Answer:
             # Half an event is looked at again with the next piece; a whole mark must not count twice.
             self._before = piece[1 - len(mark) :] if mark else piece[-_HALF_EVENT:]
         if count:
-            self._add_tokens(count, now)
-
-    def _add_tokens(self, count: int, now: Micros) -> None:
-        if self.first < 0:
-            self.first = now
-            if self.on_first is not None:
+            if not self.instants and self.on_first is not None:
                 self.on_first()
-            self.num_events = 1
-            count -= 1
-        elif count:
-            self.gaps.append(now - self.last)
-            self.num_events += 1
-            count -= 1
-        self.last = now
-        if count:
-            self.num_events += count
-            self.gaps.extend([0] * count)
+            self.instants.extend([now] * count)
 
     def on_whole(self, now: Micros) -> None:
         """Note the end of a response that does not stream: all of its tokens came with it."""
         if not self._is_stream:
-            self.first = self.last = now
+            self.instants.append(now)
+
+    @property
+    def first(self) -> Micros:
+        """When the first token came, or -1."""
+        return self.instants[0] if self.instants else -1
+
+    @property
+    def num_events(self) -> int:
+        """Events with text."""
+        return len(self.instants) if self._is_stream else 0
 
     @property
     def is_whole(self) -> bool:
@@ -152,9 +153,8 @@ class Answer:
     def usage(self) -> tuple[int | None, int | None, int | None]:
         """Return the prompt tokens, output tokens and cached tokens that the endpoint reports; None for what it does not."""
         end = self._end()
-        found = [pattern.findall(end) for pattern in (_PROMPT, _OUTPUT, _CACHED)]
-        prompt, output, cached = (int(each[-1]) if each else None for each in found)
-        return prompt, output, cached
+        found = _usage_in(end[max(0, end.rfind(_USAGE)) :])
+        return _usage_in(end) if found == _NO_USAGE else found
 
     @property
     def text(self) -> bytes | None:

@@ -113,7 +113,7 @@ class LoadConnection(asyncio.Protocol):
         elif self._counts_raw:
             self._answer.on_piece(data, self._now())
             self._gathered.append(data)
-            self._gathers = self._answer.first >= 0
+            self._gathers = bool(self._answer.instants)
             if data.endswith(_LAST_CHUNK) or not _SHORT <= len(data) <= _LARGE or len(self._gathered) == _MAX_GATHERED:
                 self._parse_gathered()
         else:
@@ -142,7 +142,8 @@ class LoadConnection(asyncio.Protocol):
 
     def _handle(self, events: Sequence[object]) -> None:
         now = 0
-        for event in events:
+        # Pieces that were counted say nothing more: only their end does, which comes last.
+        for event in events[-1:] if self._counts_raw else events:
             if type(event) is bytes:
                 if not self._counts_raw:
                     now = now or self._now()

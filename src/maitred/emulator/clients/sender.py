@@ -270,7 +270,7 @@ class RequestSender:
             sent.problem = "the stream broke off"
         completed = sent.completed
         if completed and not request.stream:
-            sent.ended = answer.last  # All of it came at once.
+            sent.ended = answer.first  # All of it came at once.
         if completed:
             sent.usage = answer.usage()
         prompt, output, _ = sent.usage

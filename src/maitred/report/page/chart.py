@@ -39,6 +39,8 @@ def _chart(panel: Panel) -> dict[str, Any]:
     return {
         "unit": panel.x_label,
         "log": panel.log_x,
+        "from": max(panel.log_from, _TINY) if panel.log_x else 0,
+        "whole": panel.counts_requests,
         "shares": panel.shares,
         "time": panel.over_time,
         "target": panel.target,

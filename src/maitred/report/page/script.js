@@ -6,6 +6,7 @@
 
 const compact = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const HEIGHT = 200, ROW_HEIGHT = 5;
+const WHOLE = [1, 2, 5].flatMap((factor) => [...Array(10).keys()].map((power) => factor * 10 ** power)).sort((a, b) => a - b);
 const shared = uPlot.sync("time");
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const seriesColour = (number) => colourOf(`--c${number % 6}`);
@@ -132,7 +133,7 @@ function drawTarget(u, chart) {
 
 function xRange(chart) {
   if (!chart.log) return [0, Math.max(...chart.curves.map((curve) => curve.x[curve.x.length - 1])) || 1];
-  const low = Math.min(...chart.curves.map((curve) => curve.x[0]));
+  const low = chart.from;
   const high = Math.max(...chart.curves.map((curve) => curve.x[curve.x.length - 1]), chart.target || 0);
   return [low / 1.1, Math.max(high * 1.15, low * 2)];
 }
@@ -167,13 +168,14 @@ function drawChart(plot) {
     width: plot.clientWidth, height: HEIGHT, series, bands, legend: { show: false },
     scales: {
       x: { time: false, distr: chart.log ? 3 : 1, range: (_, low, high) => (low === null || low === high ? all : [low, high]) },
-      y: { range: (_, __, high) => [0, chart.shares ? 1 : high * 1.06 || 1] },
+      y: { range: (_, __, high) => [0, chart.shares ? 1 : Math.max(high * 1.06, chart.whole ? 1 : 0) || 1] },
     },
     axes: [
       axis((_, ticks) => ticks.map((tick, number) => short(tick) + (number === ticks.length - 1 ? ` ${chart.unit}` : "")), 28,
         chart.log ? { splits: (_, __, low, high) => logTicks(low, high, plot.clientWidth / 70), filter: (_, ticks) => ticks }
           : { space: 60 }),
-      axis((_, ticks) => ticks.map((tick) => (chart.shares ? `${Math.round(tick * 100)} %` : short(tick))), 48, { space: 36 }),
+      axis((_, ticks) => ticks.map((tick) => (chart.shares ? `${Math.round(tick * 100)} %` : short(tick))), 48,
+        { space: 36, ...(chart.whole ? { incrs: WHOLE } : {}) }),
     ],
     cursor: {
       drag: { x: true, y: false }, points: { show: false }, y: false,
@@ -279,11 +281,24 @@ function timelineKeys(plot, timeline) {
   plot.before(legend);
 }
 
+/** Return rows between two, and as their labels round request numbers; none if the numbers do not ascend. */
+function idTicks(requests, from, to, about) {
+  const low = Math.max(Math.ceil(from), 0), high = Math.min(Math.floor(to), requests.length - 1);
+  const ticks = new Map();
+  if (high < low || requests.some((request, row) => row && request[0] <= requests[row - 1][0])) return ticks;
+  const step = WHOLE.find((each) => each * about >= requests[high][0] - requests[low][0]);
+  for (let row = low; row <= high; row++) {
+    const round = Math.floor(requests[row][0] / step) * step;
+    if (row ? round > requests[row - 1][0] : round === requests[row][0]) ticks.set(row, `${round}`);
+  }
+  return ticks;
+}
+
 function drawTimeline(plot) {
   const timeline = JSON.parse(plot.dataset.timeline), count = timeline.requests.length;
   const all = [0, timeline.end / 1000 || 1], rows = [-1, count];
   if (!plot.parentNode.querySelector(".legend")) timelineKeys(plot, timeline);
-  let tip;
+  let tip, ids = new Map();
   const read = (u) => {
     const row = Math.round(u.posToVal(u.cursor.top, "y")), request = timeline.requests[row];
     const inside = u.cursor.left >= 0 && request !== undefined;
@@ -298,10 +313,9 @@ function drawTimeline(plot) {
     },
     axes: [
       axis((_, ticks) => ticks.map((tick, number) => short(tick) + (number === ticks.length - 1 ? " s" : "")), 28, { space: 60 }),
-      axis((_, ticks) => ticks.map((tick) => {
-        const request = timeline.requests[tick];
-        return request ? `${request[0]}` : "";
-      }), 48, { space: 40, incrs: [1, 2, 5, 10, 20, 50, 100, 200] }),
+      axis((_, rows) => rows.map((row) => ids.get(row)), 48, {
+        splits: (u, _, low, high) => [...(ids = idTicks(timeline.requests, low, high, u.height / 40)).keys()],
+      }),
     ],
     cursor: { drag: { x: true, y: true, uni: 24 }, points: { show: false } },
     hooks: { draw: [(it) => drawRequests(it, timeline)], setCursor: [(it) => tip && read(it)] },

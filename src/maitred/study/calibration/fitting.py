@@ -27,12 +27,16 @@ from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import encode_step_table
 from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
+from maitred.study.calibration.equal_steps import EqualSteps, StepGroup, compare_equal_steps, group_of
 from maitred.study.calibration.least_squares import Floats
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
 from maitred.study.calibration.robust import NORMAL_SCALE, robust_fit
 
 _QUALITIES = ((0.10, 0.95, "excellent"), (0.20, 0.85, "good"), (0.35, 0.70, "fair"))
 """BLIS's words: largest mean absolute percentage error, and smallest Pearson's r."""
+_MISFITS = ((0.05, "excellent"), (0.10, "good"), (0.20, "fair"))
+"""The same words, where the noise of single steps is known: largest misfit (`equal_steps`)."""
+_WORDS = ("excellent", "good", "fair", "poor")
 _OUTLIER_SCALES, _LEAST_OUTLIER = 6.0, 0.05
 _LEAST_INLIERS = 0.85
 """Share of the measurements that are no outliers, below which all of them count."""
@@ -60,20 +64,34 @@ class Residuals(msgspec.Struct, frozen=True):
     """Share of the measured variance that the predictions explain."""
     pearson: float
     quality: str
-    """excellent, good, fair or poor, by `mape` and `pearson` without the outliers."""
+    """excellent, good, fair or poor: by `mape` and `pearson` without the outliers or by the misfit of `equal`, whichever is
+    better."""
     outliers: int = 0
     """Measurements that are far from the others: beyond six times the scale of the errors."""
+    equal: EqualSteps | None = None
+    """What groups of equal steps say, if the measurements are of steps and there are enough."""
+
+    @property
+    def model_error(self) -> float:
+        """The standard deviation of what the model itself is wrong by: the misfit, or all of it where the noise is unknown."""
+        return self.sd if self.equal is None else self.equal.misfit
 
 
-def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> Residuals:
-    """Return the residuals of at least one pair. Measured values are above 0."""
-    truth, guess = np.array(measured), np.array(predicted)
+def compute_residuals(
+    measured: Sequence[float], predicted: Sequence[float], groups: Sequence[StepGroup] | None = None
+) -> Residuals:
+    """Return the residuals of at least one pair. Measured values are above 0. `groups` has the group of each step."""
+    truth, guess = np.array(measured, dtype=float), np.array(predicted, dtype=float)
     relative = guess / truth - 1
     size = np.abs(relative)
     spread = float(((truth - truth.mean()) ** 2).sum())
     r_squared = 1 - float(((truth - guess) ** 2).sum()) / spread if spread else float(np.allclose(truth, guess))
     pearson = _pearson(truth, guess)
     mape = float(size.mean())
+    inliers = _inliers(truth, guess)
+    # A few wrong lines in a log must not condemn a good fit; many are no outliers, and then the fit is poor.
+    kept = inliers if inliers.mean() >= _LEAST_INLIERS else np.ones(len(truth), dtype=bool)
+    equal = None if groups is None else compare_equal_steps(np.array(groups)[kept], truth[kept], guess[kept])
     return Residuals(
         count=len(truth),
         mean=float(relative.mean()),
@@ -84,8 +102,9 @@ def compute_residuals(measured: Sequence[float], predicted: Sequence[float]) -> 
         mape=mape,
         r_squared=r_squared,
         pearson=pearson,
-        quality=_quality(truth, guess),
-        outliers=int(np.count_nonzero(~_inliers(truth, guess))),
+        quality=min(_quality(truth[kept], guess[kept]), _fitness(equal), key=_WORDS.index),
+        outliers=int(np.count_nonzero(~inliers)),
+        equal=equal,
     )
 
 
@@ -97,14 +116,15 @@ def _inliers(truth: Floats, guess: Floats) -> NDArray[np.bool_]:
 
 
 def _quality(truth: Floats, guess: Floats) -> str:
-    """Return BLIS's word for a fit, of the measurements that are no outliers unless these are many."""
-    inliers = _inliers(truth, guess)
-    # A few wrong lines in a log must not condemn a good fit; many are no outliers, and then the fit is poor.
-    if inliers.mean() >= _LEAST_INLIERS:
-        truth, guess = truth[inliers], guess[inliers]
+    """Return BLIS's word for a fit."""
     mape = float(np.abs(guess / truth - 1).mean())
     pearson = _pearson(truth, guess)
     return next((word for error, r, word in _QUALITIES if mape < error and pearson > r), "poor")
+
+
+def _fitness(equal: EqualSteps | None) -> str:
+    """Return the word for a fit by its misfit; poor where that is not known."""
+    return "poor" if equal is None else next((word for misfit, word in _MISFITS if equal.misfit < misfit), "poor")
 
 
 def _pearson(truth: Floats, guess: Floats) -> float:
@@ -131,15 +151,16 @@ class Fit(msgspec.Struct, frozen=True):
         measured: Sequence[float],
         predicted: Sequence[float],
         engine: InstanceConfig | None = None,
+        groups: Sequence[StepGroup] | None = None,
     ) -> Fit:
-        """Return a model with its residuals on these times, in µs."""
-        return cls(latency, compute_residuals(measured, predicted), engine or InstanceConfig(), measured, predicted)
+        """Return a model with its residuals on these times, in µs. `groups` has the group of each step."""
+        return cls(latency, compute_residuals(measured, predicted, groups), engine or InstanceConfig(), measured, predicted)
 
 
 def evaluate_fit(latency: LatencyConfig, steps: Sequence[MeasuredStep]) -> Fit:
     """Return `latency` with its residuals on `steps`."""
-    model = latency.compiled()
-    return Fit.of(latency, [step.us for step in steps], [model.step_time(step.shape) for step in steps])
+    model, groups = latency.compiled(), [group_of(step.shape) for step in steps]
+    return Fit.of(latency, [step.us for step in steps], [model.step_time(step.shape) for step in steps], groups=groups)
 
 
 def fit_linear(steps: Sequence[MeasuredStep]) -> Fit:
@@ -235,7 +256,7 @@ def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
         _write(tables, encode_step_table(fit.latency.table))
         written.append(tables)
         latency = {"model": "table", "file": str(tables), "alpha": fit.latency.alpha}
-    error = min(0.999, round(fit.residuals.sd, 4))
+    error = min(0.999, round(fit.residuals.model_error, 4))
     config = {"instance": {**_non_default_keys(fit.engine), "latency": latency, "latency_error": error}}
     text = yaml.safe_dump(_tuples_as_lists(config), sort_keys=False, default_flow_style=None, width=120)
     _write(path, (_comment(fit.residuals, measured) + text).encode())

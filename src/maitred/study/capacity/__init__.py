@@ -40,7 +40,7 @@ __all__ = ["CapacityOption", "CapacityResult", "capacity"]
 CapacityProgress: TypeAlias = Callable[[int, str], None]
 """Called with the number of completed runs, and what is being tried."""
 DEFAULT_CONSTRAINT: Final = "slo_attainment >= 0.99"
-_SHOWN: Final = ("ttft_p99_ms", "tpot_p99_ms", "slo_attainment")
+_SHOWN: Final = ("ttft_p99_ms", "tpot_p99_ms", "slo_attainment", "cache_hit_rate")
 _MOST_SIZE: Final = 1024
 
 

@@ -7,8 +7,12 @@ rate times (1 + tolerance)^k for whole k, and sizes are searched as negative num
     rate:   k, from the estimate at which the instances have 0.95 of their limit, to 1.00 of it; k = 0 holds, by the search for
             the size
 
-No rate above the limit of the latency model (`instance/throughput_limit.py`) is tried: a run of some hundred requests would end
-before its queue shows, and a longer one would not hold it.
+No rate above the limit of the latency model (`instance/throughput_limit.py`) is taken to hold: a run of some hundred requests
+would end before its queue shows, and a longer one would not hold it. So none is tried. With prefix caching the limit depends on
+the hits, which only a run can tell: smaller sizes and higher rates are tried, and held against the limit with their own hits.
+
+Example: one instance takes 10 requests/s without hits and 16 if half of the prompt tokens are hits, and today's rate is 30. The
+search begins at 4 instances; 2 of them meet all constraints in a run in which half of the tokens hit. They hold: 2 · 16 ≥ 30.
 """
 
 from __future__ import annotations
@@ -127,9 +131,9 @@ class OptionSearch:
 
     def _begin(self) -> None:
         plan = self._plan
-        resolved = replace(self._candidate, instance=resolve_instance(self._candidate.instance))
-        self._limit = find_throughput_limit(resolved.instance, plan.traffic.mix)
-        least = ceil(plan.traffic.rate / self._limit.rate)
+        self._resolved = resolve_instance(self._candidate.instance)
+        self._limit = find_throughput_limit(self._resolved, plan.traffic.mix)
+        least = 1 if self._has_hits else ceil(plan.traffic.rate / self._limit.rate)
         if self._size is not None:
             self._begin_rates(self._size)
         elif least > plan.max_instances:
@@ -146,7 +150,7 @@ class OptionSearch:
         """Begin to search the highest rate of this size; today's is known to hold if the size was searched."""
         base = 1 + self._plan.tolerance
         limit = self._limit.rate * size / self._plan.traffic.rate
-        most = floor(min(log(_LARGEST_FACTOR), log(limit)) / log(base))
+        most = floor(log(_LARGEST_FACTOR if self._has_hits else min(_LARGEST_FACTOR, limit)) / log(base))
         least = floor(-log(_LARGEST_FACTOR) / log(base))
         estimate = floor(log(_RATE_LOAD * limit) / log(base))
         self._rates = BoundarySearch(least, max(most, least), estimate)
@@ -189,13 +193,26 @@ class OptionSearch:
     def tell(self, probe: Probe, figures: Sequence[Figures]) -> None:
         """Report the figures of the runs of a probe, by seed."""
         means = {name: _mean([of_run[name] for of_run in figures]) for name in self._plan.settings.metrics}
-        holds = all(each.excess(means) <= 0 for each in self._plan.constraints)
+        holds = all(each.excess(means) <= 0 for each in self._plan.constraints) and self._can_last(probe, means)
         point = KneePoint(instances=probe.size, rate=self._rate(probe.step), holds=holds, figures=means)
         self._points[probe.size, probe.step] = point
         if self._size is None:
             self._sizes.tell(-probe.size, holds)
         else:
             self._rates.tell(probe.step, holds)
+
+    @property
+    def _has_hits(self) -> bool:
+        """Whether the limit depends on what the runs find in their prefix caches."""
+        return self._resolved.enable_prefix_caching
+
+    def _can_last(self, probe: Probe, means: Figures) -> bool:
+        """Return whether the rate of a probe is within the limit, with the hits that it had."""
+        if not self._has_hits:
+            return True  # Else it would not have been tried.
+        mix = self._plan.traffic.mix
+        hits = (means["cache_hit_rate"] or 0.0) * mix.prompt
+        return self._rate(probe.step) <= probe.size * find_throughput_limit(self._resolved, replace(mix, cached=hits)).rate
 
     def result(self) -> CapacityOption:
         """Return what was found."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -55,16 +54,18 @@ class Observation:
     """The requests of one run that have ended, in columns. `add` is called once for each."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, array[int]] = {name: array("q") for name in _COLUMNS}
-        self._names = {name: {"": 0} for name in ("tenant", "model", "slo_class")}
-        self._gap_ids, self._gaps = array("q"), array("q")
+        self._rows = array("q")
+        """The values of `_COLUMNS`, row after row."""
+        self._tenants, self._models, self._slo_classes = {"": 0}, {"": 0}, {"": 0}
+        self._instants = array("q")
+        """When tokens came: of the first request that was added, then of the second."""
         self.problems: Counter[str] = Counter()
         """What went wrong, with the number of requests."""
         self.num_without_usage = 0
         """Completed requests of which the endpoint did not say the tokens."""
 
     def __len__(self) -> int:
-        return len(self._columns["request_id"])
+        return len(self._rows) // len(_COLUMNS)
 
     def add(self, sent: SentRequest) -> None:
         """Add a request that has ended."""
@@ -73,37 +74,41 @@ class Observation:
         self.num_without_usage += sent.completed and output is None
         if not sent.completed and outcome is not Outcome.UNFINISHED:
             self.problems[_describe(sent)] += 1
-        values = {
-            "request_id": request.id,
-            "arrival": min(sent.planned, sent.sent) if sent.sent >= 0 else sent.planned,
-            "planned": sent.planned,
-            "admitted": sent.sent,
-            "first_token": answer.first,
-            "finished": NEVER if outcome is Outcome.UNFINISHED else sent.ended,
-            "prompt_tokens": request.prompt_tokens if prompt is None else prompt,
-            "output_tokens": answer.num_events if output is None else output,
-            "cached_tokens": cached or 0,
-            "outcome": outcome,
-            "priority_class": request.priority_class,
-        }
-        for name, column in self._columns.items():
-            if name in values:
-                column.append(values[name])
-            else:
-                known = self._names[name]
-                column.append(known.setdefault(getattr(request, name), len(known)))
-        self._gaps.extend(answer.gaps)
-        self._gap_ids.extend([request.id] * len(answer.gaps))
+        values = (
+            request.id,
+            min(sent.planned, sent.sent) if sent.sent >= 0 else sent.planned,
+            sent.planned,
+            sent.sent,
+            answer.first,
+            NEVER if outcome is Outcome.UNFINISHED else sent.ended,
+            outcome,
+            request.priority_class,
+            request.prompt_tokens if prompt is None else prompt,
+            answer.num_events if output is None else output,
+            cached or 0,
+            self._tenants.setdefault(request.tenant, len(self._tenants)),
+            self._models.setdefault(request.model, len(self._models)),
+            self._slo_classes.setdefault(request.slo_class, len(self._slo_classes)),
+            len(answer.instants),
+        )
+        self._rows.extend(values)
+        self._instants.extend(answer.instants)
+
+    def _columns(self) -> dict[str, Ints]:
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
+        return dict(zip(_COLUMNS, rows.T, strict=True))
 
     def lateness(self) -> Lateness | None:
         """Return how late requests were sent, or None if none was."""
-        sent, planned = (np.array(self._columns[name]) for name in ("admitted", "planned"))
-        late = np.maximum(0, sent - planned)[sent >= 0]
+        columns = self._columns()
+        sent = columns["admitted"]
+        late = np.maximum(0, sent - columns["planned"])[sent >= 0]
         return Lateness(*np.percentile(late, (50, 99, 100)).tolist()) if len(late) else None
 
     def results(self, end: Micros) -> Results:
         """Return all requests in the order of arrival. `end` is when the run ended."""
-        columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
+        columns = self._columns()
+        gaps = _gaps(columns["request_id"], columns["num_instants"], np.array(self._instants, dtype=np.int64))
         order = np.lexsort((columns["request_id"], columns["arrival"]))
         columns = {name: column[order] for name, column in columns.items()}
         unknown = np.full(len(self), NEVER, dtype=np.int64)
@@ -128,19 +133,19 @@ class Observation:
             instance=unknown.astype(np.int32),
             preemptions=nothing.astype(np.int32),
             retries=nothing.astype(np.int32),
-            tenants=tuple(self._names["tenant"]),
-            models=tuple(self._names["model"]),
-            slo_classes=tuple(self._names["slo_class"]),
+            tenants=tuple(self._tenants),
+            models=tuple(self._models),
+            slo_classes=tuple(self._slo_classes),
             end=end,
             samples=_samples(columns, end),
-            itl_gaps=_gaps(self._gap_ids, self._gaps),
+            itl_gaps=gaps,
             is_measured=True,
         )
 
 
 _COLUMNS: Final = (
     *("request_id", "arrival", "planned", "admitted", "first_token", "finished", "outcome", "priority_class"),
-    *("prompt_tokens", "output_tokens", "cached_tokens", "tenant", "model", "slo_class"),
+    *("prompt_tokens", "output_tokens", "cached_tokens", "tenant", "model", "slo_class", "num_instants"),
 )
 
 
@@ -185,15 +190,18 @@ def _samples(columns: dict[str, Ints], end: Micros) -> Samples:
     )
 
 
-def _gaps(request_ids: Iterable[int], gaps: Sequence[int]) -> ItlGaps:
-    """Return gaps that are known one by one."""
+def _gaps(request_ids: Ints, num_instants: Ints, instants: Ints) -> ItlGaps:
+    """Return the gaps between the tokens of each request, which are known one by one. `instants` has those of the first
+    request, then those of the second."""
     none = np.zeros(0, dtype=np.int64)
+    rows = np.repeat(np.arange(len(request_ids)), num_instants)
+    is_gap = rows[1:] == rows[:-1]
     return ItlGaps(
         steps=none,
         spans=none,
         request_id=none,
         first_stretch=none,
         end_stretch=none,
-        pause_request_id=np.array(request_ids, dtype=np.int64),
-        pauses=np.array(gaps, dtype=np.int64),
+        pause_request_id=request_ids[rows[1:][is_gap]],
+        pauses=np.diff(instants)[is_gap],
     )
