@@ -29,7 +29,7 @@ from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
 from maitred.study.live.observed import Observation
-from maitred.wire.client import Origin
+from maitred.wire.origin import Origin
 from maitred.workload import Job
 
 ROUNDS = 5

@@ -14,6 +14,12 @@ from maitred.core.request import PriorityClass
 BULK = PriorityClass.BULK
 
 
+def queued_ticket(number: int, submitted_at: int, queued_at: int, tenant: str = "", cost: int = 1) -> Ticket:
+    ticket = Ticket(number, "m", BULK, tenant, cost)
+    ticket.submitted_at, ticket.queued_at = submitted_at, queued_at
+    return ticket
+
+
 class QueueTimeline:
     """One queue driven by hand."""
 
@@ -23,9 +29,8 @@ class QueueTimeline:
 
     def push(self, tenant: str, cost: int = 1, *, back: bool = False, account: TenantAccount | None = None) -> None:
         self.count += 1
-        ticket = Ticket(
-            self.count, "m", BULK, tenant, cost, submitted_at=self.count, queued_at=self.count, tenant_account=account
-        )
+        ticket = queued_ticket(self.count, self.count, self.count, tenant, cost)
+        ticket.tenant_account = account
         if back:
             self.queue.push_front(ticket)
         else:
@@ -134,8 +139,8 @@ def test_what_tenants_owe_is_kept_of_so_many_of_them() -> None:
 
 def test_the_oldest_is_found_though_it_joined_late() -> None:
     queue = LaneQueue(SequenceNumbers())
-    prompt = Ticket(1, "m", BULK, submitted_at=10, queued_at=10)
-    late = Ticket(2, "m", BULK, submitted_at=0, queued_at=50)
+    prompt = queued_ticket(1, 10, 10)
+    late = queued_ticket(2, 0, 50)
     queue.push(prompt)
     queue.push(late)
 
@@ -147,11 +152,11 @@ def test_the_oldest_is_found_though_it_joined_late() -> None:
 
 def test_a_number_that_is_used_again_is_not_taken_for_its_former_request() -> None:
     queue = LaneQueue(SequenceNumbers())
-    before = Ticket(7, "m", BULK, submitted_at=0, queued_at=5)
+    before = queued_ticket(7, 0, 5)
     queue.push_front(before)
     queue.remove(before)
-    queue.push(Ticket(1, "m", BULK, submitted_at=6, queued_at=6))
-    queue.push(Ticket(7, "m", BULK, submitted_at=8, queued_at=8))
+    queue.push(queued_ticket(1, 6, 6))
+    queue.push(queued_ticket(7, 8, 8))
 
     assert queue.oldest() is not before
 

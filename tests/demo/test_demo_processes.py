@@ -10,7 +10,8 @@ import uvloop
 
 from maitred.emulator.demo import _get
 from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
+from maitred.wire.origin import Origin
 
 
 def children():

@@ -9,7 +9,8 @@ import uvloop
 from maitred.emulator import EngineConfig
 from maitred.emulator.engine import EngineApp
 from maitred.instance import InstanceConfig, LinearLatency
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
+from maitred.wire.origin import Origin
 from maitred.wire.server import running_server
 
 play = uvloop.run

@@ -8,7 +8,7 @@ from emulated import FROZEN, emulated, play
 
 from maitred.core.request import PriorityClass, Request
 from maitred.emulator.clients import ClientOutcome, ClientStats, WorkloadClients, repeat_jobs
-from maitred.wire.client import Origin
+from maitred.wire.origin import Origin
 from maitred.wire.server import App, running_server
 from maitred.workload import Job
 

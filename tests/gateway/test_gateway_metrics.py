@@ -11,9 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, whole, world
 
-from maitred.core.request import PriorityClass
+from maitred.core.request import PriorityClass, Request
 from maitred.gateway import loop_lag
-from maitred.gateway.request_metrics import RequestMetrics
+from maitred.gateway.request_metrics import RequestMetrics, RequestSeries
+from maitred.gateway.request_record import RequestRecord
 from maitred.routing import RoutingConfig
 
 STREAM = {"model": "m", "stream": True}
@@ -249,6 +250,18 @@ def test_tokens_and_the_times_between_them() -> None:
     assert 0 < ttft < e2e - 0.05
     assert seen("maitred_time_to_first_token_seconds_count", **{"class": "default", "model": "m"}) == 1
     assert seen.total("maitred_upstream_first_data_seconds_count") == 3
+
+
+@pytest.mark.parametrize(("behind", "reported"), [(20_000, (5, 6)), (200_000, (None, None))])
+@pytest.mark.parametrize("cut", [0, 30])
+def test_the_usage_is_looked_for_at_the_end_of_an_answer_alone(behind: int, reported: object, cut: int) -> None:
+    """A search through all of a long answer would stop the loop for longer than all else that is done for it."""
+    answer = b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"%b"}' % (b"x" * behind)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=1), RequestSeries(), generates=True)
+    record.on_first_data(answer[:cut])
+    record.on_body_piece(answer[cut:])
+    record.end()
+    assert (record.prompt_tokens, record.output_tokens) == reported
 
 
 def test_answers_by_status_and_error() -> None:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import UpstreamLimits
+from maitred.wire.origin import Origin
 from maitred.wire.response import UpstreamResponse
 
 T = TypeVar("T")

@@ -13,8 +13,9 @@ import pytest
 from raw_upstream import Peer, answering, client, read_whole, run, upstream
 
 from maitred.core.errors import ConfigError
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, Disconnected, LocalError, UpstreamError, UpstreamTimeout, connect_error
+from maitred.wire.origin import Origin
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from maitred.wire.client import Origin, UpstreamClient, UpstreamLimits
+from maitred.wire.client import UpstreamClient, UpstreamLimits
 from maitred.wire.errors import ConnectError
+from maitred.wire.origin import Origin
 
 CASES = r"""
 import asyncio, sys
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
+from maitred.wire.origin import Origin
 from maitred.wire.errors import ConnectError, Truncated, UpstreamLimits, UpstreamTimeout
 
 async def main(port):

@@ -51,12 +51,13 @@ from maitred.admission.config import (
     parse_class,
 )
 from maitred.admission.core import EMPTY_LOAD, Admission, no_load
-from maitred.admission.counters import ClassView, PoolView
+from maitred.admission.counters import ClassView
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow_config import FlowControlConfig
 from maitred.admission.policy_config import PolicyConfig
 from maitred.admission.policy_gate import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.pool import LoadProbe
+from maitred.admission.pool_views import PoolView
 from maitred.admission.pools import SHARED_POOL
 from maitred.admission.presets import preset_of
 from maitred.admission.recorded_core import RecordedAdmission

@@ -29,11 +29,12 @@ from typing import Final
 
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.coordinator import PoolCoordinator
-from maitred.admission.counters import ClassView, PoolView
+from maitred.admission.counters import ClassView
 from maitred.admission.enums import ReleaseReason
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool import LoadProbe, SlotPool
+from maitred.admission.pool_views import PoolView
 from maitred.admission.pools import PoolDirectory
 from maitred.admission.rate_limit import RateGate, make_rate_gate
 from maitred.admission.rules import make_accounts

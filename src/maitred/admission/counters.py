@@ -8,19 +8,16 @@ Each request is counted once, by how it ended or by where it is now:
 Example: 10 requests arrive at a class. 2 are in flight, 1 waits, 1 found the queue full and 6 were served (`drained`); one of
 these 6 was preempted first and tried again, so it took a slot twice. Then 10 = 1 + 6 + 1 + 2, and admitted = 6 + 2 + 1 = 9.
 
-A request that the rate gate stops has not arrived: `rate_limited` counts it apart.
+A request that the rate gate stops has not arrived: `rate_limited` counts it apart. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 from maitred.admission.enums import ReleaseReason
 from maitred.core.histogram import ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
-from maitred.core.units import Micros
 
 _COUNTS = (
     *("admitted", "arrived", "cancelled", "in_flight", "promoted", "queue_full", "queue_timeout", "rate_limited", "retried"),
@@ -111,26 +108,3 @@ class ClassView(ClassCounters):
         self.held += other.held
         self.pressure = max(self.pressure, other.pressure)
         self.retry_after_error.merge(other.retry_after_error)
-
-
-class PoolView(msgspec.Struct, frozen=True):
-    """One pool at this instant."""
-
-    capacity: int
-    """Slots; 1,000,000,000 where there is no limit."""
-    in_flight: int
-    """Requests that hold a slot. Above `capacity` after a shrink, until enough have ended."""
-    waiting: int
-    """Requests that do not hold a slot yet."""
-    classes: dict[PriorityClass, ClassView]
-    """Most urgent first."""
-
-
-class HeadroomChange(msgspec.Struct, frozen=True):
-    """A line of the decision log: with `reserve: adaptive` another number of slots is kept free for a class."""
-
-    at: Micros
-    pool: str
-    priority_class: str
-    slots: int
-    before: int

@@ -12,9 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from maitred.admission.counters import ClassCounters, ClassView, PoolView
+from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
+from maitred.admission.pool_views import PoolView
 from maitred.admission.preemption import PreemptionCandidates
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket

@@ -13,10 +13,11 @@ from typing import Final
 
 from maitred.admission.class_pool import ClassPool
 from maitred.admission.config import AdmissionConfig
-from maitred.admission.counters import ClassCounters, ClassView, PoolView
+from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.flow_dispatcher import Dispatcher
 from maitred.admission.flow_pool import FlowPool
 from maitred.admission.pool import LoadProbe, SlotPool
+from maitred.admission.pool_views import PoolView
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket

@@ -19,13 +19,12 @@ slot and is about to give it up. So first byte and preemption exclude each other
 request is a preemptor that waits until its victim has left.
 
 A core forgets a ticket when it has LEFT. Events for such a request are ignored: they never reach the table.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-
-import msgspec
 
 from maitred.admission.counters import ClassCounters
 from maitred.admission.tenants import TenantAccount
@@ -101,24 +100,10 @@ class TransitionError(MaitredError):
     """A driver gave a core an input that is impossible in this state: a defect of the driver."""
 
 
-class Ticket(msgspec.Struct, eq=False, gc=False):
+class Ticket:
     """One request, as admission knows it. A driver creates it, passes it to `submit`, and from then on only reads it."""
 
-    id: RequestId
-    pool: str
-    """The model that it asks a slot of."""
-    priority_class: PriorityClass = PriorityClass.DEFAULT
-    """The effective class, after the cap of its tenant."""
-    tenant: str = ""
-    """As policies name it: `auth:acme`; empty if it is not known."""
-    cost: int = 1
-    """Tokens of its prompt and its answer, as far as they are known in advance. Used with `slot_cost: tokens`, and among
-    tenants with weights."""
-    prompt_tokens: int = 0
-    slo_priority: int = 3
-    """The priority of its SLO class: larger is more urgent, less than 0 is sheddable."""
-    slo_target: Micros | None = None
-    """The time within which its first token should come, µs, or None if there is no target."""
+    # What every ticket begins with stands in the class.
     state: TicketState = TicketState.NEW
     submitted_at: Micros = 0
     """When it was submitted, µs. Its queue timeout counts from here, also when it is tried again."""
@@ -144,8 +129,35 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     """Its place in its queue; among holders of slots and waiting preemptors, the order in which they became such."""
     tenant_account: TenantAccount | None = None
     """The account of its tenant, if the configuration limits the tenant; set by the core."""
-    counters: ClassCounters = None  # type: ignore[assignment]
+    counters: ClassCounters
     """The counters of its class; set by the core in `submit`, and absent before."""
+
+    def __init__(
+        self,
+        id: RequestId,  # noqa: A002 - as the request has it
+        pool: str,
+        priority_class: PriorityClass = PriorityClass.DEFAULT,
+        tenant: str = "",
+        cost: int = 1,
+        prompt_tokens: int = 0,
+        slo_priority: int = 3,
+        slo_target: Micros | None = None,
+    ) -> None:
+        self.id = id
+        self.pool = pool
+        """The model that it asks a slot of."""
+        self.priority_class = priority_class
+        """The effective class, after the cap of its tenant."""
+        self.tenant = tenant
+        """As policies name it: `auth:acme`; empty if it is not known."""
+        self.cost = cost
+        """Tokens of its prompt and its answer, as far as they are known in advance. Used with `slot_cost: tokens`, and among
+        tenants with weights."""
+        self.prompt_tokens = prompt_tokens
+        self.slo_priority = slo_priority
+        """The priority of its SLO class: larger is more urgent, less than 0 is sheddable."""
+        self.slo_target = slo_target
+        """The time within which its first token should come, µs, or None if there is no target."""
 
     @property
     def sheddable(self) -> bool:

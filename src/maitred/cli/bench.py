@@ -187,7 +187,7 @@ def _plan(flags: BenchFlags) -> BenchPlan:
     """Return how the flags want requests to be sent. Raises ConfigError."""
     from maitred.emulator.clients.sender import SendTarget
     from maitred.study.live.benchmark import BenchPlan, check_plan
-    from maitred.wire.client import Origin
+    from maitred.wire.origin import Origin
 
     _check_endpoint(flags)
     where = "URL" if flags.base_url is None else "--base-url"

@@ -25,7 +25,8 @@ from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND, Micros
 from maitred.emulator.clients import ClassOutcomes, ClientStats, WorkloadClients, repeat_jobs
 from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
+from maitred.wire.origin import Origin
 from maitred.workload import sample_jobs
 
 MODEL = "emulated"

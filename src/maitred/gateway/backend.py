@@ -18,7 +18,7 @@ from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.gateway.kv_pages import KvReport
 from maitred.gateway.polling import ReportedLoad
-from maitred.wire.client import Origin
+from maitred.wire.origin import Origin
 
 SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
 """Where a number of slots comes from; `none` if no backend is up, so that there are none."""

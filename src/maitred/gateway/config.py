@@ -201,7 +201,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.api_key is not None or bool(self.tenant_api_keys)
 
     def _check_backends(self) -> None:
-        from maitred.wire.client import Origin  # Not at the top, because a simulation needs no client.
+        from maitred.wire.origin import Origin  # Not at the top, because a simulation needs no client.
 
         seen: set[Origin] = set()
         for url in self.backends:

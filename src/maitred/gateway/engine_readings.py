@@ -34,8 +34,9 @@ from maitred.gateway.polling import (
     first_values,
     parse_sample,
 )
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ProtocolError
+from maitred.wire.origin import Origin
 
 log = logging.getLogger("maitred.gateway")
 _WAITING_FOR_CAPACITY: Final = "vllm:num_requests_waiting_by_reason"

@@ -41,8 +41,9 @@ import msgspec
 from maitred.admission.config import MAX_SLOTS
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.kv_pages import BackendType, KvReport, parse_info_capacities, parse_kv_report
-from maitred.wire.client import Origin, UpstreamClient
+from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ProtocolError
+from maitred.wire.origin import Origin
 
 log = logging.getLogger("maitred.gateway")
 MAX_POLL_BYTES: Final = 1024 * 1024

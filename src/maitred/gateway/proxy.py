@@ -272,7 +272,9 @@ class Proxy:
                 self._admission.set_stranded(proxied.request.id, stranded=False)
                 if _was_kept(failure):
                     continue
-            moved_to = self._programs.move(step)  # Not read from the step: compiled, its memory would still be taken for an int.
+            moved_to = self._programs.move(
+                step
+            )  # Not read from the step: compiled, its memory would still be taken for an int.
             if moved_to == memory and not is_up:  # mode `default`, and no other backend is up either
                 failure = None if _was_kept(failure) else failure  # It may not have seen the request.
                 break
@@ -325,7 +327,7 @@ class Proxy:
                 response.close()
             self._fleet.remove_request(sent)
             if proxied.step is None:  # The router has chosen the backend.
-                self._router.on_request_end(proxied.request, backend.index, monotonic_now())
+                self._router.on_request_end(proxied.request, backend.index, record.ended_at or monotonic_now())
 
     def _confirm_first_byte(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
         """From here on the request is no victim. Raises ApiError if it has lost its slot already."""

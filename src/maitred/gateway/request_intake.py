@@ -250,12 +250,14 @@ class RequestIntake:
             inbound = rules.heads.read_head(exchange)
             caller = rules.keys.authenticate(inbound.authorization) if rules.needs_key else None
             body = exchange.take_whole_body(rules.config.max_body_bytes)
+            arrival = began_at
             if body is None:
                 body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
+                arrival = self._now()  # After the body: a slow upload is not time that the request has waited.
             else:
                 lease.take_bytes(len(body))
             proxied = self._read_request(
-                exchange, rules, inbound, resolve_tenant(caller, inbound.tenant, exchange.client), lease, body
+                exchange, rules, inbound, resolve_tenant(caller, inbound.tenant, exchange.client), lease, body, arrival
             )
             return proxied
         except ApiError as error:
@@ -281,9 +283,16 @@ class RequestIntake:
             send_error(exchange, error)
 
     def _read_request(
-        self, exchange: Exchange, rules: IntakeRules, inbound: InboundHead, tenant: str, lease: BodyLease, body: bytes
+        self,
+        exchange: Exchange,
+        rules: IntakeRules,
+        inbound: InboundHead,
+        tenant: str,
+        lease: BodyLease,
+        body: bytes,
+        arrival: Micros,
     ) -> ProxyRequest:
-        """Read a request that is there whole. Raises ApiError for one that cannot be forwarded."""
+        """Read a request that is there whole since `arrival`. Raises ApiError for one that cannot be forwarded."""
         route = inbound.route
         if route is not None and route.is_json:
             fields = parse_body_fields(body, route)
@@ -302,7 +311,7 @@ class RequestIntake:
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
             id=number,
-            arrival=self._now(),  # After the body: a slow upload is not time that the request has waited.
+            arrival=arrival,
             prompt_tokens=len(body) // BYTES_PER_TOKEN,
             max_output_tokens=fields.output_limit,
             client_id=request_id.decode("latin-1"),

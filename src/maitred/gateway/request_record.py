@@ -10,8 +10,8 @@ What never happened is None. Instants are those of the monotonic clock, in µs. 
 it, and the bytes pass as they came.
 
 **Tokens.** The exact way is `AnswerReader`, which reads every answer of which the gateway must know the usage. It is there for
-programs and for a recording. Otherwise the last two pieces of an answer are kept, and its `usage` is looked for there when it
-has ended: behind the text, where engines put it. An answer to `include_usage`, say, ends with
+programs and for a recording. Otherwise the last two pieces of an answer are kept, and its `usage` is looked for at the end of
+them when it has ended: behind the text, where engines put it. An answer to `include_usage`, say, ends with
 
     data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34}}     data: [DONE]
 
@@ -43,6 +43,8 @@ _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b'
 _EVENT: Final = b"\ndata:"
 _DONE: Final = b"[DONE]\n\n"
 _DATA: Final = b"data:"
+_TAIL_BYTES: Final = 32_768
+"""Bytes at the end of an answer in which its usage is looked for."""
 
 
 class RequestRecord:
@@ -157,7 +159,7 @@ class RequestRecord:
             return
         tail = self._last_piece
         at = _find_usage(tail)
-        if at < 0 and len(self._last_pieces) > 1:
+        if at < 0 and len(self._last_pieces) > 1 and len(tail) < _TAIL_BYTES:
             tail = self._last_pieces + tail
             at = _find_usage(tail)
         if at >= 0:
@@ -175,5 +177,5 @@ class RequestRecord:
 def _find_usage(tail: bytes) -> int:
     """Return where the last usage begins, or a negative number. A text of the model cannot be taken for one: its quotes are
     escaped."""
-    at = tail.rfind(b'"usage"')
-    return at if at >= 0 else tail.rfind(b'"meta_info"')
+    at = tail.rfind(b'"usage"', -_TAIL_BYTES)
+    return at if at >= 0 else tail.rfind(b'"meta_info"', -_TAIL_BYTES)

@@ -164,7 +164,7 @@ class ResponseForwarder:
 
     def _client_headers(self) -> Headers:
         """Return the headers of the response for the client, with a request id if the backend set none."""
-        headers = end_to_end_headers(self._response.headers)
+        headers = self._end_to_end_headers()
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:
@@ -174,6 +174,17 @@ class ResponseForwarder:
                 return headers
         headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
         return headers
+
+    def _end_to_end_headers(self) -> Headers:
+        """Return the headers that are meant for the client. Which they are is kept with a head that is known."""
+        headers, memo = self._response.headers, self._response.memo
+        if memo is None:
+            return end_to_end_headers(headers)
+        places = memo.value
+        if not isinstance(places, list):
+            kept = {id(header) for header in end_to_end_headers(headers)}
+            memo.value = places = [place for place, header in enumerate(headers) if id(header) in kept]
+        return [headers[place] for place in places]
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
         """Return what sends a piece of the body as soon as it arrives, without waking a task."""

@@ -24,7 +24,7 @@ import httptools
 
 from maitred.wire.framing import MessageFraming
 from maitred.wire.known_heads import KnownHeads, SeenHead
-from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, Kind, ResponseHead, State
+from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, HeadMemo, Kind, ResponseHead, State
 
 _PROTOCOL: Final = b"HTTP/"
 _INTERIM_BYTES: Final = 32
@@ -137,7 +137,7 @@ class ClientFraming(MessageFraming):
     def _keep_head(self, seen: SeenHead[ResponseHead], head: Event) -> None:
         """Keep the head of a response that has ended, so that all that it means is known."""
         if type(head) is ResponseHead and head.length == seen.length and head.status not in _BODILESS:
-            head.keep_alive = self.keep_alive
+            head.keep_alive, head.memo = self.keep_alive, HeadMemo()
             self._known_heads.keep(seen, head)
 
     def _parse(self, data: bytes) -> list[Event]:

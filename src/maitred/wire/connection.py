@@ -136,7 +136,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert response is not None
         # The connection goes back before the end is delivered, so that what the end sets off finds it idle.
         self._finish_response()
-        response.on_whole(head.status, head.headers, body)
+        response.on_whole(head, body)
 
     def _handle_events(self, events: list[Event]) -> None:
         """Hand on what a read has brought: the pieces of the body as one, with the end of the response if it is there."""

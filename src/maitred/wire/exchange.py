@@ -194,6 +194,11 @@ class Exchange:
         """Do not call `on_disconnect` any more. Idempotent."""
         self._on_disconnect = None
 
+    def on_whole_body(self, body: bytes) -> None:
+        """Take all of the body, of a request of which the handler has not begun."""
+        self.unread.append(body)
+        self.unread_bytes, self._body_is_whole = len(body), True
+
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
         self.unread.append(piece)

@@ -108,10 +108,12 @@ class ResponseHead(msgspec.Struct, gc=False):
     """The declared length of the body, or None."""
     keep_alive: bool = False
     """Whether the connection may be used again; of a head that is kept (`known_heads`)."""
+    memo: HeadMemo | None = None
+    """What was worked out from this head for the next response that has the same; or None if the head is not kept."""
 
     def with_length(self, length: int) -> ResponseHead:
         """Return the head of another response, which differs in the length of its body alone."""
-        return ResponseHead(self.status, replace_length(self.headers, length), length, self.keep_alive)
+        return ResponseHead(self.status, replace_length(self.headers, length), length, self.keep_alive, self.memo)
 
 
 class FramingError(MaitredError):

@@ -101,7 +101,9 @@ class ServerConnection(asyncio.Protocol):
         if self._is_refused:
             return
         events = self._framing.receive_data(data)
-        if events:
+        if len(events) == 3 and events[2] is END and type(events[0]) is RequestHead:  # a whole request, the usual one
+            self._start_exchange(events[0]).on_whole_body(cast(bytes, events[1]))
+        elif events:
             self._handle_events(events)
         if self._framing.peer is not _DONE or self._framing.pending_bytes or not self._is_reading:
             self._after_read()
@@ -190,13 +192,14 @@ class ServerConnection(asyncio.Protocol):
             else:
                 self._refuse(framing_refused(cast(FramingError, event)))
 
-    def _start_exchange(self, head: RequestHead) -> None:
+    def _start_exchange(self, head: RequestHead) -> Exchange:
         self._head_since, self._upload = 0.0, None
         if self._context.is_draining:
             self._framing.keep_alive = False
         self._exchange = exchange = Exchange(head, self, self._client)
         exchange.task = task = self._loop.create_task(self._serve(exchange))
         self._context.tasks.add(task)
+        return exchange
 
     async def _serve(self, exchange: Exchange) -> None:
         """Run the handler, and end the exchange if the handler has not."""

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from maitred.wire.messages import Headers
+from maitred.wire.messages import Headers, HeadMemo, ResponseHead
 
 PieceWriter: TypeAlias = Callable[[bytes, bool], "asyncio.Future[None] | None"]
 """`write(piece, more)` takes a piece; `more` is False for the last one, which may be empty. Returns None, or a future that is
@@ -44,6 +44,8 @@ class UpstreamResponse:
 
     # What every response begins with stands in the class.
     status = 0
+    memo: HeadMemo | None = None
+    """That of the head, if the response came whole under a head that is kept."""
     _waiter: asyncio.Future[None] | None = None
     _write: PieceWriter | None = None
     _pending_write: asyncio.Future[None] | None = None
@@ -135,9 +137,9 @@ class UpstreamResponse:
         if not self._head.done():
             self._head.set_result(None)
 
-    def on_whole(self, status: int, headers: Headers, body: bytes) -> None:
+    def on_whole(self, head: ResponseHead, body: bytes) -> None:
         """Take a response of which nothing had come, and now all has; the source is free then."""
-        self.status, self.headers = status, headers
+        self.status, self.headers, self.memo = head.status, head.headers, head.memo
         self._buffer.append(body)
         self._buffered, self._body_received, self._source = len(body), True, None
         if not self._head.done():

@@ -16,7 +16,7 @@ from maitred.emulator.clients.sender import RequestSender, SendTarget
 from maitred.report import summarise
 from maitred.sim import Outcome
 from maitred.study.live.benchmark import BenchError, BenchPlan, run_benchmark
-from maitred.wire.client import Origin
+from maitred.wire.origin import Origin
 from maitred.wire.server import App
 from maitred.workload import Job, closed_loop, synthetic
 

@@ -30,8 +30,8 @@ from maitred.emulator.clients.answers import Answer
 from maitred.emulator.clients.connection import LoadConnection
 from maitred.emulator.clients.prompts import PromptWriter
 from maitred.emulator.clients.schedule import SendSchedule
-from maitred.wire.client import Origin
 from maitred.wire.messages import Headers
+from maitred.wire.origin import Origin
 from maitred.workload import Job
 
 _TICK: Final[Micros] = 1_000

@@ -24,7 +24,7 @@ from maitred.emulator import tokens
 from maitred.emulator.clients.prompts import PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import STOPPED, RequestSender, SendTarget, SentRequest
-from maitred.wire.client import Origin
+from maitred.wire.origin import Origin
 from maitred.workload import Job
 
 

@@ -15,7 +15,7 @@ from maitred.core.units import Micros
 from maitred.emulator.clients.sender import SendTarget
 from maitred.report import DEFAULT_SLO, Result, RunSetup, Slo
 from maitred.study.live.benchmark import CHAT, COMPLETIONS, BenchPlan, LiveRun, check_plan, run_benchmark
-from maitred.wire.client import Origin
+from maitred.wire.origin import Origin
 from maitred.workload import Job, Workload
 
 

@@ -1,0 +1,35 @@
+"""What admission tells of a pool as a whole: how it looks at an instant, and what has changed in it by itself.
+
+Structs are here and not in `counters`, which is compiled: mypyc cannot compile them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from maitred.admission.counters import ClassView
+from maitred.core.request import PriorityClass
+from maitred.core.units import Micros
+
+
+class PoolView(msgspec.Struct, frozen=True):
+    """One pool at this instant."""
+
+    capacity: int
+    """Slots; 1,000,000,000 where there is no limit."""
+    in_flight: int
+    """Requests that hold a slot. Above `capacity` after a shrink, until enough have ended."""
+    waiting: int
+    """Requests that do not hold a slot yet."""
+    classes: dict[PriorityClass, ClassView]
+    """Most urgent first."""
+
+
+class HeadroomChange(msgspec.Struct, frozen=True):
+    """A line of the decision log: with `reserve: adaptive` another number of slots is kept free for a class."""
+
+    at: Micros
+    pool: str
+    priority_class: str
+    slots: int
+    before: int
