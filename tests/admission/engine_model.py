@@ -123,17 +123,19 @@ class Gateway:
         streams: bool = True,
         poll: Micros = 0,
         on_preempt: str = "reject",
+        keeps_lead: bool = True,
     ) -> None:
         self.engine = engine
         self.rng = Random(seed)
         self.controller = None if slots is not None else controller or SlotController()
         self.own = OwnRequests()
-        self.has_metrics = has_metrics
+        self.has_metrics, self.keeps_lead = has_metrics, keeps_lead
         self.clients, self.chats_per_sec = clients, chats_per_sec
         self.output, self.prompt, self.streams = output, prompt, streams
         self.poll, self.next_poll, self.next_tick = poll, 0, 0
         self.next_chat = 0
         classes = {"bulk": {"queue_size": 100_000, "queue_timeout_secs": 9999}, "interactive": {"queue_timeout_secs": 9999}}
+        self.preemptions = 0
         section = {"mode": "priority", "default_max_class": "system", "on_preempt": on_preempt, "classes": classes}
         self.core = Admission(msgspec.convert(section, AdmissionConfig), {"m": slots or self.slots})
         self.jobs: dict[int, tuple[Request, int]] = {}
@@ -168,7 +170,8 @@ class Gateway:
         if seq.own is not None and self.streams:
             self.own.note_pieces(seq.own, seq.tokens, now)
         if seq.tokens == 1:
-            self.core.confirm_first_byte(seq.request.id, now)
+            if self.streams or seq.request.priority_class is CHAT:
+                self.core.confirm_first_byte(seq.request.id, now)
             if seq.request.priority_class is CHAT:
                 self.ttfts.append((seq.request.arrival, now - seq.request.arrival))
 
@@ -195,7 +198,9 @@ class Gateway:
 
     def _look(self, controller: SlotController, now: Micros) -> None:
         demand = self.core.demand("m")
-        before = controller.slots
+        before, lead = controller.slots, controller.lead
+        if not self.keeps_lead:
+            demand = msgspec.structs.replace(demand, keeps_lead=False)
         if self.has_metrics and now >= self.next_poll:
             due = controller.reading_due_in(self.in_flight, wanted=demand.wanted)
             self.next_poll = now + max(self.poll, due or 0)
@@ -204,8 +209,8 @@ class Gateway:
             controller.on_tick(self.own.summary(now, is_reading=False), demand, now)
         assert controller.slots <= before or demand != NO_DEMAND, "nothing waits in front, and the slots grow"
         self.slots_at.append((now, controller.slots))
-        if controller.slots != before:
-            self._apply(self.core.resize("m", controller.slots, now), now)
+        if (controller.slots, controller.lead) != (before, lead):
+            self._apply(self.core.resize("m", controller.slots, now, controller.lead), now)
 
     def _submit(self, cls: PriorityClass, now: Micros) -> None:
         self._ids += 1
@@ -225,6 +230,7 @@ class Gateway:
                 own = self.own.add(request.prompt_tokens, self.streams, now)
                 self.engine.queue.append(Sequence(self, request, output, own, request.prompt_tokens))
             elif decision.action is Action.PREEMPT_SLOT:
+                self.preemptions += 1
                 self._stop(decision.subject, now)
 
     def _stop(self, request_id: int, now: Micros) -> None:

@@ -243,7 +243,7 @@ def drive(
                 if ticket.state not in (TicketState.QUEUED, TicketState.AWAITING):
                     core.confirm_first_byte(n, now)
             case "resize":
-                said += core.resize(POOLS[n % 2], k, now)
+                said += core.resize(POOLS[n % 2], k, now, n % 3)
             case "strand":
                 said += core.set_stranded(n, stranded=k > 0, now=now)
             case "advance":

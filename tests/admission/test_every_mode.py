@@ -94,7 +94,7 @@ class CoreAndFleet:
             case "advance":
                 self.advance()
             case "resize":
-                self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now))
+                self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now, n % 3))
             case "busy":
                 self.busy = n % 4
             case "reconfigure" if n < 20:

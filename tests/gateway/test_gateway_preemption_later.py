@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_gateway_preemption import BULK, INTERACTIVE, PREEMPTING, STREAM, Engine
-from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, GatewayWorld, admission_config, run, world
+from test_gateway_preemption import BULK, INTERACTIVE, PREEMPTING, RETRYING, STREAM, Engine
+from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, GatewayWorld, admission_config, run, whole, world
 
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.reload import GatewaySettings
@@ -168,5 +168,39 @@ def test_a_waiter_preempts_when_a_drained_backend_is_in_use_again() -> None:
             assert (await w.request(**INTERACTIVE))[::2] == (200, ANSWER)
             assert (await victim.read_response())[0] == 503
             shown.disconnect()
+
+    run(scenario())
+
+
+class OneAtATime:
+    """An engine that keeps bulk requests, and answers others once a bulk request has gone."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def __call__(self, received: BackendRequest) -> None:
+        if b"x-class: bulk" not in received.head:
+            await self.gone.wait()
+            await received.send(whole(ANSWER))
+            return
+        await received.wait_until_disconnected()
+        self.gone.set()
+        raise ConnectionError
+
+
+def test_a_chat_beyond_what_the_engine_runs_has_the_place_of_a_victim_soon() -> None:
+    """The engine runs one request at once, and of its two slots the second is beyond that."""
+
+    async def scenario() -> None:
+        chats = {"can_preempt": True, "reserved_per_slot": 0.5}
+        async with world(Backend(OneAtATime()), slots=2, admission={**RETRYING, "classes": {"interactive": chats}}) as w:
+            w.gateway._driver.resize_pool("m", 2, 1)
+            running = await hold_bulk(w)
+            waiting = await w.connect()
+            await waiting.send_request(CHAT, STREAM, x_class="bulk", **BULK)
+            await w.wait_until(lambda: w.state.waiting == 1)
+            assert (await w.request(**INTERACTIVE))[::2] == (200, ANSWER)
+            running.disconnect()
+            waiting.disconnect()
 
     run(scenario())

@@ -134,3 +134,40 @@ def test_where_slots_are_no_limit_they_cannot_be_learned(keys: dict[str, Any], m
 def test_a_capacity_is_another_source() -> None:
     with pytest.raises(ValueError, match="capacity and slots: learned contradict"):
         ClusterConfig(capacity=3, slots="learned")
+
+
+RESTARTED = msgspec.convert({"slots": "learned", "limit_changes": [{"at_secs": 8, "max_num_seqs": 8}]}, ClusterConfig)
+
+
+def test_a_restart_with_half_the_limit_is_followed() -> None:
+    lines: list[bytes] = []
+    run(RESTARTED, 16, DecisionLog(lines.append))
+    slots = [
+        (entry["decision"]["change"]["at"], entry["decision"]["change"]["slots"])
+        for entry in map(msgspec.json.decode, lines)
+        if entry["room"] == "slots" and "decision" in entry
+    ]
+    before = [number for at, number in slots if at < 8_000_000]
+    found = next(at for at, number in slots if at >= 8_000_000 and abs(number - 8) <= 1)
+    assert abs(before[-1] - 16) <= 1
+    assert found < 18_000_000, "within 10 s"
+
+
+@pytest.mark.parametrize("keys", [{}, {"async_scheduling": True}])
+def test_a_changed_limit_is_the_same_with_and_without_skipped_steps(keys: dict[str, Any]) -> None:
+    said = {"limit_changes": [{"at_secs": 1.0001, "max_num_seqs": 4}, {"at_secs": 3.333, "max_num_seqs": 30}]}
+    results = [
+        simulate(flood(16, 5), cluster, instance(16, step_by_step=by_step, **keys)).finished.tolist()
+        for cluster, by_step in (
+            (msgspec.convert(said, ClusterConfig), False),
+            (msgspec.convert(said, ClusterConfig), True),
+            (ClusterConfig(), False),
+        )
+    ]
+    assert results[0] == results[1] != results[2]
+
+
+@pytest.mark.parametrize("flavour", ["blis", "sglang", "trtllm", "maitred"])
+def test_batches_that_keep_their_limit_say_so(flavour: str) -> None:
+    with pytest.raises(ConfigError, match="keeps its limit"):
+        simulate(flood(16, 1), RESTARTED, InstanceConfig.of_flavour(flavour))

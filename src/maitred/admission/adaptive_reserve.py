@@ -10,7 +10,8 @@ time. This is measured, without a model of arrivals or of the engine:
     need      of an arrival: `missing` after it, less the slots freed within the next 20 ms; 0 if it could have preempted
               a victim that is tried again, or if more slots are idle than all classes reserve
 
-    headroom  the smallest number that was enough for 99 % of the arrivals of the last 5 minutes
+    headroom  the smallest number that was enough for 99 % of the arrivals of the last 5 minutes; if the class has any and may
+              preempt, at least the slots beyond what the engines run (`lead`)
 
     held back = max(floor - in flight, min(reserved - in flight, headroom)), and never less than 0
 
@@ -186,9 +187,14 @@ class AdaptiveReserve:
         self._settle(now)
         is_new = self._began_at is None or now < self._began_at + LEARNING_TIME
         self._slots.headroom = [
-            ALL_UNITS if is_new and needs.num_known < ENOUGH_ARRIVALS else needs.headroom * self._slots.units_per_slot
-            for needs in self._needs
+            ALL_UNITS if is_new and needs.num_known < ENOUGH_ARRIVALS else self._headroom(lane, needs)
+            for lane, needs in enumerate(self._needs)
         ]
+
+    def _headroom(self, lane: int, needs: ArrivalNeeds) -> int:
+        """Return the units to be kept free for a lane. That the lead is idle costs nothing."""
+        lead = self._slots.lead if self._rules.lanes[lane].can_preempt and needs.num_known else 0
+        return max(lead, needs.headroom * self._slots.units_per_slot)
 
     def _settle(self, now: Micros) -> None:
         """Work out the needs that are known by now."""

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 
 from maitred.admission.adaptive_reserve import AdaptiveReserve
 from maitred.admission.enums import Action, Reason, ReleaseReason
+from maitred.admission.lead import LeadWatch
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool import SlotPool
 from maitred.admission.preemption import link_peers, unlink_peers
@@ -59,6 +60,7 @@ class ClassPool(SlotPool):
         self.dispatched_at: Micros = 0
         """When `dispatch` was last called: requests that starved by then have been considered for a promotion."""
         self.reserve = AdaptiveReserve(rules, self.slots, self.victims) if rules.adapts_reservations else None
+        self.lead = LeadWatch()
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
         self._may_preempt = any(lane.can_preempt for lane in rules.lanes)
         self._leaving = 0
@@ -81,7 +83,7 @@ class ClassPool(SlotPool):
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
             blocked_by = Reason.RATE_LIMIT  # The token is taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:
-            return [self._admit(ticket, _SLOT_FREE, now)]
+            return [self._admit(ticket, _SLOT_FREE, now) if not self.slots.lead else self._admit_to_free_slot(ticket, now)]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
         if blocked_by in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
             victim = self.priority.choose_victim(ticket, self.victims, self._leaving)
@@ -109,6 +111,7 @@ class ClassPool(SlotPool):
             if preemptor is None and ticket.state is _VICTIM:
                 self._leaving -= _leaving_units(ticket)
             decisions = self._end_or_retry(ticket, release_reason, now)
+            self.lead.on_freed()
             if preemptor is None:
                 if self.reserve is not None:  # A victim's slot is its preemptor's, and fills nothing that is missing.
                     self.reserve.on_freed(ticket.slot_units, now)
@@ -157,6 +160,8 @@ class ClassPool(SlotPool):
         if self.reserve is not None:
             self.reserve.review(now)
         decisions = self._admit_waiters(now) if self.slots.in_use < self.slots.capacity else []
+        while self.waiting and (overdue := self.lead.pop_overdue(now)) is not None:
+            decisions += self._preempt_for_lead(overdue, now)
         while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
             victim = self.priority.choose_victim(waiter, self.victims, self._leaving)
             if victim is None:
@@ -193,7 +198,19 @@ class ClassPool(SlotPool):
             self.queues.dequeue_admitted(ticket, now)
             self.promotion_budget.count_admission()
         self._stop_waiting(ticket)
-        return self._admit(ticket, reason, now)
+        return self._admit(ticket, reason, now) if reason is not _SLOT_FREE else self._admit_to_free_slot(ticket, now)
+
+    def _admit_to_free_slot(self, ticket: Ticket, now: Micros) -> Decision:
+        """Admit a request, and watch it if its slot is one of the lead."""
+        slots = self.slots
+        is_beyond = slots.lead > 0 and slots.idle <= slots.lead and self.rules.lanes[ticket.lane].can_preempt
+        if is_beyond:
+            self._watch_lead(ticket)
+        return self._admit(ticket, Reason.LEAD_FREE if is_beyond else _SLOT_FREE, now)
+
+    def _watch_lead(self, ticket: Ticket) -> None:
+        self.lead.add(ticket)
+        self.has_new_deadline = True
 
     def on_tenant_slot_freed(self, tenant: str) -> None:
         for queue in self.queues.lanes:
@@ -210,7 +227,8 @@ class ClassPool(SlotPool):
         for lane in LANES:
             if self.waiting and self.queues.head(lane) is not None:
                 held = slots.shortfall(lane, 0) - slots.in_use + slots.capacity
-                return PoolDemand(wanted=True, held=held // slots.units_per_slot)
+                keeps_lead = self._may_preempt and self.rules.adapts_reservations
+                return PoolDemand(wanted=True, held=held // slots.units_per_slot, keeps_lead=keeps_lead)
         return NO_DEMAND
 
     def _preempt_for_waiter(self, victim: Ticket, waiter: Ticket, now: Micros) -> list[Decision]:
@@ -219,10 +237,22 @@ class ClassPool(SlotPool):
         self.has_new_deadline = True
         return self._preempt(victim, waiter, now)
 
-    def _preempt(self, victim: Ticket, preemptor: Ticket, now: Micros) -> list[Decision]:
+    def _preempt_for_lead(self, overdue: Ticket, now: Micros) -> list[Decision]:
+        """Stop a victim in whose place in its engine `overdue` comes, if there is any, and no slot is about to become free."""
+        victim = self.victims.newest_below(overdue.lane, overdue.slot_units)
+        if victim is None or self._leaving or not self.slots.uses_lead:
+            return []
+        self._stop_victim(victim, overdue)
+        self._leaving += _leaving_units(victim)
+        return [Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, overdue.id)]
+
+    def _stop_victim(self, victim: Ticket, preemptor: Ticket) -> None:
         victim.transition(TicketEvent.PREEMPT_SLOT)
         self.victims.discard(victim)
         victim.counters.preempted_by[preemptor.priority_class] += 1
+
+    def _preempt(self, victim: Ticket, preemptor: Ticket, now: Micros) -> list[Decision]:
+        self._stop_victim(victim, preemptor)
         link_peers(victim, preemptor)
         preemptor.transition(TicketEvent.AWAIT)
         preemptor.queued_at = now
@@ -243,6 +273,8 @@ class ClassPool(SlotPool):
             return [self._stop_preempting(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)
+        if self.slots.lead and self.slots.idle <= self.slots.lead:
+            self._watch_lead(preemptor)
         return [self._admit(preemptor, Reason.VICTIM_GONE, now, victim.id)]
 
     def _stop_awaiting(self, preemptor: Ticket) -> None:
@@ -288,14 +320,16 @@ class ClassPool(SlotPool):
 
     def next_admission_at(self) -> Micros | None:
         """Return when a waiting request may get a slot that is idle now, because it starves or the token bucket fills."""
+        lead_due = self.lead.next_due_at if self.waiting else None
         if not self.waiting or self.slots.in_use >= self.slots.capacity:
-            return None
+            return lead_due
         due = self.queues.starvation.next_starvation_after(self.dispatched_at)
         if self._bucket is not None:
             ready = self._bucket.next_token_at(self.dispatched_at)
             due = ready if due is None else min(due, ready)
         # What was due by the last `dispatch` was considered there. Reporting it again would hold the core at one instant.
-        return due if due is None or due > self.dispatched_at else None
+        due = due if due is None or due > self.dispatched_at else None
+        return due if lead_due is None else lead_due if due is None else min(due, lead_due)
 
     def deadline_of(self, ticket: Ticket) -> Micros:
         return self.queues.deadline_of(ticket)

@@ -129,6 +129,8 @@ class Admission:
             self._coordinator.schedule(pool.deadline_of(ticket))
         if waits or self._settle_lag:  # The attempt that let it in may have set a tick for other requests.
             self._coordinator.schedule(pool.next_admission_at())
+        if pool.has_new_deadline:
+            self._coordinator.schedule_new_deadline(pool)
         if ticket.tenant_account is not None and (not waits or ticket.state is TicketState.AWAITING):
             # These decisions go in front, because the last one must be on the newcomer.
             settled += self._coordinator.dispatch_past_limited(decisions, now)
@@ -197,12 +199,13 @@ class Admission:
         elsewhere = self._coordinator.dispatch_past_preemptors(pool, now)
         return [*settled, *decisions, *elsewhere, *self._coordinator.dispatch_past_limited(decisions, now)]
 
-    def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
-        """Set the slots of a model, known or new. After growth waiting requests enter at once. After a shrink the requests in
-        flight stay, and none enters before enough have ended. Raises ValueError for less than 0 slots."""
+    def resize(self, pool: str, capacity: int, now: Micros, lead: int = 0) -> Sequence[Decision]:
+        """Set the slots of a model, known or new, of which `lead` are beyond what its engines run at once. After growth waiting
+        requests enter at once. After a shrink the requests in flight stay, and none enters before enough have ended. Raises
+        ValueError for less than 0 slots."""
         _check_capacity(capacity)
         settled = self._coordinator.run_due(now - self._settle_lag)
-        return [*settled, *self._coordinator.dispatch([self._resize(pool, capacity)], now)]
+        return [*settled, *self._coordinator.dispatch([self._resize(pool, capacity, lead)], now)]
 
     def is_unused(self, pool: str) -> bool:
         """Return whether no request of this model waits or holds a slot. Raises KeyError for an unknown one."""
@@ -285,8 +288,8 @@ class Admission:
         self._pools.configure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
         self._policy_gate.total_slots = self._pools.total_slots
 
-    def _resize(self, model: str, capacity: int) -> SlotPool:
-        pool = self._pools.resize(model, capacity)
+    def _resize(self, model: str, capacity: int, lead: int = 0) -> SlotPool:
+        pool = self._pools.resize(model, capacity, lead)
         self._policy_gate.total_slots = self._pools.total_slots
         return pool
 

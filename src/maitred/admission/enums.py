@@ -24,6 +24,8 @@ class Reason(StrEnum):
     """Why a decision was taken. In groups: with `admit`, `queue`, `reject`, `cancel`, `preempt`."""
 
     SLOT_FREE = "slot_free"
+    LEAD_FREE = "lead_free"
+    """It has a slot beyond what the engines run at once, and so the next place that becomes free there."""
     VICTIM_GONE = "victim_gone"
     """The slot of its victim (`other`) was kept for it."""
     STARVED = "starved"

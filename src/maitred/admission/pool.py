@@ -57,9 +57,9 @@ class SlotPool(ABC):
         self._sequence_numbers = sequence_numbers
         self._bucket: TokenBucket | None = None
 
-    def resize(self, capacity: int) -> None:
-        """Set the capacity, in slots. `dispatch` is due then."""
-        self.slots.resize(capacity if self.rules.capacity is None else self.rules.capacity, self.rules)
+    def resize(self, capacity: int, lead: int = 0) -> None:
+        """Set the capacity, in slots, of which `lead` are beyond what the engines run at once. `dispatch` is due then."""
+        self.slots.resize(capacity if self.rules.capacity is None else self.rules.capacity, self.rules, lead)
 
     @abstractmethod
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:

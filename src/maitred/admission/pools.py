@@ -38,6 +38,7 @@ class PoolDirectory:
         self.counters: dict[str, Sequence[ClassCounters]] = {}
         """The counters of each model, by class."""
         self._capacities: dict[str, int] = {}
+        self._leads: dict[str, int] = {}
         self._former: dict[PriorityClass, ClassView] = {}
         """What the models counted that have been removed, by class."""
         self._load_probe = load_probe
@@ -57,8 +58,8 @@ class PoolDirectory:
         self._config, self._make_pool = config, self._pool_factory(config)
         names = [SHARED_POOL] if self._is_shared else sorted(self._capacities)
         self.by_name = {name: self._make_pool(name) for name in names}
-        for model, capacity in self._capacities.items():
-            self._assign_pool(model, capacity)
+        for model in self._capacities:
+            self._assign_pool(model)
         for ticket in sorted(tickets, key=_adoption_order):
             # The counters outlive the pools, and the pool that adopts a request counts it once more.
             if ticket.state in SLOT_HOLDING_STATES:
@@ -70,15 +71,15 @@ class PoolDirectory:
         for name in self.by_name.keys() & former.keys():
             self.by_name[name].inherit_from(former[name])
 
-    def resize(self, model: str, capacity: int) -> SlotPool:
-        """Set the slots of a model, known or new, and return its pool, where `dispatch` is due then."""
+    def resize(self, model: str, capacity: int, lead: int) -> SlotPool:
+        """Set the slots of a model, known or new, and its lead among them. Return its pool, where `dispatch` is due then."""
         if model not in self._capacities:
             self.counters[model] = [ClassCounters() for _ in LANES]
             if not self._is_shared:
                 self.by_name[model] = self._make_pool(model)
                 self.by_name = dict(sorted(self.by_name.items()))
-        self._capacities[model] = capacity
-        self._assign_pool(model, capacity)
+        self._capacities[model], self._leads[model] = capacity, lead
+        self._assign_pool(model)
         return self.by_model[model]
 
     def is_unused(self, model: str) -> bool:
@@ -99,7 +100,7 @@ class PoolDirectory:
             former.merge(view)
             if isinstance(view, ClassView):
                 former.retry_after_error.merge(view.retry_after_error)
-        del self.by_model[model], self.counters[model], self._capacities[model]
+        del self.by_model[model], self.counters[model], self._capacities[model], self._leads[model]
 
     def view(self, name: str) -> PoolView:
         """Return what one pool looks like now. Raises KeyError for an unknown one."""
@@ -153,11 +154,11 @@ class PoolDirectory:
     def _is_shared(self) -> bool:
         return self._config.mode in ("off", "legacy")
 
-    def _assign_pool(self, model: str, capacity: int) -> None:
+    def _assign_pool(self, model: str) -> None:
         """Send the requests of a model to its pool. A shared pool has a capacity of its own."""
         pool = self.by_model[model] = self.by_name[SHARED_POOL if self._is_shared else model]
         if not self._is_shared:
-            pool.resize(capacity)
+            pool.resize(self._capacities[model], self._leads[model])
 
     def _pool_factory(self, config: AdmissionConfig) -> Callable[[str], SlotPool]:
         rules = resolve_pool_rules(config)

@@ -89,8 +89,9 @@ class RecordedAdmission(Admission):
         decisions = super().set_stranded(request_id, stranded=stranded, now=now)
         return self._record("strand", now, decisions, id=request_id, stranded=stranded)
 
-    def resize(self, pool: str, capacity: int, now: Micros) -> Sequence[Decision]:
-        return self._record("resize", now, super().resize(pool, capacity, now), pool=pool, capacity=capacity)
+    def resize(self, pool: str, capacity: int, now: Micros, lead: int = 0) -> Sequence[Decision]:
+        decisions = super().resize(pool, capacity, now, lead)
+        return self._record("resize", now, decisions, pool=pool, capacity=capacity, lead=lead)
 
     def forget(self, pool: str, now: Micros) -> Sequence[Decision]:
         return self._record("forget", now, super().forget(pool, now), pool=pool)

@@ -69,7 +69,8 @@ class Slots:
     """The units of one pool, reserved and in flight, per lane. Queues and time play no part here."""
 
     __slots__ = (
-        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "reserved", "reserved_above", "units_per_slot"),
+        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "lead", "reserved", "reserved_above"),
+        "units_per_slot",
     )
 
     def __init__(self) -> None:
@@ -84,6 +85,8 @@ class Slots:
         """Units that are held back for the lanes whatever `headroom` says."""
         self.headroom = [ALL_UNITS] * len(LANES)
         """The most units that are held back for the lanes beyond those they have in flight, apart from the floors."""
+        self.lead = 0
+        """Units of the capacity beyond what the engines run at once (`lead`)."""
         self.reserved_above = [0] * len(LANES)
         """Units that all higher lanes reserve together."""
         self.in_flight = [0] * len(LANES)
@@ -91,10 +94,11 @@ class Slots:
         self.in_use = 0
         """The sum of `in_flight`. Above `capacity` after a shrink: then requests in flight stay, and none enters."""
 
-    def resize(self, slots: int, rules: PoolRules) -> None:
-        """Set the capacity, in slots, and derive the reservations from it."""
+    def resize(self, slots: int, rules: PoolRules, lead: int = 0) -> None:
+        """Set the capacity, in slots, of which `lead` are beyond what the engines run, and derive the reservations from it."""
         self.units_per_slot = rules.units_per_slot
         self.capacity = slots * self.units_per_slot
+        self.lead = min(lead, slots) * self.units_per_slot if rules.adapts_reservations else 0
         self.desired = [lane.wanted_slots(slots) * self.units_per_slot for lane in rules.lanes]
         self.reserved = fit_reservations(
             self.desired, self.capacity, unit=self.units_per_slot, keeps_exact_fit=rules.keeps_exact_fit
@@ -129,6 +133,11 @@ class Slots:
     def max_units(self, lane: int) -> int:
         """Return the units that `lane` could ever take: all that higher lanes do not reserve; at least 1."""
         return max(1, self.capacity - self.reserved_above[lane])
+
+    @property
+    def uses_lead(self) -> bool:
+        """Whether more is in flight than the engines run at once."""
+        return self.in_use > self.capacity - self.lead
 
     def fits(self, lane: int, units: int) -> bool:
         """Return whether `lane` could take `units` now."""

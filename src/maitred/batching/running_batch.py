@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from maitred.batching.limits import BatchLimits
 from maitred.batching.step_plan import StepPlan
 from maitred.core.contracts import BatchShape
-from maitred.core.errors import InvariantError
+from maitred.core.errors import ConfigError, InvariantError
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
@@ -32,6 +32,8 @@ from maitred.kv import BlockManager, PrefixBlockManager
 class RunningBatch:
     """The running batch of one instance. It is the `StepView` of the step about to be planned."""
 
+    follows_limit: bool = True
+    """Whether its limit on sequences may change."""
     requeues_at_front: bool = True
     """Whether a preempted sequence goes back to the front of the wait queue, and not to its end."""
     keeps_notes: bool = False
@@ -43,6 +45,7 @@ class RunningBatch:
         "_blocks",
         "_limits",
         "_max_num_seqs",
+        "_most_seqs",
         "_num_admissions",
         "_prefilling",
         "_prefix_blocks",
@@ -62,7 +65,7 @@ class RunningBatch:
         self.announces_steps = True
         """Whether the wait queue is told that a step is about to be formed."""
         self._limits = limits
-        self._max_num_seqs = limits.max_num_seqs
+        self._max_num_seqs = self._most_seqs = limits.max_num_seqs
         self._num_admissions = 0
         self._blocks = blocks
         self._prefix_blocks = blocks if isinstance(blocks, PrefixBlockManager) else None
@@ -105,6 +108,15 @@ class RunningBatch:
     def is_full(self) -> bool:
         """Whether no sequence can be admitted, for want of a slot."""
         return len(self.sequences) + self.pending_free_slots >= self._max_num_seqs
+
+    def set_limit(self, max_num_seqs: int) -> None:
+        """Admit sequences while fewer than `max_num_seqs` run, from now on; those that run go on. Raises ConfigError if its
+        rules have the limit that they were made with."""
+        if not self.follows_limit:
+            hint = "an instance of flavour vllm, without `batching`"
+            raise ConfigError("the batch of these instances keeps its limit", where="cluster.limit_changes", hint=hint)
+        self._max_num_seqs = max_num_seqs
+        self._most_seqs = max(self._most_seqs, max_num_seqs)
 
     def num_output_tokens(self, seq: SequenceState) -> int:
         """Return the tokens that `seq` has emitted by now."""
@@ -204,7 +216,7 @@ class RunningBatch:
                 f"{self.num_decodes} decodes over {self.context_tokens} tokens, but {len(decoding)} sequences decode"
             )
         prefilling = [seq for seq in held if not seq.is_decoding and seq not in self.leaving]
-        if prefilling != self._prefilling or len(held) > self._limits.max_num_seqs:
+        if prefilling != self._prefilling or len(held) > self._most_seqs:
             raise InvariantError("the prefilling sequences are not the running ones that do not decode")
 
     def _add_running(self, seq: SequenceState, computed: int, pending: int, now: Micros) -> None:

@@ -51,6 +51,8 @@ _NO_IDS: frozenset[int] = frozenset()
 class SchedulerBatch(ContinuousBatch):
     """The running batch of one instance. See `ContinuousBatch` for the methods."""
 
+    follows_limit = False
+
     __slots__ = (
         "_active",
         "_is_blocked",

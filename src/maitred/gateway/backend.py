@@ -37,7 +37,7 @@ class Backend:
     __slots__ = (
         *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
-        *("learned_slots", "slot_shares", "own_requests", "in_use", "reading", "first_data_times"),
+        *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "reading", "first_data_times"),
         "_queue",
     )
 
@@ -57,6 +57,8 @@ class Backend:
         """Requests that the backend reports it can run at once, or None if it reports no number."""
         self.learned_slots: SlotController | None = None
         """What learns its slots, or None if they are told or no limit."""
+        self.lead = 0
+        """Learned slots beyond what it runs at once, as last told to admission."""
         self.slot_shares: dict[str, int] = {}
         """Its learned slots by model, if it serves several models."""
         self.own_requests = OwnRequests()

@@ -51,7 +51,7 @@ class CapacityController:
     def on_slots_changed(self, models: Iterable[str]) -> None:
         """Pass on new numbers of slots. Called when those of `models` may have changed, or a first poll has ended."""
         for model in models:
-            self._driver.resize_pool(model, self._fleet.total_slots(model))
+            self._driver.resize_pool(model, self._fleet.total_slots(model), self._fleet.lead(model))
             self._log_change(model)
         if not self._startup_checked and self._fleet.all_polled:
             self._check_at_startup()

@@ -21,7 +21,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
-from maitred.admission import EMPTY_LOAD, Action, Admission, AdmissionConfig, LoadProbe, Refusal, ReleaseReason, no_load
+from maitred.admission import (
+    EMPTY_LOAD,
+    Action,
+    Admission,
+    AdmissionConfig,
+    LoadProbe,
+    Reason,
+    Refusal,
+    ReleaseReason,
+    no_load,
+)
 from maitred.core.decisions import Decision
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
@@ -115,8 +125,9 @@ class RealTimeAdmission:
             self._apply_decisions(decisions)
             raise AdmissionRejected(own, core.refusal(own))
         lease = self._leases[request.id] = SlotLease(request)
-        # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new.
-        if own.action is not Action.ADMIT or len(decisions) > 1:
+        # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new; but one
+        # beyond what the engines run at once is watched.
+        if own.action is not Action.ADMIT or len(decisions) > 1 or own.reason is Reason.LEAD_FREE:
             self._apply_decisions(decisions)
         return lease
 
@@ -143,9 +154,9 @@ class RealTimeAdmission:
         """Note that the slot of a request goes when it leaves its backend, or that it does not."""
         self._apply_decisions(self.core.set_stranded(request_id, stranded=stranded, now=self.now()))
 
-    def resize_pool(self, pool: str, capacity: int) -> None:
-        """Set the number of slots of `pool`."""
-        self._apply_decisions(self.core.resize(pool, capacity, self.now()))
+    def resize_pool(self, pool: str, capacity: int, lead: int = 0) -> None:
+        """Set the number of slots of `pool`, of which `lead` are beyond what its backends run at once."""
+        self._apply_decisions(self.core.resize(pool, capacity, self.now(), lead))
 
     def forget_pool(self, pool: str) -> bool:
         """Remove a pool that is not needed any more, and return True; or False if a request waits or holds a slot there."""

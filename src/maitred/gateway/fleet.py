@@ -136,6 +136,10 @@ class BackendFleet:
         held_elsewhere = sum(sent.model == model for b in self.backends if b not in serving for sent in b.requests)
         return self.offered_slots(model).slots + held_elsewhere
 
+    def lead(self, model: str) -> int:
+        """Return how many of the slots of `model` are beyond what its backends run at once."""
+        return sum(b.learned_slots.lead for b in self.backends_serving(model) if b.learned_slots is not None)
+
     def offered_slots(self, model: str) -> ModelSlots:
         """Return the slots that the healthy backends of `model` offer."""
         offers = [self.backend_slots(backend, model) for backend in self.backends_serving(model)]

@@ -105,21 +105,24 @@ class SlotLearning:
 
     def demand(self, backend: Backend) -> PoolDemand:
         """Return what waits for the slots of a backend, over all models that it serves."""
-        core, fleet, wanted, held = self._driver.core, self._fleet, False, 0
+        core, fleet, wanted, held, keeps_lead = self._driver.core, self._fleet, False, 0, False
         slots = fleet.backend_slots(backend).slots
         for model in backend.models:
             demand = core.demand(model)
             wanted = wanted or demand.wanted
             held = max(held, round(demand.held * slots / max(1, fleet.total_slots(model))))
-        return PoolDemand(wanted, held)
+            # With several backends, a request beyond the limit of one would be served by a victim's place at another.
+            is_only_way = len(backend.models) == len(fleet.backends_serving(model)) == 1
+            keeps_lead = demand.keeps_lead and is_only_way
+        return PoolDemand(wanted, held, keeps_lead)
 
     def settle(self, backend: Backend, controller: SlotController, decision: SlotDecision | None) -> None:
         """Put what was decided at a look in force, and share the slots among models."""
         shares = self._shares(backend, controller.slots) if len(backend.models) > 1 else {}
         if decision is not None:
             log.debug("backend %s: %d slots instead of %d (%s)", backend.url, decision.slots, decision.before, decision.reason)
-        if decision is not None or shares != backend.slot_shares:
-            backend.slot_shares = shares
+        if decision is not None or (shares, controller.lead) != (backend.slot_shares, backend.lead):
+            backend.slot_shares, backend.lead = shares, controller.lead
             self._on_slots_changed(list(backend.models))
         if controller.state is SlotState.GUESSED:
             self._tell(backend)

@@ -151,6 +151,16 @@ class Instance:
         elif run.steps > 1 and not core.batch.is_full:
             run.truncate(now)
 
+    def set_limit(self, max_num_seqs: int, now: Micros) -> None:
+        """Run at most `max_num_seqs` sequences from the next step on; those that run go on. Raises ConfigError where the rules
+        of the batch cannot follow."""
+        self._process_due(now, now)
+        self._commit_to_boundary(now)
+        run = self._core.run
+        if run is not None:  # A larger limit may let sequences in.
+            run.truncate(now)
+        self._core.batch.set_limit(max_num_seqs)
+
     def abort(self, request_id: RequestId, now: Micros) -> bool:
         """Remove a request, because its answer is not wanted any more. Return False if it is not here."""
         self._process_due(now, now)

@@ -58,7 +58,7 @@ class AdmissionDriver:
         self.core = Admission(config, {}, load_probe) if log is None else RecordedAdmission(config, {}, log, load_probe)
         self._load_probe = load_probe
         self._config = config
-        self._capacity = capacity
+        self._capacity, self._lead = capacity, 0
         self._event_queue = event_queue
         self.known_models: dict[str, None] = {}
         """The models for which requests have come, in that order."""
@@ -88,7 +88,7 @@ class AdmissionDriver:
         core = self.core
         if request.model not in self.known_models:
             self.known_models[request.model] = None
-            core.resize(request.model, self._capacity, now)
+            core.resize(request.model, self._capacity, now, self._lead)
         cost = request.prompt_tokens + (request.max_output_tokens or 0)
         load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
         self._apply(core.submit(core.make_ticket(request, cost), now, load), now)
@@ -102,11 +102,11 @@ class AdmissionDriver:
         """Report the end of a request, and carry out the decisions that follow, such as the admission of the next one."""
         self._apply(self.core.release(request_id, end, now), now)
 
-    def resize(self, capacity: int, now: Micros) -> None:
-        """Set the slots of each model, and carry out the decisions that follow."""
-        self._capacity = capacity
+    def resize(self, capacity: int, now: Micros, lead: int) -> None:
+        """Set the slots of each model, of which `lead` are beyond what instances run at once, and carry out what follows."""
+        self._capacity, self._lead = capacity, lead
         for model in self.known_models:
-            self._apply(self.core.resize(model, capacity, now), now)
+            self._apply(self.core.resize(model, capacity, now, lead), now)
 
     def on_timer(self, now: Micros) -> None:
         """Let the core do what is due at `now`, such as queue timeouts."""

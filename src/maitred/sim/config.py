@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from maitred.admission.config import MAX_SLOTS
+from maitred.admission.config import MAX_SECS, MAX_SLOTS
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms
@@ -68,6 +68,21 @@ class DisaggregationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         return self.prefill_instances > 0
 
 
+class LimitChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another limit of every instance from a time on, as after a restart with another `max_num_seqs`."""
+
+    at_secs: float
+    """When, in seconds from the beginning."""
+    max_num_seqs: int
+    """Sequences that run at most from then on. Those that run already go on."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at_secs <= MAX_SECS:
+            raise ValueError(f"at_secs must be from 0 to {MAX_SECS:g}, not {self.at_secs}")
+        if not 1 <= self.max_num_seqs <= MAX_SLOTS:
+            raise ValueError(f"max_num_seqs must be from 1 to {MAX_SLOTS:,}, not {self.max_num_seqs}")
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Equal instances behind one router. The section `instance` configures each of them."""
 
@@ -88,6 +103,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     are always counted live."""
     cache_signal_delay_ms: float = 0.0
     """Greatest age of what routers see of prefix caches, in ms; 0: always live."""
+    limit_changes: list[LimitChange] = msgspec.field(default_factory=list)
+    """Other limits of all instances at later times, `[{at_secs: 30, max_num_seqs: 8}]`, as after restarts; those that run
+    go on. Learned slots follow, reported ones stay. Only with `flavour: vllm`."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     """Prefill in some instances, decode in others."""
 

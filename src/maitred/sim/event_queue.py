@@ -4,7 +4,7 @@ At one instant events come in the order of their kind, then of their target:
 
     arrival  <  admission decides  <  routing  <  deadline in front of an instance  <  timer of admission
              <  timer and decisions of programs  <  KV transfer ends  <  entry into a wait queue
-             <  event of an instance  <  look for learned slots  <  sample  <  steps begin
+             <  event of an instance  <  change of limits  <  look for learned slots  <  sample  <  steps begin
 
 The order never depends on the order of the pushes, because that depends on the number of skipped steps. A request that enters
 an instance at t joins the step that begins at t, and a step that ends at t has freed its KV and slots by then. All decisions
@@ -61,9 +61,11 @@ class SimEventKind(IntEnum):
     """The queueing delay is over: the request enters the wait queue of its instance."""
     INSTANCE = 7
     """Something happens in an instance. The target is its index."""
-    SLOTS = 8
+    LIMIT = 8
+    """All instances have another limit. The target is the index of the change."""
+    SLOTS = 9
     """A look at all instances, for learned slots. The target is 0."""
-    SAMPLE = 9
+    SAMPLE = 10
     """A sample of all instances is due. The target is 0."""
 
 

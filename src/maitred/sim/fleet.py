@@ -17,11 +17,11 @@ from random import Random
 from maitred.admission import fleet_load
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import FleetLoad, InstanceView
-from maitred.core.units import Micros
+from maitred.core.units import Micros, from_seconds
 from maitred.instance import InstanceConfig
 from maitred.instance.step_meter import ItlLog
-from maitred.sim.config import ClusterConfig
-from maitred.sim.event_queue import INSTANCE, EventQueue
+from maitred.sim.config import ClusterConfig, LimitChange
+from maitred.sim.event_queue import INSTANCE, EventQueue, SimEventKind
 from maitred.sim.replica import NOT_DUE, BlockHashMemo, Replica
 from maitred.sim.results import InstanceTotals, Ints, ItlGaps, itl_gaps_of
 from maitred.sim.snapshots import make_snapshots
@@ -38,6 +38,9 @@ class SimulatedFleet:
         memo, latency = BlockHashMemo(), instance.latency_model()
         count, rules = cluster.num_instances, instance_rules(instance)
         self._overhead = latency.overheads.per_output_token
+        self.limits: list[int] = []
+        """The limits that are scheduled, by the index of their events."""
+        self._limit_at_start = instance.max_num_seqs
         self._itl_logs = [ItlLog() for _ in range(count)] if log_itl else None
         # A dict: the order of a set depends on addresses, and equal runs must resume instances in the same order.
         self.dirty: dict[Replica, None] = {}
@@ -53,6 +56,20 @@ class SimulatedFleet:
         """What routers and admission see of the instances."""
         self.has_snapshots = self._snapshots is not None
         """Whether `refresh_views` must be called before every decision that uses `views`."""
+
+    def schedule_limit_changes(self, changes: Sequence[LimitChange]) -> None:
+        """Schedule other limits of all instances. Raises ConfigError if their batches cannot follow."""
+        for index, change in enumerate(changes):
+            self.limits.append(change.max_num_seqs)
+            self._event_queue.push(from_seconds(change.at_secs), SimEventKind.LIMIT, index)
+            for replica in self.replicas:
+                replica.instance.set_limit(self._limit_at_start, 0)
+
+    def on_limit_change(self, index: int, now: Micros) -> None:
+        """Put a limit in force that was scheduled."""
+        for replica in self.replicas:
+            replica.instance.set_limit(self.limits[index], now)
+            self.dirty[replica] = None
 
     def refresh_views(self, now: Micros) -> None:
         """Copy the state of the instances into `views`, if a refresh is due. Call this before a decision that uses them."""

@@ -86,8 +86,11 @@ def simulate(
     pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools, slots)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
+    fleet.schedule_limit_changes(cluster.limit_changes)
     arrivals.read_next(0)
-    _run(event_queue, arrivals, pipeline, fleet, _handlers(pipeline, sampler), _NO_HORIZON if horizon is None else horizon)
+    _run(
+        event_queue, arrivals, pipeline, fleet, _handlers(pipeline, fleet, sampler), _NO_HORIZON if horizon is None else horizon
+    )
     if arrivals or pipeline.live:
         assert horizon is not None
         pipeline.record_unfinished(horizon)
@@ -135,7 +138,7 @@ def _run(
 ) -> None:
     """Handle all arrivals and events up to and including `last`. `handlers` are by event kind."""
     heap, dirty, replicas = event_queue.heap, fleet.dirty, fleet.replicas
-    looks_ahead = pipeline.only_arrivals_enter and last == _NO_HORIZON
+    looks_ahead = pipeline.only_arrivals_enter and last == _NO_HORIZON and not fleet.limits
     while True:
         now = arrivals.next_at
         if heap and heap[0][0] < now:
@@ -156,7 +159,7 @@ def _run(
             fleet.resume_dirty(arrivals.next_at if looks_ahead else 0)
 
 
-def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]:
+def _handlers(pipeline: Pipeline, fleet: SimulatedFleet, sampler: Sampler | None) -> Sequence[_Handler]:
     """Return the handlers, by event kind."""
     handlers: dict[SimEventKind, _Handler] = {
         SimEventKind.DECISION: pipeline.on_admission_due,
@@ -167,6 +170,7 @@ def _handlers(pipeline: Pipeline, sampler: Sampler | None) -> Sequence[_Handler]
         SimEventKind.TRANSFER: pipeline.on_transfer_due,
         SimEventKind.ENTRY: pipeline.on_entry_due,
         SimEventKind.INSTANCE: pipeline.on_instance_due,
+        SimEventKind.LIMIT: fleet.on_limit_change,
         SimEventKind.SLOTS: pipeline.on_slots_due,
     }
     if sampler is not None:

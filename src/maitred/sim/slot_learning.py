@@ -113,7 +113,8 @@ class SimulatedSlots:
             if engine.requests:
                 changed = self._look(engine, demand, now) or changed
         if changed:
-            self._driver.resize(sum(engine.controller.slots for engine in self._engines), now)
+            controllers = [engine.controller for engine in self._engines]
+            self._driver.resize(sum(c.slots for c in controllers), now, sum(c.lead for c in controllers))
         busy = [engine.controller.look_interval for engine in self._engines if engine.requests]
         self._is_ticking = bool(busy)
         if busy:
@@ -127,16 +128,18 @@ class SimulatedSlots:
             return False
         engine.update_pieces(now)
         own, share = engine.own.summary(now, is_reading=is_reading), self._share_of(engine, demand)
+        lead = controller.lead
         if not is_reading:
-            return controller.on_tick(own, share, now) is not None
+            return controller.on_tick(own, share, now) is not None or controller.lead != lead
         decision = controller.on_reading(engine.read(now), own, share, now)
         engine.next_reading = now + (controller.reading_due_in(own.in_flight, wanted=demand.wanted) or 0)
-        return decision is not None
+        return decision is not None or controller.lead != lead
 
     def _demand(self) -> PoolDemand:
         """Return what waits for the slots of all models, the most that any of them has held back."""
         demands = [self._driver.core.demand(model) for model in self._driver.known_models]
-        return PoolDemand(any(d.wanted for d in demands), max((d.held for d in demands), default=0))
+        keeps_lead = len(demands) == len(self._engines) == 1 and demands[0].keeps_lead
+        return PoolDemand(any(d.wanted for d in demands), max((d.held for d in demands), default=0), keeps_lead)
 
     def _share_of(self, engine: _Engine, demand: PoolDemand) -> PoolDemand:
         total = sum(other.controller.slots for other in self._engines)

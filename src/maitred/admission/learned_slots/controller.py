@@ -105,6 +105,12 @@ class SlotController:
         return self._search.limit
 
     @property
+    def lead(self) -> int:
+        """How many of the slots are beyond the limit, and for urgent requests only."""
+        limit = self.limit
+        return 0 if limit is None or self._is_blind else max(0, min(self._search.urgent_lead, self.slots - limit))
+
+    @property
     def state(self) -> SlotState:
         if self._is_blind:
             return SlotState.GUESSED if self._is_guess else SlotState.BLIND

@@ -1,7 +1,9 @@
 """Search for the limit of an engine: the number of requests that it runs while something waits in it.
 
 A look is two numbers, running and waiting. `lead` are the slots above the limit that cover a dispatch, so that a place that
-becomes free in the engine finds a request: completions per second times 5 ms, rounded down.
+becomes free in the engine finds a request: completions per second times 5 ms, rounded down. Where the pool keeps a lead for
+urgent requests (`admission/lead.py`), there are slots for 10 ms, rounded to the nearest, and what is beyond 5 ms is kept for
+these: they wait for the next place in the engine then, and preempt less.
 
     something waits beyond the lead   twice, with `running` standing still: what runs is the limit (the most of 8 looks)
     nothing waits, all slots used     more slots: +50 % while nothing was ever confirmed, then +6 %, +12 %, ... up to +50 %
@@ -46,6 +48,11 @@ def lead_of(own: OwnLoad) -> int:
     return int(own.ended_per_sec * 0.005)
 
 
+def urgent_lead_of(own: OwnLoad) -> int:
+    """Return the further slots above the limit that are for urgent requests alone, where the pool keeps them."""
+    return int(own.ended_per_sec * 0.010 + 0.5) - lead_of(own)
+
+
 class LimitSearch:
     """The search at one engine. `slots` may also be set from outside."""
 
@@ -55,6 +62,8 @@ class LimitSearch:
         """The limit that is trusted, or None."""
         self.largest_limit = 0
         self.is_probing = False
+        self.urgent_lead = 0
+        """The slots above the limit that are for urgent requests alone, as of the last look with requests that waited."""
         self.reason = SlotReason.RAISED
         """Why `slots` was last changed."""
         self._recent: deque[int] = deque(maxlen=8)
@@ -100,7 +109,9 @@ class LimitSearch:
         self, running: int, waiting: int, own: OwnLoad, demand: PoolDemand, *, kv_usage: float, period: Micros, now: Micros
     ) -> None:
         """Take a look into account. `running` and `waiting` are ours alone; `period` is the usual time between two looks."""
-        lead = lead_of(own)
+        if demand.wanted:
+            self.urgent_lead = urgent_lead_of(own) if demand.keeps_lead else 0
+        lead = self._lead(own)
         if waiting > lead + int(0.02 * running) and running > 0:
             if self._stands_still(running) and not self._may_be_a_dip(running, now):
                 self.confirm(running, own, kv_usage=kv_usage, now=now)
@@ -143,10 +154,10 @@ class LimitSearch:
         self.largest_limit = max(limit, self.largest_limit)
         self._confirmed_at, self._confirmed_at_full_memory = now, kv_usage > 0.85
         self._raises, self._ever_confirmed, self.is_probing = 0, True, False
-        self._set(limit + lead_of(own), SlotReason.CONFIRMED)
+        self._set(limit + self._lead(own), SlotReason.CONFIRMED)
 
     def _look_without_queue(self, running: int, own: OwnLoad, demand: PoolDemand, *, period: Micros, now: Micros) -> None:
-        lead = lead_of(own)
+        lead = self._lead(own)
         if self.limit is not None and running > self.limit:
             self.limit = running
             self._set(max(self.slots, running + lead), SlotReason.MORE_RUNNING)
@@ -165,6 +176,9 @@ class LimitSearch:
             self._probe(self.limit, lead, demand, now)
         elif running >= 0.9 * own.in_flight - lead - 2:
             self._raise(now)
+
+    def _lead(self, own: OwnLoad) -> int:
+        return lead_of(own) + self.urgent_lead
 
     def _patience(self, own: OwnLoad) -> Micros:
         return _TRUST_AT_FULL_MEMORY if self._confirmed_at_full_memory else self._trust_time(own)

@@ -72,6 +72,8 @@ class PoolDemand(msgspec.Struct, frozen=True):
     """Whether a request waits for a slot (and not for the limit of its tenant)."""
     held: int = 0
     """Idle slots that reservations withhold from the least urgent request that waits."""
+    keeps_lead: bool = False
+    """Whether slots beyond the limit would be kept for urgent requests (`admission/lead.py`), and those would come here."""
 
 
 NO_DEMAND = PoolDemand()

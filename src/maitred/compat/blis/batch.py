@@ -26,6 +26,7 @@ class BlisBatch(ContinuousBatch):
     """The running batch of one instance, as BLIS plans its steps. See `ContinuousBatch` for the methods."""
 
     discounts_stalls = True
+    follows_limit = False
 
     __slots__ = ("_kv",)
 

@@ -41,6 +41,7 @@ from maitred.kv import BlockManager
 class SGLangBatch(ContinuousBatch):
     """The running batch of one instance. See `ContinuousBatch` for the methods."""
 
+    follows_limit = False
     requeues_at_front = False
     keeps_notes = True
 

@@ -1,0 +1,111 @@
+"""Slots beyond what the engines run: kept for classes that may preempt, and watched while such a request uses one."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from admission_timeline import BULK, INTERACTIVE, Timeline, classes
+from engine_model import Engine, Gateway, World
+
+from maitred.admission import RecordedAdmission, ReleaseReason, Ticket, replay
+from maitred.core.decisions import DecisionLog
+from maitred.core.units import MILLISECOND, SECOND
+
+ADAPTIVE = {"reserve": "adaptive", "on_preempt": "retry"}
+LIMITS = {"interactive": {"reserved_per_slot": 0.3}, "bulk": {"queue_size": 100}}
+
+
+def saturated(said: dict[str, object] | None = None, lead: int = 1) -> Timeline:
+    """Return a pool of 17 slots with a lead, in which bulk waits, after 20 chats have come and gone."""
+    t = Timeline(17, said or ADAPTIVE, **LIMITS)
+    t.core.resize("m", 17, 0, lead)
+    for number in range(20):
+        t.submit(0.01 * number, f"early{number}", INTERACTIVE)
+        t.release(0.01 * number, f"early{number}")
+    for number in range(30):
+        t.submit(1.5, f"b{number}", BULK)
+    return t
+
+
+def test_bulk_fills_what_the_engines_run_and_a_chat_has_the_lead_at_once() -> None:
+    t = saturated()
+    assert (t.of(BULK).in_flight, t.of(INTERACTIVE).held) == (16, 1)
+    assert t.submit(2, "c", INTERACTIVE) == ["c admit lead_free"]
+    assert t.release(2.003, "b0") == [], "the slot is part of the lead again"
+    assert t.release(2.004, "b1") == ["b16 admit slot_free"]
+
+
+def test_a_chat_that_no_slot_is_freed_for_in_time_has_the_place_of_a_victim() -> None:
+    t = saturated()
+    t.submit(2, "c1", INTERACTIVE)
+    t.release(2.003, "b0")
+    t.release(2.01, "c1")
+    assert t.submit(2.03, "c2", INTERACTIVE) == ["c2 admit lead_free"]
+    assert t.next_deadline() == 2.035
+    assert t.advance(2.034) == []
+    assert t.advance(2.035) == ["b16 preempt higher_class c2"]
+    assert t.submit(2.0355, "c3", INTERACTIVE)[-1] == "c3 queue no_slot", "a slot is about to become free: no second victim"
+    assert t.release(2.036, "b16", ReleaseReason.SLOT_PREEMPTED) == ["b16 queue to_be_retried", "c3 admit lead_free"]
+
+
+def test_a_response_that_has_started_needs_no_victim() -> None:
+    t = saturated()
+    t.submit(2, "c", INTERACTIVE)
+    assert t.first_byte(2.004, "c")
+    assert t.advance(2.5) == []
+
+
+def test_a_chat_that_finds_the_lead_in_use_preempts_and_is_watched() -> None:
+    t = saturated()
+    t.submit(2, "c1", INTERACTIVE)
+    assert t.submit(2.001, "c2", INTERACTIVE) == ["b15 preempt higher_class c2", "c2 queue victim_leaving b15"]
+    # The place of b15 goes to c1, which stands before c2 in the queue of the engine.
+    assert t.release(2.002, "b15", ReleaseReason.SLOT_PREEMPTED) == ["b15 queue to_be_retried", "c2 admit victim_gone b15"]
+    assert t.advance(2.006) == []
+    assert t.advance(2.007) == ["b14 preempt higher_class c2"]
+
+
+@pytest.mark.parametrize(("said", "lead"), [({"on_preempt": "retry", "reserve": "fixed"}, 1), (ADAPTIVE, 0)])
+def test_without_a_lead_or_with_fixed_reservations_nothing_is_watched(said: dict[str, object], lead: int) -> None:
+    t = saturated(said, lead)
+    assert t.submit(2, "c", INTERACTIVE)[-1] in ("c admit slot_free", "c queue victim_leaving b16")
+    assert t.advance(2.05) in ([], ["c queue budget_spent"])
+
+
+def test_a_reload_keeps_the_lead() -> None:
+    t = saturated()
+    t.reconfigure(2, ADAPTIVE, **LIMITS)
+    assert t.submit(2, "c", INTERACTIVE) == ["c admit lead_free"]
+
+
+def test_the_log_runs_again() -> None:
+    lines: list[bytes] = []
+    core = RecordedAdmission(classes(ADAPTIVE, **LIMITS), {"m": 3}, DecisionLog(lines.append))
+    core.resize("m", 3, 0, 1)
+    for number in range(20):
+        core.submit(Ticket(number, "m", INTERACTIVE), number)
+        core.release(number, ReleaseReason.DRAINED, number)
+    for number in range(20, 25):
+        core.submit(Ticket(number, "m", BULK), 2 * SECOND)
+    core.submit(Ticket(30, "m", INTERACTIVE), 3 * SECOND)
+    assert core.advance(3 * SECOND + 5 * MILLISECOND)[0].other == 30
+    again: list[bytes] = []
+    replay(lines, DecisionLog(again.append))
+    assert again == lines
+
+
+def test_learned_slots_lead_where_places_become_free_all_the_time() -> None:
+    """An engine of 16 with steps of 4 ms ends 65 requests per second."""
+    results = {}
+    for keeps_lead in (True, False):
+        engine = Engine(16, step=4 * MILLISECOND)
+        gateway = Gateway(engine, clients=60, chats_per_sec=13, streams=False, on_preempt="retry", keeps_lead=keeps_lead)
+        World(engine, gateway).run(30)
+        results[keeps_lead] = gateway
+    with_lead, without = results[True], results[False]
+    assert statistics.median(with_lead.slots_between(10, 30)) == 17
+    assert statistics.median(without.slots_between(10, 30)) == 16
+    assert with_lead.bulk_tokens(5, 30) > 1.03 * without.bulk_tokens(5, 30), "no slot of the engine is kept idle"
+    assert with_lead.ttft(0.5, since=5) < without.ttft(0.5, since=5) + 5
+    assert with_lead.most_beyond <= 0
