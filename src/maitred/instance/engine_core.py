@@ -119,12 +119,7 @@ class EngineCore:
 
     def output_length(self, request: Request, output_tokens: int) -> int:
         """Return the length of an answer that would end by itself after `output_tokens`, within the request's limits."""
-        longest = self._max_model_len - request.prompt_tokens
-        limit = request.max_output_tokens
-        if limit is not None and limit < longest:
-            longest = limit
-        length = output_tokens if output_tokens < longest else longest
-        return length if length > 1 else 1
+        return _length_within(output_tokens, request.max_output_tokens, self._max_model_len - request.prompt_tokens)
 
     def add(
         self,
@@ -135,10 +130,10 @@ class EngineCore:
         transferred: SequenceState | None,
     ) -> bool:
         """Let `request` wait; see `Instance.enqueue`. Return False, with an event that says why, if it may not."""
-        prompt = request.prompt_tokens
+        prompt, limit = request.prompt_tokens, request.max_output_tokens
         seq = SequenceState(request, self._num_arrivals, prompt, request.priority)
         self._num_arrivals += 1
-        if prompt < 1 or prompt + (request.max_output_tokens or 1) > self._max_model_len:  # `rejection_reason`
+        if prompt < 1 or prompt + (limit or 1) > self._max_model_len:  # `rejection_reason`
             self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
             return False
         if self.queue_caps.is_capped and self.queue_caps.overload_reason((prompt,), self.sequences):
@@ -151,8 +146,8 @@ class EngineCore:
             heappush(self.deadlines, (request.deadline, seq.arrival_index, seq))
         if transferred is not None:
             seq.resume_transferred(transferred)
-        self.sequences[request.id] = seq
-        self._output_lengths[request.id] = self.output_length(request, output_tokens)
+        self.sequences[seq.request_id] = seq
+        self._output_lengths[seq.request_id] = _length_within(output_tokens, limit, self._max_model_len - prompt)
         if conversation_prefix is not None and self._prefix_blocks is not None:
             self._prefix_blocks.expect_continuation(seq, conversation_prefix)
         if self._unseen is None:
@@ -396,3 +391,10 @@ class EngineCore:
         if self._counts_service:
             self.waiting.on_served(seq, 0, seq.num_output_tokens - seq.num_accounted_output_tokens, now)
         seq.num_accounted_output_tokens = seq.num_output_tokens
+
+
+def _length_within(output_tokens: int, limit: int | None, room: int) -> int:
+    """Return the length of an answer of `output_tokens` tokens, of which the client wants `limit` and `room` fit."""
+    longest = room if limit is None or limit > room else limit
+    length = output_tokens if output_tokens < longest else longest
+    return length if length > 1 else 1

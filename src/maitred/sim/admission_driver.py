@@ -146,7 +146,7 @@ class AdmissionDriver:
 
         A decision about the request itself means that it may try again. Otherwise it ends as PREEMPTED.
         """
-        request_id, replica = state.job.request.id, state.replica
+        request_id, replica = state.request.id, state.replica
         # Withdrawn first, because the release may give this very request another slot at once.
         self._lifecycle.withdraw(state, now)
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, now)

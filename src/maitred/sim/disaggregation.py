@@ -75,7 +75,7 @@ class Disaggregation:
 
     def place(self, state: RequestState, now: Micros) -> Replica:
         """Return the instance to which a request goes first. If it is a prefill instance, also set its decode instance."""
-        request = state.job.request
+        request = state.request
         decode = self._fleet.replicas[self._decode.choose(request, now)]
         if not self._needs_prefill_instance(request, decode):
             return decode
@@ -93,7 +93,7 @@ class Disaggregation:
 
     def start_transfer(self, state: RequestState, decode: Replica, seq: SequenceState, now: Micros) -> None:
         """Send the KV of a computed prompt (`seq`) to its decode instance."""
-        prefill, request = state.replica, state.job.request
+        prefill, request = state.replica, state.request
         assert prefill is not None
         prefill.in_flight -= 1
         self.on_request_end(request, prefill, now)

@@ -99,7 +99,8 @@ class SimulatedFleet:
         """Begin steps and find the next event of all dirty instances, after everything at this instant has happened. Nothing
         but a sample enters or looks at an instance before `quiet_until`."""
         heap = self._event_queue.heap
-        quiet_until = min(quiet_until, self._event_queue.next_sample_at)
+        sample_at = self._event_queue.next_sample_at
+        quiet_until = quiet_until if quiet_until < sample_at else sample_at
         for replica in self.dirty:  # `resume`, without its call
             due = replica.instance.next_event(quiet_until)
             if due is None:

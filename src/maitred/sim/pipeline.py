@@ -43,13 +43,15 @@ from maitred.sim.slot_learning import SimulatedSlots
 from maitred.sim.timeline_log import TimelineLog
 from maitred.workload import Job
 
-_OUTCOMES: Final = {
+_OUTCOME_OF: Final = {
     EventKind.FINISHED: Outcome.COMPLETED,
     EventKind.TIMED_OUT: Outcome.TIMED_OUT,
     EventKind.ABORTED: Outcome.ABORTED,
     EventKind.REFUSED: Outcome.REFUSED,
     EventKind.REJECTED: Outcome.REJECTED,
 }
+_OUTCOMES: Final = tuple(_OUTCOME_OF.get(kind, Outcome.UNFINISHED) for kind in EventKind)
+"""By event kind, since a member of an enum is slow to hash."""
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN
 _KV_PREEMPTED: Final = EventKind.KV_PREEMPTED
 _FINISHED: Final = EventKind.FINISHED
@@ -182,20 +184,20 @@ class Pipeline:
         """Handle the events of an instance, at its turn."""
         self._turn = replica
         for event in events:
-            if self._withdrawn and event.seq.request_id in self._withdrawn:
+            kind, seq = event.kind, event.seq
+            if self._withdrawn and seq.request_id in self._withdrawn:
                 continue  # What it would get at this very instant is lost with its slot.
-            kind = event.kind
             if kind is _FIRST_TOKEN:
                 if self._admission is not None:
-                    self._admission.confirm_first_byte(event.seq.request, now)
+                    self._admission.confirm_first_byte(seq.request, now)
                 if self._slots is not None:
-                    self._slots.on_first_token(event.seq.request, replica, now)
+                    self._slots.on_first_token(seq.request, replica, now)
                 if self._programs is not None:
-                    self._programs.on_first_token(event.seq.request, replica)
+                    self._programs.on_first_token(seq.request, replica)
             elif kind is not _KV_PREEMPTED:
-                self._on_instance_done(event, replica, now)
+                self._on_instance_done(seq, kind, event.at, replica, now)
             elif self.timeline_log is not None:
-                self.timeline_log.on_kv_preempted(event.seq, event.at)
+                self.timeline_log.on_kv_preempted(seq, event.at)
         self._turn = None
         if self._withdrawn:
             self._withdrawn.clear()
@@ -233,7 +235,7 @@ class Pipeline:
         if self._admission is None:
             self.on_admitted(state, now)
         else:
-            self._admission.submit(state.job.request, now)
+            self._admission.submit(state.request, now)
 
     def on_admitted(self, state: RequestState, now: Micros) -> None:
         """Send an admitted request on to routing."""
@@ -244,7 +246,7 @@ class Pipeline:
             self._delay_line.delay_until(state, now + self._delays.routing, SimEventKind.ROUTING)
 
     def _route(self, state: RequestState, now: Micros) -> None:
-        request, fleet = state.job.request, self._fleet
+        request, fleet = state.request, self._fleet
         if fleet.has_snapshots:
             fleet.refresh_views(now)
         if self._disaggregation is None:
@@ -273,35 +275,34 @@ class Pipeline:
             tokens = job.output_tokens
         if self._starts_in_turn:
             replica.settle()
-        replica.instance.enqueue(job.request, tokens, now, job.conversation_prefix)
+        replica.instance.enqueue(state.request, tokens, now, job.conversation_prefix)
         if self._starts_in_turn:
             self._fleet.resume(replica)
         else:
             self._dirty[replica] = None
 
-    def _on_instance_done(self, event: InstanceEvent, replica: Replica, now: Micros) -> None:
+    def _on_instance_done(self, seq: SequenceState, kind: EventKind, at: Micros, replica: Replica, now: Micros) -> None:
         """Handle the end of a request in an instance: its KV moves on to its decode instance, or it ends altogether."""
-        kind, request = event.kind, event.seq.request
-        state = self.live[request.id]
+        request, state = seq.request, self.live[seq.request_id]
         decode = state.decode_replica
         # The prefill instance makes the first token, which is all there is of an answer of one token: its KV stays.
         if decode is not None and kind is _FINISHED and replica.instance.output_length(request, state.job.output_tokens) > 1:
             assert self._disaggregation is not None
-            self._disaggregation.start_transfer(state, decode, event.seq, now)
+            self._disaggregation.start_transfer(state, decode, seq, now)
             return
         if decode is None:
             replica.in_flight -= 1
             if self._slots is not None:
-                self._slots.on_left(request, replica, now, event.seq.num_output_tokens if kind is _FINISHED else None)
+                self._slots.on_left(request, replica, now, seq.num_output_tokens if kind is _FINISHED else None)
             if self._disaggregation is None:
                 self._router.on_request_end(request, replica.index, now)
             else:
                 self._disaggregation.on_request_end(request, replica, now)
         else:
             self._detach(state, now)
-        self.finish(state, _OUTCOMES[kind], event.at, event.seq, replica)
+        self.finish(state, _OUTCOMES[kind], at, seq, replica)
         if self._admission is not None:
-            self._admission.release(request.id, ReleaseReason.DRAINED if kind is _FINISHED else ReleaseReason.FAILED, now)
+            self._admission.release(seq.request_id, ReleaseReason.DRAINED if kind is _FINISHED else ReleaseReason.FAILED, now)
 
     def _detach(self, state: RequestState, now: Micros) -> None:
         """Take a request out of the delay line and out of the counts of its instances, and tell their routers."""
@@ -311,19 +312,19 @@ class Pipeline:
         if replica is not None:
             replica.in_flight -= 1
             if self._slots is not None:
-                self._slots.on_left(state.job.request, replica, now)
-            self._notify_router(state.job.request, replica, now)
+                self._slots.on_left(state.request, replica, now)
+            self._notify_router(state.request, replica, now)
         if decode is not None:
             decode.in_flight -= 1
-            self._notify_router(state.job.request, decode, now)
+            self._notify_router(state.request, decode, now)
 
     def withdraw(self, state: RequestState, now: Micros) -> None:
         """Stop the work on a request, and drop its output."""
         replica = state.replica
         if replica is not None and state.stage is _IN_INSTANCE:
             if replica is self._turn:
-                self._withdrawn.add(state.job.request.id)
-            if replica.withdraw(state.job.request.id, now):
+                self._withdrawn.add(state.request.id)
+            if replica.withdraw(state.request.id, now):
                 self._fleet.schedule_now(replica, now)
             elif self._starts_in_turn:
                 self._fleet.resume(replica)
@@ -347,19 +348,19 @@ class Pipeline:
         replica: Replica | None = None,
     ) -> None:
         """End a request and write its row. `seq` is the final state of its sequence, or None if it was in no instance."""
-        job = state.job
-        del self.live[job.request.id]
+        request = state.request
+        del self.live[request.id]
         if state.prefilled is not None:
             seq = state.with_prefill_counts(seq)
         ended_at = self._rows.write(state, outcome, at, seq, replica)
         self.last_end = max(self.last_end, ended_at)
         if self._arrivals.reactive is not None:
             tokens = 0 if seq is None else seq.num_output_tokens
-            self._arrivals.on_request_end(job.request, outcome is Outcome.COMPLETED, tokens, at)
+            self._arrivals.on_request_end(request, outcome is Outcome.COMPLETED, tokens, at)
         if self._programs is not None:
             self._programs.on_end(state, outcome, seq, self._event_queue.now)
-            if self._arrivals.is_program_over(job.request.program):
-                self._programs.release(job.request, self._event_queue.now)
+            if self._arrivals.is_program_over(request.program):
+                self._programs.release(request, self._event_queue.now)
 
     def record_unfinished(self, end: Micros) -> None:
         """Write the rows of all requests that are left at the horizon `end`."""
@@ -368,7 +369,7 @@ class Pipeline:
         for state in self.live.values():
             at, seq = state.replica, None
             if at is not None and state.stage is _IN_INSTANCE:
-                seq = at.instance.sequence(state.job.request.id)
+                seq = at.instance.sequence(state.request.id)
             if state.prefilled is not None:
                 seq = state.with_prefill_counts(seq)
             self._rows.write(state, Outcome.UNFINISHED, NEVER, seq, at)

@@ -113,7 +113,7 @@ class ProgramsDriver:
 
     def on_end(self, state: RequestState, outcome: Outcome, seq: SequenceState | None, now: Micros) -> None:
         """Report the end of a request, however it has ended. What is decided by that is carried out at the end of the event."""
-        request = state.job.request
+        request = state.request
         program = self.core.program_of(request.id)
         self._progress.end(request.id)
         self._report_progress(now)
@@ -200,7 +200,7 @@ class ProgramsDriver:
             if decision.action is _GRANT:
                 program = self.core.program_of(decision.request)
                 if program is not None:
-                    self.statistics.on_granted(program, now - state.job.request.arrival)
+                    self.statistics.on_granted(program, now - state.request.arrival)
                 self._lifecycle.on_granted(state, now)
             elif decision.action is _REJECT:
                 self.rejections[decision.reason] += 1

@@ -55,6 +55,7 @@ class RequestState:
 
     def __init__(self, job: Job, row: int) -> None:
         self.job = job
+        self.request = job.request
         self.row = row
 
     def with_prefill_counts(self, decoded: SequenceState | None) -> SequenceState | None:

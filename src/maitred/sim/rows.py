@@ -95,7 +95,7 @@ class ResultRows:
     ) -> Micros:
         """Write the row of a request that ended at `at`, and return the instant at which its client knows that. `seq` is the
         final state of its sequence, or None if the request was in no instance."""
-        request = state.job.request
+        request = state.request
         queued, scheduled, first_token = state.queued_at, NEVER, NEVER
         emitted = cached = wasted = preemptions = 0
         if seq is not None:

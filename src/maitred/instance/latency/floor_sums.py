@@ -24,9 +24,9 @@ _ONE: Final = 1 << 48
 _FRACTION_MASK: Final = _ONE - 1
 _UNIT: Final = 1 / _ONE
 _HALF: Final = 1 << 47
-_FEW_ROWS: Final = 4
+_FEW_ROWS: Final = 12
 _FEW_STEPS: Final = 48
-"""Up to so many rows they are added up, else up to so many steps these, else Euclid's algorithm is faster."""
+"""Up to so many rows or steps these are added up one by one; with more of both Euclid's algorithm is faster."""
 
 
 def steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
@@ -74,16 +74,19 @@ def sum_of_floors(first: int, growth: int, steps: int) -> int:
 def _sum_by_rows(first: int, growth: int, steps: int) -> int:
     """Return Σ floor((first + growth·j) / 2^48) for j from 0 below `steps`, where `first` is less than 2^48 and `growth` at
     most half of that. A row is a whole µs: with each, one is added to the steps from some step on."""
-    end = first + growth * steps
-    rows = (end - growth) >> SHIFT
-    if rows > _FEW_ROWS:
-        if steps > _FEW_STEPS:
-            return _euclidean_sum_of_floors(steps, _ONE, growth, first)
-        return sum([time >> SHIFT for time in range(first, end, growth)])
-    total = rows * steps
-    while rows > 0:
-        total += (first - (rows << SHIFT)) // growth
-        rows -= 1
+    rows = (first + growth * (steps - 1)) >> SHIFT
+    if rows > _FEW_ROWS and steps > _FEW_STEPS:
+        return _euclidean_sum_of_floors(steps, _ONE, growth, first)
+    total = 0
+    if 3 * rows < steps:  # a division costs as much as three additions and shifts
+        total = rows * steps
+        while rows > 0:
+            total += (first - (rows << SHIFT)) // growth
+            rows -= 1
+        return total
+    for _ in range(steps):
+        total += first >> SHIFT
+        first += growth
     return total
 
 
