@@ -182,8 +182,8 @@ class ResponseForwarder:
             return end_to_end_headers(headers)
         places = memo.value
         if not isinstance(places, list):
-            kept = {id(header) for header in end_to_end_headers(headers)}
-            memo.value = places = [place for place, header in enumerate(headers) if id(header) in kept]
+            kept = {name for name, _ in end_to_end_headers(headers)}
+            memo.value = places = [place for place, (name, _) in enumerate(headers) if name in kept]
         return [headers[place] for place in places]
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
