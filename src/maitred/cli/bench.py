@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -26,6 +27,7 @@ from maitred.cli.vllm_names import VllmFlags, check_percentiles, print_percentil
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from maitred.study.candidate import Candidate
     from maitred.study.live.benchmark import BenchPlan, LiveRun
     from maitred.workload import Job, Trace, Workload
 
@@ -295,20 +297,19 @@ def _predictor(flags: BenchFlags) -> Callable[[_LiveLoad, LiveRun], None] | None
         raise ConfigError("a simulation does not know it", where="--max-concurrency", hint=f"leave out --predict; {hint}")
     from maitred.study.candidate import Candidate
 
-    candidate = Candidate.from_yaml(flags.predict, env=os.environ)
+    return partial(_predict_and_print, Candidate.from_yaml(flags.predict, env=os.environ), flags.run_seed)
 
-    def predict_and_print(load: _LiveLoad, live: LiveRun) -> None:
-        from rich.console import Console
 
-        from maitred.cli.calibration import summary_lines
-        from maitred.report.table import print_table
-        from maitred.study.live.prediction import predict, prediction_table
+def _predict_and_print(candidate: Candidate, seed: int, load: _LiveLoad, live: LiveRun) -> None:
+    from rich.console import Console
 
-        with ExitStack() as stack:
-            jobs, _, _ = load.open(stack)
-            found = list(predict(jobs, candidate, live.results, seed=flags.run_seed))
-        print_table(prediction_table(found), Console())
-        for line in summary_lines(found[0]):
-            typer.echo(line)
+    from maitred.cli.calibration import summary_lines
+    from maitred.report.table import print_table
+    from maitred.study.live.prediction import predict, prediction_table
 
-    return predict_and_print
+    with ExitStack() as stack:
+        jobs, _, _ = load.open(stack)
+        found = list(predict(jobs, candidate, live.results, seed=seed))
+    print_table(prediction_table(found), Console())
+    for line in summary_lines(found[0]):
+        typer.echo(line)

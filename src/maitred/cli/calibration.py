@@ -217,18 +217,16 @@ def _fit(measured: Sequence[Path], name: str, on: tuple[str, str, int]) -> Fit:
 
 
 def _fit_steps(steps: Sequence[MeasuredStep], name: str, source: str, on: tuple[str, str, int]) -> Fit:
-    if name == "table":
-        from maitred.study.calibration.table_fit import fit_table
-
-        return fit_table(steps, source)
-    from maitred.study.calibration.fitting import fit_linear, fit_trained_physics
-
-    if name == "linear":
-        return fit_linear(steps)
     from msgspec.structs import replace
 
     from maitred.instance.catalogue import find_deployment
+    from maitred.study.calibration.fitting import fit_linear, fit_trained_physics
+    from maitred.study.calibration.table_fit import fit_table
 
+    if name == "table":
+        return fit_table(steps, source)
+    if name == "linear":
+        return fit_linear(steps)
     engine = _instance_config(*on)
     return replace(fit_trained_physics(steps, find_deployment(engine)), engine=engine)
 
@@ -340,25 +338,32 @@ def print_validation(validation: Validation, console: Console) -> None:
 
 
 def _validate_all(folders: Sequence[Path], measured: Path | None, config: Path | None) -> list[Validation]:
-    from maitred.study.calibration.importers import read_any_timeline
-    from maitred.study.calibration.measured_run import read_measured_run
-    from maitred.study.calibration.measurements import is_recording, read_timeline
-    from maitred.study.calibration.validation import validate as validated
-
     if (measured is None) != (config is None) or (measured is None and not folders):
         hint = "maitred validate DIR..., or maitred validate --measured requests.csv --config FILE"
         raise ConfigError("there is nothing to compare", hint=hint)
-    found = []
-    for path in folders:
-        folder = read_measured_run(path)
-        peer = path / "peer_simulator_error.txt"
-        found.append(validated(folder.name, read_timeline(folder.requests), folder.instance(), peer))
+    found = [_validate_folder(path) for path in folders]
     if measured is not None and config is not None:
-        from maitred.config import load
-
-        requests = _read_measured(measured) if is_recording(measured) else read_any_timeline(measured)
-        found.append(validated(measured.name, requests, load(config).instance))
+        found.append(_validate_requests(measured, config))
     return found
+
+
+def _validate_folder(path: Path) -> Validation:
+    from maitred.study.calibration.measured_run import read_measured_run
+    from maitred.study.calibration.measurements import read_timeline
+    from maitred.study.calibration.validation import validate as validated
+
+    folder = read_measured_run(path)
+    return validated(folder.name, read_timeline(folder.requests), folder.instance(), path / "peer_simulator_error.txt")
+
+
+def _validate_requests(measured: Path, config: Path) -> Validation:
+    from maitred.config import load
+    from maitred.study.calibration.importers import read_any_timeline
+    from maitred.study.calibration.measurements import is_recording
+    from maitred.study.calibration.validation import validate as validated
+
+    requests = _read_measured(measured) if is_recording(measured) else read_any_timeline(measured)
+    return validated(measured.name, requests, load(config).instance)
 
 
 def _read_measured(recording: Path) -> Sequence[MeasuredRequest]:

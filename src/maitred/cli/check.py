@@ -15,6 +15,7 @@ from maitred.core.errors import ConfigError
 if TYPE_CHECKING:
     from maitred.admission import AdmissionConfig
     from maitred.config import Config, ConfigSources
+    from maitred.instance import InstanceConfig
 
 
 def run(
@@ -96,9 +97,7 @@ def _is_admission_alone(file: Path) -> bool:
 
 
 def _summary_lines(config: Config, capacity: int) -> Iterator[str]:
-    from maitred.instance.flavours import flavour_keys
-
-    gateway, engine, instance, cluster = config.gateway, config.engine, config.instance, config.cluster
+    gateway, engine, cluster = config.gateway, config.engine, config.cluster
     slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports (else 64)"
     yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
     yield from _admission_lines(config.admission, capacity)
@@ -106,14 +105,20 @@ def _summary_lines(config: Config, capacity: int) -> Iterator[str]:
     if programs.mode != "off":
         yield f"programs   {programs.mode}, flavour {programs.flavour}, acting estimator {programs.estimator}"
     yield f"routing    {config.routing.policy}" + (f", scorers {config.routing.scorers}" if config.routing.scorers else "")
-    yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
-    if instance.flavour is not None:
-        keys = ", ".join(f"{key} {getattr(instance, key)}" for key in flavour_keys(instance.flavour))
-        yield f"           flavour {instance.flavour}" + (f": {keys}" if keys else "")
+    yield from _instance_lines(config.instance)
     yield f"engine     {engine.model!r} on {engine.host}:{engine.port}"
     learned = "slots are learned" if cluster.limits_slots else "no admission"
     admission = learned if cluster.capacity is None else f"{cluster.capacity} slots"
     yield f"cluster    {_count(cluster.num_instances, 'instance')}, {admission}"
+
+
+def _instance_lines(instance: InstanceConfig) -> Iterator[str]:
+    from maitred.instance.flavours import flavour_keys
+
+    yield f"instance   {instance.scheduler}, {instance.max_num_seqs} sequences, {instance.max_num_batched_tokens} tokens a step"
+    if instance.flavour is not None:
+        keys = ", ".join(f"{key} {getattr(instance, key)}" for key in flavour_keys(instance.flavour))
+        yield f"           flavour {instance.flavour}" + (f": {keys}" if keys else "")
 
 
 def _capacity(config: Config) -> int:
@@ -172,14 +177,17 @@ def _class_lines(config: AdmissionConfig, capacity: int) -> Iterator[str]:
 
 
 def _warnings(config: Config, capacity: int) -> Iterator[str]:
-    from maitred.admission import bootstrap_problem, overcommit_problem
-
-    admission = config.admission
-    yield from admission.warnings()
+    yield from config.admission.warnings()
     yield from config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching)
     yield from config.routing.warnings()
-    if admission.mode != "priority":
-        return
+    if config.admission.mode == "priority":
+        yield from _overcommit_warnings(config.admission, capacity)
+
+
+def _overcommit_warnings(admission: AdmissionConfig, capacity: int) -> Iterator[str]:
+    """Yield a warning if the reservations are more than `capacity`."""
+    from maitred.admission import bootstrap_problem, overcommit_problem
+
     problem = overcommit_problem(admission, capacity)
     refused = problem if admission.preset.bootstrap_capacity is None else bootstrap_problem(admission)
     if refused and admission.falls_back_on_overcommit:

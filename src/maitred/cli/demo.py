@@ -67,12 +67,9 @@ def _run(observer: DemoObserver, seconds: float | None) -> DemoSummary:
 
     from maitred.emulator.demo import Demo
 
-    async def perform() -> DemoSummary:
-        return await Demo(observer, seconds).run()
-
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            return runner.run(perform())
+            return runner.run(Demo(observer, seconds).run())
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 

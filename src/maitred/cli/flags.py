@@ -120,7 +120,7 @@ class Command(Generic[F]):
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Its flags by parameter name, those under one heading together."""
+        """The flags of the command by parameter name, those under one heading together."""
         declared = [*self._key_parameters(), *((_info(p).rich_help_panel or "", p) for p in _own_parameters(self._kind))]
         # In the order in which headings first occur: typer shows them in the order of the parameters.
         panels = list(dict.fromkeys(panel for panel, _ in declared))
@@ -141,7 +141,7 @@ class Command(Generic[F]):
 
     @cached_property
     def key_flags(self) -> Mapping[str, KeyFlag]:
-        """Its flags that stand for keys, by dotted key."""
+        """The flags of the command that stand for keys, by dotted key."""
         return {row.key: row for group in self._groups for row in group.flags}
 
     @property
@@ -249,18 +249,19 @@ def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known:
 
     section, _, below = row.key.partition(".")
     key = config_key(sections[section], below)
-    text = _help(key.text, row.default or key.default, known)
     kind = int if row.in_micros else _flag_type(key.type)
-    if row.in_micros:
-        text = text.replace(" in ms", " in µs")
-    if row.turns_off:
-        text = f"{_TURN_OFF}{text}"
-    if kind == list[str]:
-        text += " Repeatable."
+    text = _key_text(row, _help(key.text, row.default or key.default, known), repeats=kind == list[str])
     info = flag(panel, row.option, text, row.metavar, alias=row.alias)
     choices = [value for value in literal_choices(key.type) if isinstance(value, str)]
     info.autocompletion = offer(choices) if choices else None
     return _parameter(row.parameter, Annotated[kind | None, info], None)
+
+
+def _key_text(row: KeyFlag, text: str, *, repeats: bool) -> str:
+    """Return the help of a key as that of its flag, which may have another unit, turn the key off, or be repeated."""
+    if row.in_micros:
+        text = text.replace(" in ms", " in µs")
+    return f"{_TURN_OFF if row.turns_off else ''}{text}{' Repeatable.' if repeats else ''}"
 
 
 def _flag_type(kind: Any) -> Any:

@@ -85,11 +85,16 @@ def _detail_lines(name: str) -> Iterator[str]:
 
 
 def _kind_of(word: str) -> Registry[Any] | None:
-    """Return the kind that knows the name. For the path of a class, return the first kind that has the methods of the class."""
+    """Return the kind that knows the name of a plug-in, or the path of a class; None if none knows a name."""
     from maitred.config.root import KINDS
 
-    if ":" not in word:
-        return next((kind for kind in KINDS if word in kind), None)
+    return _kind_of_class(word) if ":" in word else next((kind for kind in KINDS if word in kind), None)
+
+
+def _kind_of_class(word: str) -> Registry[Any]:
+    """Return the first kind that has the methods of the class. Raises the first ConfigError if there is none."""
+    from maitred.config.root import KINDS
+
     problem = None
     for kind in KINDS:
         try:

@@ -58,13 +58,19 @@ def program_values(flags: ProgramFlags) -> dict[str, object]:
     elif flags.router is not None:
         _check_routing_policy(flags.router)
         set_value(values, _POLICY, flags.router, "--router", "--routing-policy")
-    estimator = _estimator(flags)
-    if estimator is not None:
-        if _ESTIMATOR in values:
-            name = "--use-acting-token-decay" if flags.use_acting_token_decay else "--acting-token-weight"
-            raise ConfigError("contradicts --acting-estimator", where=name, hint="give one of them")
-        values[_ESTIMATOR] = estimator
+    _set_estimator(values, flags)
     return values
+
+
+def _set_estimator(values: dict[str, object], flags: ProgramFlags) -> None:
+    """Put the acting estimator of the flags into `values`. Raises ConfigError if these have one already."""
+    estimator = _estimator(flags)
+    if estimator is None:
+        return
+    if _ESTIMATOR in values:
+        name = "--use-acting-token-decay" if flags.use_acting_token_decay else "--acting-token-weight"
+        raise ConfigError("contradicts --acting-estimator", where=name, hint="give one of them")
+    values[_ESTIMATOR] = estimator
 
 
 def _check_routing_policy(name: str) -> None:

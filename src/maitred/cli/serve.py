@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.config import ConfigSources, LoadedConfig
+    from maitred.gateway.config import GatewayConfig
     from maitred.gateway.logs import LogOutput
     from maitred.gateway.reload import GatewaySettings
 
@@ -80,6 +82,13 @@ def run(flags: ServeFlags) -> None:
         _serve(sources, loaded, output)
 
 
+def _announce(config: GatewayConfig, output: LogOutput, url: str) -> None:
+    if config.log_format == "text":  # Programs that start a gateway wait for this line.
+        output.write(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}\n".encode())
+    else:
+        log.info("gateway on %s, backends: %s", url, ", ".join(config.backends))
+
+
 def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
     """Serve until a signal. Raises ConfigError if that is not possible."""
     from maitred.gateway.app import Gateway
@@ -97,19 +106,13 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         log_output=output,
     )
 
-    def ready(url: str) -> None:
-        if config.log_format == "text":  # Programs that start a gateway wait for this line.
-            output.write(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}\n".encode())
-        else:
-            log.info("gateway on %s, backends: %s", url, ", ".join(config.backends))
-
     log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
     run_server(
         gateway,
         host=config.host,
         port=config.port,
         drain_secs=config.drain_secs,
-        on_ready=ready,
+        on_ready=partial(_announce, config, output),
         on_hangup=gateway.request_reload,
         certificate=gateway.certificate,
     )
@@ -124,8 +127,7 @@ def default_state(env: Mapping[str, str], port: int) -> str | None:
 
 
 def values_of(flags: ServeFlags) -> dict[str, object]:
-    """Return the values of configuration keys that `flags` give. Raises ConfigError for flags that contradict each other, and
-    for a --tenant-api-key that is no ID:KEY."""
+    """Return the values of keys that `flags` give. Raises ConfigError for contradictions, and for a key that is no ID:KEY."""
     values = smg_values(flags)
     if flags.backends:
         urls = [url.strip() for url in flags.backends.split(",")]

@@ -10,7 +10,7 @@ more β are those of trained-physics.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -212,6 +212,16 @@ def instance_values(flags: InstanceFlags) -> dict[str, object]:
     return values
 
 
+def _check_coefficients(latency_model: str | None, beta: Sequence[float] | None) -> None:
+    """Raise ConfigError for coefficients that belong to no model, or to one that has its own."""
+    if latency_model is None and beta is None:
+        hint = "give both, or say which model they are for: --latency-model linear"
+        raise ConfigError("without --beta-coeffs it has no effect", where="--alpha-coeffs", hint=hint)
+    if latency_model is not None and set(":(") & set(latency_model) and beta is not None:
+        hint = f"{_LATENCY} {latency_model.partition(':')[0]}, or without --beta-coeffs"
+        raise ConfigError("--latency-model with numbers and --beta-coeffs are two names for one thing", hint=hint)
+
+
 def latency_of_flags(flags: InstanceFlags) -> LatencyConfig | str | None:
     """Return the latency model that `flags` give, or None if they give none. Raises ConfigError, naming the flag."""
     if (flags.latency_model, flags.alpha_coeffs, flags.beta_coeffs) == (None, None, None):
@@ -220,12 +230,7 @@ def latency_of_flags(flags: InstanceFlags) -> LatencyConfig | str | None:
 
     alpha = _numbers("--alpha-coeffs", flags.alpha_coeffs)
     beta = _numbers("--beta-coeffs", flags.beta_coeffs)
-    if flags.latency_model is None and beta is None:
-        hint = "give both, or say which model they are for: --latency-model linear"
-        raise ConfigError("without --beta-coeffs it has no effect", where="--alpha-coeffs", hint=hint)
-    if flags.latency_model is not None and set(":(") & set(flags.latency_model) and beta is not None:
-        hint = f"{_LATENCY} {flags.latency_model.partition(':')[0]}, or without --beta-coeffs"
-        raise ConfigError("--latency-model with numbers and --beta-coeffs are two names for one thing", hint=hint)
+    _check_coefficients(flags.latency_model, beta)
     default = "linear" if beta is None or len(beta) < 7 else "trained-physics"
     try:
         model = parse_latency(default if flags.latency_model is None else flags.latency_model)

@@ -30,8 +30,10 @@ from maitred.core.units import MILLISECOND, Micros
 if TYPE_CHECKING:
     from maitred.config import Config
     from maitred.report import Assessment, By, RunSetup, Summary
+    from maitred.routing import Signals
     from maitred.sim import Results
     from maitred.workload import Trace
+    from maitred.workload.load import Load
 
 _DEFAULT_SEED: Final = 42
 _SAMPLE_EVERY: Final = 5 * MILLISECOND
@@ -155,10 +157,7 @@ def _breakdowns(flags: SimulateFlags, per: By, results: Results) -> list[By]:
 
 
 def _with_some_workload(flags: SimulateFlags, config: Config) -> SimulateFlags:
-    """Return the flags with a workload: that of the flags, or for a model alone one that takes half of the cluster.
-
-    Says on standard error what it is.
-    """
+    """Return the flags with a workload: their own, or for a model alone half of what the cluster takes, said on stderr."""
     from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 
     given = {key for key in flags.values if key.startswith("workload.")}
@@ -271,20 +270,26 @@ def _check_no_programs(flags: SimulateFlags) -> None:
 
 def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     """Yield a warning for each setting that has no effect or is probably a mistake. `config` is as stated."""
-    from maitred.routing import Signals
-
-    caching, load = config.instance.enable_prefix_caching, flags.load
+    caching = config.instance.enable_prefix_caching
     yield from config.admission.policy_warnings()
     if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"
     yield from config.instance.warnings(prefix_cache=caching)
     if config.programs.mode == "tr" and not caching:
         yield "programs are paused to keep KV that nothing keeps between their requests: give --enable-prefix-caching"
-    unknown = Signals.NOTHING if caching else Signals.CACHES
-    if load.rate is not None:  # drawn requests have prompts and tenants only if the flags give them
-        unknown |= Signals.NOTHING if load.prefix_tokens else Signals.PROMPT
-        unknown |= Signals.NOTHING if load.tenant_mix else Signals.SESSION
-    yield from config.routing.warnings(unknown)
+    yield from config.routing.warnings(_missing_signals(flags.load, caching=caching))
+
+
+def _missing_signals(load: Load, *, caching: bool) -> Signals:
+    """Return the signals that no router can have here: drawn requests have prompts and tenants only if the flags give them."""
+    from maitred.routing import Signals
+
+    missing = Signals.NOTHING if caching else Signals.CACHES
+    if load.rate is not None and not load.prefix_tokens:
+        missing |= Signals.PROMPT
+    if load.rate is not None and not load.tenant_mix:
+        missing |= Signals.SESSION
+    return missing
 
 
 def breakdown(flags: FileFlags) -> By:

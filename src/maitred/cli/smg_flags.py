@@ -42,20 +42,25 @@ class SmgFlags(ProgramFlags):
     ] = None
 
 
+def _set_routing_policy(values: dict[str, object], name: str) -> None:
+    """Put SMG's routing policy of this name into `values`, with the scorers that stand for it."""
+    from maitred.compat.smg import ROUTING_POLICIES
+
+    policy, scorers = ROUTING_POLICIES.get(name, (name, None))
+    set_value(values, _POLICY, policy, "--policy", "--routing-policy")
+    if scorers is not None:
+        values.setdefault("routing.scorers", scorers)
+
+
 def smg_values(flags: SmgFlags) -> dict[str, object]:
     """Return the values of keys that `flags` give, with those of the rows of the command and of programs. Raises ConfigError
     for flags that contradict each other."""
-    from maitred.compat.smg import ROUTING_POLICIES
-
     values = program_values(flags)
     if flags.worker_urls:
         given = values.get("gateway.backends")
         values["gateway.backends"] = [*(given if isinstance(given, list) else []), *flags.worker_urls]
     if flags.policy is not None:
-        policy, scorers = ROUTING_POLICIES.get(flags.policy, (flags.policy, None))
-        set_value(values, _POLICY, policy, "--policy", "--routing-policy")
-        if scorers is not None:
-            values.setdefault("routing.scorers", scorers)
+        _set_routing_policy(values, flags.policy)
     if flags.disable_retries:
         set_value(values, _ATTEMPTS, 1, "--disable-retries", "--max-attempts")
     if flags.priority_scheduler_enabled:

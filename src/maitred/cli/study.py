@@ -22,6 +22,7 @@ from maitred.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from maitred.report import OutputFile
     from maitred.study.candidate import Candidate
     from maitred.study.capacity import CapacityResult
     from maitred.study.comparison import Comparison
@@ -117,11 +118,15 @@ def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
             jobs=flags.jobs,
             progress=lambda done, total: show(done / total, f"{done} of {total} runs"),
         )
-    if file:
-        import msgspec
-
-        file.write(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+    _write_json(comparison, file)
     return comparison
+
+
+def _write_json(result: object, file: OutputFile | None) -> None:
+    import msgspec
+
+    if file is not None:
+        file.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
 
 def _read_candidates(flags: CompareFlags) -> dict[str, Candidate]:
@@ -227,9 +232,13 @@ def _write_result(flags: SweepFlags, result: SweepResult, out: Path) -> None:
 
         write_sweep_page(result, flags.report)
         written.append(flags.report)
+    _announce_files(written, quiet=bool(flags.quiet))
+
+
+def _announce_files(written: Sequence[Path], *, quiet: bool) -> None:
     if not any(path.suffix == ".parquet" for path in written):
         typer.echo("maitred: warning: without polars there is no results.parquet (pip install 'maitred[frames]')", err=True)
-    if not flags.quiet:
+    if not quiet:
         typer.echo(printable(f"written: {', '.join(map(str, written))}"), err=True)
 
 
@@ -322,10 +331,7 @@ def capacity(flags: CapacityFlags) -> None:
     with exit_on_signals(), ExitStack() as stack:
         file = stack.enter_context(OutputFile(flags.json, where="--json")) if flags.json else None
         result = _find_capacity(flags)
-        if file:
-            import msgspec
-
-            file.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        _write_json(result, file)
     if flags.plot is not None:
         result.plot(flags.plot)
     if flags.report is not None:

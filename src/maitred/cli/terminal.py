@@ -1,4 +1,4 @@
-"""A command and what is around it: text that prints, one progress bar, signals, and the limit of open files."""
+"""What all commands need of a terminal and a process: printable text, one progress bar, signals, the limit of open files."""
 
 from __future__ import annotations
 

@@ -157,20 +157,27 @@ def recorded_run(jobs: Iterable[Job], target: TraceTarget | None, *, summary_onl
     if target is None:
         yield recording
         return
-    from maitred.report import measured_lookup
-    from maitred.workload import RecordingWorkload, RequestMeasurement
+    from maitred.workload import RecordingWorkload
 
-    missing = None if summary_only else RequestMeasurement(-1, -1, 0, "not_arrived")
     with target, TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="\n") as rows:
         recording.jobs = recorder = RecordingWorkload(jobs, target.writer, rows.write)
         yield recording
         recorder.close()
         assert recording.results is not None
-        measurement_of = measured_lookup(recording.results)
         rows.seek(0)
-        for row in rows:
-            target.write(target.writer.with_measurement(row, lambda number: measurement_of(number) or missing))
+        _write_measured(target, rows, recording.results, summary_only=summary_only)
     target.report_losses()
+
+
+def _write_measured(target: TraceTarget, rows: Iterable[str], results: Results, *, summary_only: bool) -> None:
+    """Write `rows` to `target`, each with what was measured of its request."""
+    from maitred.report import measured_lookup
+    from maitred.workload import RequestMeasurement
+
+    missing = None if summary_only else RequestMeasurement(-1, -1, 0, "not_arrived")
+    measurement_of = measured_lookup(results)
+    for row in rows:
+        target.write(target.writer.with_measurement(row, lambda number: measurement_of(number) or missing))
 
 
 def report_skipped(trace: Trace) -> None:

@@ -180,17 +180,13 @@ def print_percentiles(flags: VllmFlags, results: Results) -> None:
     if not metrics:
         return
     import numpy as np
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
 
     from maitred.core.units import to_ms
-    from maitred.report.table import NO_VALUE, format_number, print_table
+    from maitred.report.table import NO_VALUE, format_number, new_table, print_table
 
-    table, percentiles = Table(box=SIMPLE_HEAD, pad_edge=False), _percentiles(flags)
-    table.add_column("percentiles", style="bold")
-    for name in ("mean", *(f"p{each:g}" for each in percentiles)):
-        table.add_column(name, justify="right", min_width=9)
+    percentiles = _percentiles(flags)
+    table = new_table({"percentiles": "bold"}, ("mean", *(f"p{each:g}" for each in percentiles)), min_width=9)
     for name, values in _latencies(results).items():
         if name in metrics:
             figures = [values.mean(), *np.percentile(values, percentiles)] if len(values) else []

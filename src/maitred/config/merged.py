@@ -74,11 +74,9 @@ def _nested(keys: KeyPath, value: Any) -> Any:
 
 
 def flag_settings(flags: Mapping[str, object], names: Mapping[str, str]) -> Iterator[Setting]:
-    """Yield the settings of flags that are given, by dotted key; None stands for a flag that is not.
-
-    A flag has the name of its key unless `names` has another. A mapping as the value of a flag sets each of its keys by itself,
-    so that other keys beside them stay.
-    """
+    """Yield the settings of flags that are given, by dotted key; None stands for a flag that is not. A flag has the name of its
+    key unless `names` has another. A mapping as the value of a flag sets each of its keys by itself, so that other keys beside
+    them stay."""
     for key, value in flags.items():
         if value is not None:
             path = tuple(key.split("."))

@@ -107,10 +107,8 @@ def default_of(field: FieldInfo) -> Any:
 
 def field_docs(struct: type) -> Mapping[str, str]:
     """Return the docstrings of the fields of `struct`, inherited ones included, each in one line."""
-    docs: dict[str, str] = {}
-    for kind in reversed(struct.__mro__):
-        docs |= _docs_by_class(kind.__module__).get(kind.__name__, {})
-    return docs
+    docs = (_docs_by_class(kind.__module__).get(kind.__name__, {}) for kind in reversed(struct.__mro__))
+    return {name: text for of_class in docs for name, text in of_class.items()}
 
 
 @lru_cache

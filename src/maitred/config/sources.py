@@ -124,10 +124,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
 
 
 def load_or_fall_back(sources: ConfigSources) -> LoadedConfig:
-    """Return the whole configuration, or what is left if it is invalid.
-
-    Raises the ConfigError of the whole if nothing usable is left.
-    """
+    """Return the whole configuration, or what is left if it is invalid. Raises the ConfigError of the whole if nothing usable
+    is left."""
     try:
         return LoadedConfig(sources.load())
     except ConfigError as error:

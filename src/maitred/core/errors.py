@@ -98,18 +98,26 @@ def describe_read_error(error: Exception) -> str:
     return "it is not text (UTF-8)" if isinstance(error, UnicodeDecodeError) else "it is damaged, or of another kind"
 
 
+def missing_library(name: str, extra: str, where: str) -> ConfigError:
+    """Return the error for a library that is not installed. `extra` is the extra of maitred that installs it."""
+    return ConfigError(f"needs {name}, which is not installed", where=where, hint=f"pip install 'maitred[{extra}]'")
+
+
+_JSON_PROBLEMS: Final = (
+    (".*recursion depth.*", "it is nested too deeply"),
+    ("Input data was truncated", "it ends in the middle of its JSON"),
+    ("JSON is malformed(.*)", "not JSON{}"),
+    ("Object missing required field `(.*)`", "it has no {}"),
+    ("Object contains unknown field `(.*)`", "it has a key {!r}, which does not belong there"),
+)
+"""Messages of msgspec about a whole piece of JSON, and what they are in plain words."""
+
+
 def describe_json_error(message: str) -> str:
     """Return msgspec's message about a piece of JSON in plain words: where, what was expected, what was found."""
     problem, _, at = message.partition(" - at `$.")
-    if "recursion depth" in problem:
-        return "it is nested too deeply"
-    if problem == "Input data was truncated":
-        return "it ends in the middle of its JSON"
-    if problem.startswith("JSON is malformed"):
-        return f"not JSON{problem.removeprefix('JSON is malformed')}"
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-        return f"it has no {missing[1]}"
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
-        return f"it has a key {unknown[1]!r}, which does not belong there"
+    for theirs, ours in _JSON_PROBLEMS:
+        if found := re.fullmatch(theirs, problem, re.DOTALL):
+            return ours.format(*found.groups())
     words = describe_expected(problem[:1].lower() + problem[1:]).replace(", got ", ", found ")
     return f"{at.rstrip('`')}: {words}" if at else words

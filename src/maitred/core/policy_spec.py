@@ -78,13 +78,18 @@ class _Parser:
         text = word[0][1:-1] if word[0][0] in "'\"" else word[0]
         if not self.rest.startswith("("):
             return PolicySpec(text)
+        values, named = self._bracket()
+        return PolicySpec(text, tuple(values), named)
+
+    def _bracket(self) -> tuple[list[Value], dict[str, Value]]:
+        """Parse a bracket, which may hold others."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise self.error(f"more than {_MAX_DEPTH} policies within each other")
         self._skip(1)
-        values, named = self._arguments()
+        arguments = self._arguments()
         self._depth -= 1
-        return PolicySpec(text, tuple(values), named)
+        return arguments
 
     def _arguments(self) -> tuple[list[Value], dict[str, Value]]:
         """Parse what follows an opening bracket, up to and including the closing one."""

@@ -127,9 +127,7 @@ class Registry(Generic[T]):
 
     def create(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> T:
         """Return a new policy. Raises ConfigError for a wrong name, a wrong parameter (`_Arguments`) or a value out of range.
-
-        One more is made to check that (`get`), so a constructor must have no side effects.
-        """
+        One more is made to check that (`get`), so a constructor must have no side effects."""
         return self.get(spec, defaults)()
 
     def built_in(self) -> Mapping[str, Factory[T]]:
@@ -275,8 +273,7 @@ class _Arguments:
         return filled
 
     def _converted(self, name: str, value: Value) -> Any:
-        kinds = self._kinds(name)
-        for kind in kinds:
+        for kind in self._kinds(name):
             if kind in _KINDS and isinstance(value, PolicySpec):
                 return _KINDS[kind]._of(value, self._defaults)()
         if isinstance(value, PolicySpec) and not value.is_plain:
@@ -285,16 +282,15 @@ class _Arguments:
         try:
             return msgspec.convert(plain, self._types.get(name, int | float | str | list[float | str]), strict=False)
         except msgspec.ValidationError as error:
-            words = [str(w.value) for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for w in kind]
-            if words and isinstance(plain, str):
-                raise ConfigError(f"{self._name}: unknown {name} {plain!r}", hint=nearest_name_hint(plain, words)) from error
-            what = (
-                describe_expected(str(error))
-                .partition(", got")[0]
-                .replace("Expected", "expected")
-                .replace("Invalid", "invalid")
-            )
-            raise ConfigError(f"{self._name}: {name} is {word_of(value)!r}: {what}", hint=self._takes()) from error
+            raise self._conversion_error(name, value, plain, str(error)) from error
+
+    def _conversion_error(self, name: str, value: Value, plain: object, said: str) -> ConfigError:
+        """Return the error for a parameter of which msgspec has `said` that its `value` is of another type."""
+        words = [str(w.value) for kind in self._kinds(name) if isinstance(kind, type) and issubclass(kind, Enum) for w in kind]
+        if words and isinstance(plain, str):
+            return ConfigError(f"{self._name}: unknown {name} {plain!r}", hint=nearest_name_hint(plain, words))
+        what = describe_expected(said).partition(", got")[0].replace("Expected", "expected").replace("Invalid", "invalid")
+        return ConfigError(f"{self._name}: {name} is {word_of(value)!r}: {what}", hint=self._takes())
 
     def _kinds(self, name: str) -> tuple[Any, ...]:
         kind = self._types.get(name)

@@ -164,6 +164,9 @@ class YamlDocument:
             return self._to_mapping(node, (*above, node))
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self._to_value(item, (*above, node)) for item in node.value]
+        return self._to_scalar(node)
+
+    def _to_scalar(self, node: yaml.Node) -> Any:
         scalar = _SCALARS.get(node.tag.removeprefix(_TAG)) if isinstance(node, yaml.ScalarNode) else None
         if scalar is None:
             raise self._error(node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported", "leave it out")

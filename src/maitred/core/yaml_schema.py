@@ -170,19 +170,16 @@ def _choices(root: type[msgspec.Struct], path: KeyPath) -> list[str]:
 
 
 def _error_path(at: str, tree: Any, root: Any) -> KeyPath:
-    """Return the path that msgspec gives as `at`.
-
-    Among keys that the user chooses, msgspec does not say at which: it is the first one with a value that is not valid.
-    """
+    """Return the path that msgspec gives as `at`. Among keys that the user chooses it does not say at which: it is the first
+    one with a value that is not valid."""
     before, among, _ = at.partition(_ANY_KEY)
     path: KeyPath = tuple(name or int(index) for name, index in _STEP.findall(before))
     mapping = _value_at(tree, path)
     if not among or not isinstance(mapping, dict):
         return path
     for key, value in mapping.items():
-        kind = type_at(root, (*path, key))
         try:
-            msgspec.convert(value, kind)
+            msgspec.convert(value, kind := type_at(root, (*path, key)))
         except msgspec.ValidationError as error:
             return (*path, key, *_error_path(str(error).partition(" - at `")[2], value, kind))
     return path

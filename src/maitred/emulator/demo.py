@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND, Micros
 from maitred.emulator.clients import ClassOutcomes, ClientStats, WorkloadClients, repeat_jobs
 from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
+from maitred.emulator.unix_signals import handle_signals
 from maitred.wire.client import UpstreamClient
 from maitred.wire.origin import Origin
 from maitred.workload import sample_jobs
@@ -91,7 +93,7 @@ class Demo:
         call. Raises DemoProcessError if a process fails.
         """
         async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(self._signal_handlers())
+            stack.enter_context(self._handle_signals())
             processes = await stack.enter_async_context(DemoProcesses())
             client = UpstreamClient()
             stack.push_async_callback(client.close)
@@ -129,9 +131,8 @@ class Demo:
             self._observer.on_progress(self._stats, monotonic() - start)
             await asyncio.sleep(self._observer.refresh_secs)
 
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    def _handle_signals(self) -> AbstractContextManager[None]:
+        task = asyncio.current_task()
         assert task is not None
 
         def on_signal() -> None:
@@ -141,14 +142,7 @@ class Demo:
             else:
                 task.cancel()
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, on_signal)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+        return handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), on_signal)
 
 
 async def _start_processes(processes: DemoProcesses) -> str:

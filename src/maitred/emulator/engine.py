@@ -63,10 +63,8 @@ _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8
 
 def _routing_key_of(exchange: Exchange, body: GenerationBody) -> str:
     """Return the routing key of the header, else of the body, else the adapter."""
-    for name, value in exchange.headers:
-        if name == ROUTING_KEY and value:
-            return value.decode("latin-1")
-    return body.routing_key or body.lora_path or ""
+    header = next((value for name, value in exchange.headers if name == ROUTING_KEY and value), b"")
+    return header.decode("latin-1") or body.routing_key or body.lora_path or ""
 
 
 class EngineApp(App):
@@ -229,9 +227,7 @@ class EmulatedEngine:
         self.check_model(body.model)
         body.reject_unsupported()
         requests = [self._make_request(body, prompt, routing_key) for prompt in body.prompts()]
-        overload = self._instance.overload_reason([request.prompt_tokens for request in requests])
-        if overload is not None:
-            raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
+        self._check_room(requests)
         plan = ResponsePlan(
             endpoint_format=endpoint_format,
             id=f"{endpoint_format.id_prefix}{self._id_suffix}-{requests[0].id}",
@@ -282,11 +278,18 @@ class EmulatedEngine:
             stream=bool(body.stream),
             priority=-(body.priority or 0.0),  # For vLLM smaller is more urgent.
         )
-        # Before the head is sent: a streamed response could not become a 400 any more.
+        self._check_size(request)  # Before the head is sent: a streamed response could not become a 400 any more.
+        return request
+
+    def _check_size(self, request: Request) -> None:
         rejection = self._instance.rejection_reason(request)
         if rejection is not None:
             raise bad_request(rejection, code="context_length_exceeded")
-        return request
+
+    def _check_room(self, requests: Sequence[Request]) -> None:
+        overload = self._instance.overload_reason([request.prompt_tokens for request in requests])
+        if overload is not None:
+            raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
 
     def _plan_finish(self, body: GenerationBody, request: Request) -> PlannedFinish:
         room = self._model_len - request.prompt_tokens

@@ -231,14 +231,8 @@ def embedding_response(body: EmbeddingBody, model: str) -> tuple[Json, int]:
     inputs = split_items(body.input, "input")
     dimensions = body.dimensions or DIMENSIONS
     prompt_tokens = sum(map(count_item, inputs))
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _encode_vector(embedding_vector(item, dimensions), body.encoding_format),
-        }
-        for index, item in enumerate(inputs)
-    ]
+    vectors = (_encode_vector(embedding_vector(item, dimensions), body.encoding_format) for item in inputs)
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}, prompt_tokens
 

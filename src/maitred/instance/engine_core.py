@@ -113,8 +113,7 @@ class EngineCore:
         if prompt < 1:
             return "the prompt has no tokens"
         if prompt + answer > self._max_model_len:
-            asked = f"{prompt} prompt and {answer} output tokens"
-            return f"{asked} are more than the model length of {self._max_model_len} tokens"
+            return f"{prompt} prompt and {answer} output tokens are more than the model length of {self._max_model_len} tokens"
         return None
 
     def output_length(self, request: Request, output_tokens: int) -> int:

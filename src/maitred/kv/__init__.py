@@ -17,9 +17,10 @@ from maitred.kv.block_hashes import (
     request_block_hashes,
     sequence_block_hashes,
 )
-from maitred.kv.block_manager import BlockManager, PrefixBlockManager
+from maitred.kv.block_manager import BlockManager
 from maitred.kv.block_pool import BlockPool
 from maitred.kv.eviction import EVICTIONS, EvictionPolicy
+from maitred.kv.prefix_block_manager import PrefixBlockManager
 from maitred.kv.prefix_cache import NO_HIT, CacheLock, PrefixCache, PrefixHit
 from maitred.kv.radix_cache import RadixCache
 

@@ -24,7 +24,7 @@ class BlockRun:
 
     def __init__(self, block_hashes: Sequence[int], num_locks: int) -> None:
         self.block_hashes = block_hashes
-        """Its own list, or `KeyRanges`."""
+        """Hashes of the blocks: a list that only this run has, or `KeyRanges`."""
         self.num_locks = num_locks
         self.split_rest: BlockRun | None = None
         """The run that was split off its end while it was locked."""
@@ -38,7 +38,7 @@ class RunLock(CacheLock):
         self.runs = runs
         """The committed blocks, first block first: runs, with the number of blocks that each had then."""
         self.num_found = len(runs)
-        """Of these runs, those that were cached when the lock was made."""
+        """The number of leading runs that were cached when the lock was made."""
         self.num_splits = num_splits
         """`BlockPool._num_splits` when the lock was made: while it is the same, no run of the lock has been split."""
 

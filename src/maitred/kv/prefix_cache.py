@@ -46,7 +46,7 @@ class PrefixHit:
         self.num_blocks = num_blocks
         """Leading blocks of the prompt that are cached."""
         self.num_unreferenced = num_unreferenced
-        """Of these, the blocks that no lock holds. To lock them takes as many of the free ones."""
+        """Cached leading blocks that no lock holds. To lock them takes as many of the free ones."""
 
 
 NO_HIT: Final = PrefixHit(0, 0)

@@ -43,11 +43,11 @@ class RadixNode:
 
     def __init__(self, parent: RadixNode | None, block_hashes: Sequence[int], end_position: int, now: int) -> None:
         self.parent = parent
-        """None for the root, which has no blocks and is never evicted."""
+        """The node above, or None for the root, which has no blocks and is never evicted."""
         self.block_hashes = block_hashes
-        """Of a private leaf, as many numbers, which mean nothing."""
+        """Hashes of the blocks. Those of a private leaf are numbers that mean nothing."""
         self.key = block_hashes[0] if block_hashes else 0
-        """Its key among the children of its parent: the first hash, or of a private leaf one that is no hash."""
+        """The key among the children of the parent: the first hash, or for a private leaf a number that is no hash."""
         self.end_position = end_position
         """Blocks of the prefix that ends in the last block of this node."""
         self.children: dict[int, RadixNode] = {}

@@ -272,6 +272,14 @@ class BackendMemory:
 
     def check(self) -> None:
         """Raise InvariantError if the sums are not those of the programs."""
+        self._check_sums()
+        self._check_marks()
+        for program in self.programs:
+            if program.backend != self.index:
+                raise InvariantError(f"backend {self.index}: {program.key} is elsewhere")
+        self._check_heaps(len(self.marked))
+
+    def _check_sums(self) -> None:
         reasoning = [p for p in self.programs if p.status is _REASONING]
         if self.reasoning_tokens != sum(p.unshared_tokens for p in reasoning) or self.num_reasoning != len(reasoning):
             raise InvariantError(
@@ -280,15 +288,13 @@ class BackendMemory:
         acting = sum(p.charge for p in self.programs if p.status is not _REASONING)
         if self.acting_charge != acting:
             raise InvariantError(f"backend {self.index}: charge {self.acting_charge} is not {acting}")
+
+    def _check_marks(self) -> None:
         marked = [p for p in self.programs if p.is_marked]
         if set(self.marked) != {p.serial for p in marked} or len(self._marked_by_size) != len(marked):
             raise InvariantError(f"backend {self.index}: marks differ")
         if self.marked_tokens != sum(int(p.charge) + self._buffer for p in marked):
             raise InvariantError(f"backend {self.index}: marked tokens {self.marked_tokens}")
-        for program in self.programs:
-            if program.backend != self.index:
-                raise InvariantError(f"backend {self.index}: {program.key} is elsewhere")
-        self._check_heaps(len(marked))
 
     def _check_heaps(self, num_marked: int) -> None:
         if len(self._settled) + len(self._unsettled) + len(self._reasoning) + num_marked != self.num_programs:

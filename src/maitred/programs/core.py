@@ -64,10 +64,7 @@ class Programs:
         if program is None:
             self._places.decide(now, None, ProgramAction.REJECT, ProgramReason.TOO_MANY_PROGRAMS, request.id)
             return self._places.take()
-        tokens = request.prompt_tokens
-        if tokens is None:
-            tokens = self._tokens.estimate(request.characters, request.model, request.tenant)
-            self._table.characters[request.id] = request.characters
+        tokens = self._prompt_tokens(request)
         program.priority_class = request.priority_class
         program.characters = request.characters
         self._note_request(program, now)
@@ -89,9 +86,14 @@ class Programs:
         self._places.backends[program.backend].recharge(program)
         self._places.reorder_family(program)
 
+    def _prompt_tokens(self, request: ProgramRequest) -> int:
+        if request.prompt_tokens is not None:
+            return request.prompt_tokens
+        self._table.characters[request.id] = request.characters
+        return self._tokens.estimate(request.characters, request.model, request.tenant)
+
     def end(self, request_id: RequestId, usage: Usage | None, now: Micros) -> Sequence[ProgramDecision]:
-        """A request has ended: answered, failed, or left by its client. `usage` is what the backend has reported, or None. A
-        request that is not known (its program was released) is ignored."""
+        """Note the end of a request, however it came, and the usage that its backend has reported. Unknown ones are ignored."""
         self._run_due(now)
         characters = self._table.characters.get(request_id, 0)
         program = self._table.drop_request(request_id)
@@ -166,20 +168,25 @@ class Programs:
             self._places.backends.set_status(backend, status)
             self._departures.settle_places(backend, now)
         if is_other_capacity:
-            for pool in self._places.backends.pools_of(backend):
-                for program in [p for p in pool.waiting if p.waiting and pool.is_oversized(p.tokens)]:
-                    self._departures.refuse_waiting(program, ProgramReason.OVERSIZED, now)
+            self._refuse_oversized(backend, now)
         self._places.react([index], now)
         return self._places.take()
+
+    def _refuse_oversized(self, backend: BackendMemory, now: Micros) -> None:
+        for pool in self._places.backends.pools_of(backend):
+            for program in [p for p in pool.waiting if p.waiting and pool.is_oversized(p.tokens)]:
+                self._departures.refuse_waiting(program, ProgramReason.OVERSIZED, now)
+
+    def _check_fixed(self, config: ProgramsConfig) -> None:
+        for name in ("mode", "flavour", "acting_estimator", "buffer_tokens"):
+            if getattr(config, name) != getattr(self.config, name):
+                raise ValueError(f"programs.{name} cannot change while programs are known")
 
     def reconfigure(self, config: ProgramsConfig, now: Micros) -> Sequence[ProgramDecision]:
         """Go by `config` from now on; deadlines that are set move by what `max_wait_secs` and `program_ttl_secs` change. Raises
         ValueError for another mode, flavour or estimator: these need a new core."""
         self._run_due(now)
-        fixed = ("mode", "flavour", "acting_estimator", "buffer_tokens")
-        for name in fixed:
-            if getattr(config, name) != getattr(self.config, name):
-                raise ValueError(f"programs.{name} cannot change while programs are known")
+        self._check_fixed(config)
         wait_change = from_seconds(config.max_wait_secs) - from_seconds(self.config.max_wait_secs)
         shift_deadlines(self._places.waits, wait_change, now)
         self._table.shift_expiries(from_seconds(config.program_ttl_secs) - from_seconds(self.config.program_ttl_secs), now)
@@ -279,11 +286,7 @@ class Programs:
         pool = self._places.backends.pool(program.key.model)
         tokens = self._believable_tokens(pool, request_id, tokens)
         needed = program.waiting_tokens + tokens
-        is_new = program.state is not ProgramState.PAUSED
-        if self.config.mode == "default":
-            backend = pool.fewest_programs() or next(iter(pool.backends), None)
-        else:
-            backend = pool.place_new(program, needed) if is_new and not len(pool.waiting) else None
+        backend = self._backend_for(program, pool, needed)
         if backend is not None:
             pool.waiting.remove(program)
             program.last_total, program.tokens = 0, tokens
@@ -295,6 +298,13 @@ class Programs:
         else:
             self._places.enqueue(program, pool, request_id, tokens, now)
             self._places.react_to_room(pool, pool.backends, now)
+
+    def _backend_for(self, program: Program, pool: ModelPool, needed: int) -> BackendMemory | None:
+        """Return the backend at which a program without one is placed at once, or None if it has to wait."""
+        if self.config.mode == "default":
+            return pool.fewest_programs() or next(iter(pool.backends), None)
+        is_new = program.state is not ProgramState.PAUSED
+        return pool.place_new(program, needed) if is_new and not len(pool.waiting) else None
 
     def _believable_tokens(self, pool: ModelPool, request_id: RequestId, tokens: int) -> int:
         """Return the tokens of a request, at most what the largest backend holds if only a learned ratio says that it is
@@ -312,6 +322,7 @@ class Programs:
         if usage is not None:
             self._take_usage(program, usage, backend)
         program.update_tokens()
+        # Before anything is decided: the orders of pauses and resumes read the tokens of the root.
         self._places.reorder_family(program)
         if program.is_busy:
             self._places.reorder(program)

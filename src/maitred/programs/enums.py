@@ -23,11 +23,11 @@ class ProgramState(StrEnum):
     """Whether a program may hold KV memory."""
 
     ACTIVE = "active"
-    """It is registered with a backend."""
+    """The program is registered with a backend."""
     PAUSED = "paused"
-    """It is registered with none, and its requests wait."""
+    """The program is registered with no backend, and its requests wait."""
     TERMINATED = "terminated"
-    """It has been released, or has expired. No table holds it any more."""
+    """The program has been released, or has expired. No table holds it any more."""
 
 
 class ProgramAction(StrEnum):
@@ -46,7 +46,7 @@ class ProgramAction(StrEnum):
     MARK = "mark"
     """The program is to be paused when its requests end."""
     UNMARK = "unmark"
-    """It is not, any more."""
+    """The program is not to be paused any more."""
     END = "end"
     """The program is forgotten."""
 

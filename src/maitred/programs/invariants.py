@@ -37,20 +37,24 @@ def _check_requests(places: ProgramPlaces, table: ProgramTable) -> None:
         raise InvariantError(f"characters of requests {set(table.characters) - requests} are kept for nothing")
 
 
-def _check_program(program: Program, places: ProgramPlaces, *, is_placed: bool) -> None:
-    wanted = ProgramState.ACTIVE if is_placed else ProgramState.PAUSED
-    if program.state is not wanted or (program.backend is not None) != is_placed:
-        raise InvariantError(f"{program.key} is {program.state}, and should be {wanted}")
+def _check_waiting(program: Program, places: ProgramPlaces, *, is_placed: bool) -> None:
     if program.contexts and program.waiting and places.backends.reason_to_leave(program) is None:
         raise InvariantError(f"{program.key} has requests under way and waiting ones, and need not leave its backend")
     if program.waiting and not program.contexts and is_placed:
         raise InvariantError(f"{program.key} has a place, and its requests wait")
+    if bool(program.waiting) != (program.serial in places.waits):
+        raise InvariantError(f"{program.key} waits, and nothing ends its wait, or the other way round")
+
+
+def _check_program(program: Program, places: ProgramPlaces, *, is_placed: bool) -> None:
+    wanted = ProgramState.ACTIVE if is_placed else ProgramState.PAUSED
+    if program.state is not wanted or (program.backend is not None) != is_placed:
+        raise InvariantError(f"{program.key} is {program.state}, and should be {wanted}")
+    _check_waiting(program, places, is_placed=is_placed)
     if (program.status is ProgramStatus.REASONING) != program.is_busy:
         raise InvariantError(f"{program.key} is {program.status} with {len(program.contexts)} requests under way")
     if program.is_marked and not program.contexts:
         raise InvariantError(f"{program.key} is marked, and no request of it is under way")
-    if bool(program.waiting) != (program.serial in places.waits):
-        raise InvariantError(f"{program.key} waits, and nothing ends its wait, or the other way round")
     for child in program.children.values():
         if child.parent is not program or child.state is ProgramState.TERMINATED:
             raise InvariantError(f"{child.key} is not the child of {program.key}")

@@ -50,7 +50,7 @@ class ModelPool:
     def __init__(self, config: ProgramsConfig, estimator: ActingEstimator) -> None:
         self.backends: list[BackendMemory] = []
         self.open_backends: list[BackendMemory] = []
-        """Those where programs may be placed."""
+        """The backends where programs may be placed."""
         self.waiting = WaitingPrograms(None)
         self._estimator = estimator
         self.set_config(config)
@@ -255,8 +255,7 @@ class ModelPool:
         return kept
 
     def plan_marks(self, backend: BackendMemory) -> tuple[Sequence[Program], Sequence[Program]]:
-        """Return the reasoning programs to be marked at `backend`, and the marked ones that need not be, last in the order of
-        pauses first."""
+        """Return the programs to mark at `backend`, and the marked ones that need not be, last in the order of pauses first."""
         excess = max(0.0, -backend.remaining)
         withdrawn = []
         covered = backend.marked_tokens

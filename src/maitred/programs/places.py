@@ -152,11 +152,14 @@ class ProgramPlaces:
         program.status = _REASONING
         return waiting
 
-    def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
-        """Remove a program from every table; its requests that wait are refused, those under way go on without it."""
+    def _reject_waiting(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         for request_id in program.waiting:
             self.decide(now, program, ProgramAction.REJECT, reason, request_id)
         self.num_waiting -= len(program.waiting)
+
+    def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
+        """Remove a program from every table; its requests that wait are refused, those under way go on without it."""
+        self._reject_waiting(program, reason, now)
         self.decide(now, program, ProgramAction.END, reason)
         if program.backend is not None:
             self.backends[program.backend].remove(program)

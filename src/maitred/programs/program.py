@@ -57,7 +57,7 @@ class WaitingStep(NamedTuple):
 
     since: Micros
     tokens: int
-    """Of its prompt, estimated."""
+    """Tokens of the prompt, estimated."""
 
 
 class Program:
@@ -96,7 +96,7 @@ class Program:
 
     def __init__(self, serial: int, key: ProgramKey, now: Micros) -> None:
         self.serial = serial
-        """Its number in the order of creation, from 1."""
+        """The number of the program in the order of creation, from 1."""
         self.key = key
         self.created_at = now
         self.status = ProgramStatus.REASONING
@@ -116,7 +116,7 @@ class Program:
         self.contexts: dict[RequestId, int] = {}
         """Tokens of each request under way."""
         self.waiting: dict[RequestId, WaitingStep] = {}
-        """Its requests that wait for memory, oldest first; those of an active program wait until it has left its backend."""
+        """The requests that wait for memory, oldest first; those of an active program wait until it has left its backend."""
         self.step_count = 0
         """Requests so far."""
         self.last_active = now

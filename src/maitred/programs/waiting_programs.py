@@ -43,7 +43,7 @@ class WaitingPrograms:
         self._num_paused = 0
         self._in_order: IndexedHeap[int, ResumeOrder, Program] = IndexedHeap()
         self._by_age: IndexedHeap[int, AgeOrder, Program] = IndexedHeap()
-        """Those with a request that waits: the highest class first, then the oldest request."""
+        """The programs with a request that waits: the highest class first, then the oldest request."""
         self._by_size: IndexedHeap[int, tuple[int, int], Program] = IndexedHeap()
         """All of them by tokens; equal ones in the order of creation."""
 

@@ -43,7 +43,7 @@ class CacheAware(Enum):
 
     NO = "no"
     YES = "yes"
-    """It does. Without a prefix cache, the policy that its attribute `fallback` names takes its place."""
+    """The order depends on it. Without a prefix cache, the policy that the attribute `fallback` names is used instead."""
     OPTIONAL = "if there is one"
     """The policy makes sense without a prefix cache too."""
     AS_INNER = "as the inner policy"

@@ -32,7 +32,7 @@ class Player(Generic[P]):
     """An item that has waited since the clock `since` and has a `size` of at least 1."""
 
     leaf: int = -1
-    """Its place in the tree."""
+    """The place of the player in the tree."""
 
     def __init__(self, item: P, since: int, size: int, tie_break: SortKey) -> None:
         self.item = item

@@ -182,7 +182,7 @@ class _RoutingKeyQueue(BaseQueue):
         self._all: IndexedHeap[RequestId, int, SequenceState] = IndexedHeap()
         """All waiting sequences by position. Those that were preempted have negative positions, and so go first."""
         self._by_key: dict[str, IndexedHeap[RequestId, int, SequenceState]] = {}
-        """The same for each routing key that some waiting request has."""
+        """The waiting sequences by position, for each routing key that some waiting request has."""
         self._running_keys: list[str] = []
         """The routing keys of running sequences that some waiting request had at the start of the step, the most frequent
         last."""

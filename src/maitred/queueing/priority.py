@@ -293,7 +293,7 @@ class _PriorityLevels(SubqueuedQueue):
         self._levels: list[float] = []
         """The levels at which requests wait, and perhaps some at which none does any more, in order. The last goes first."""
         self._level_set: set[float] = set()
-        """The same levels."""
+        """The levels of `_levels` as a set."""
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
         level = self._sign * seq.request.priority

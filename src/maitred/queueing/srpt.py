@@ -5,6 +5,9 @@ server does not know how many they will be. It knows what the client allows, and
 and the same tenant got before. A *length predictor* makes an estimate from that when the request is added to the queue, and
 again after a preemption. Where too little is known there is no estimate: then all requests are alike, and the order is that of
 arrival.
+
+Example: A is expected to have 90 output tokens and has none yet; B, which was preempted, is expected to have 150 and has 100.
+So 90 and 50 are still to come, and B goes first.
 """
 
 from __future__ import annotations

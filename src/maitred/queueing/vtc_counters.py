@@ -73,13 +73,13 @@ class _RunningCharge:
     """What one admitted sequence adds to the account of its tenant."""
 
     origin: int | None = None
-    """Its part of `origin_sum`; None while it is not known to decode."""
+    """What the sequence adds to `origin_sum`, or None while it is not known to decode."""
 
     def __init__(self, seq: SequenceState, account: ServiceAccount, pending_prefill: int) -> None:
         self.seq = seq
         self.account = account
         self.pending_prefill = pending_prefill
-        """Its part of the account's `pending_prefill`."""
+        """What the sequence adds to the account's `pending_prefill`."""
 
 
 class TokenCounters:

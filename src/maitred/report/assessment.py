@@ -6,6 +6,8 @@ below them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from rich.console import Console
 
@@ -48,17 +50,24 @@ def utilisation_lines(used: Utilisation) -> list[str]:
     """Return the use of the instances in sentences."""
     if used.with_work is None:
         return []
+    return [_batch_line(used), *_output_line(used)]
+
+
+def _batch_line(used: Utilisation) -> str:
     first = f"Instances: with work {used.with_work:.0%} of the time"
     if used.batch is not None:
         first += (
             f", batch {format_share(used.batch)} full, KV {format_share(used.kv)} used ({format_share(used.kv_peak)} at most)"
         )
-    lines = [f"{first}."]
+    return f"{first}."
+
+
+def _output_line(used: Utilisation) -> Iterator[str]:
+    """Yield a sentence about the output beside its limit, if there is one."""
     if used.output_rate is not None and used.output_limit and used.arrival_rate and used.limit:
         share = used.output_rate / used.output_limit
-        lines.append(
+        yield (
             f"Output: {format_number(used.output_rate)} tokens/s while requests arrived, {share:.0%} of what full batches "
             f"could make of this traffic ({format_number(used.output_limit)}/s); {format_number(used.arrival_rate)} requests/s "
             f"arrived, the limit is {format_number(used.limit)}/s: headroom {used.limit / used.arrival_rate:.2f}."
         )
-    return lines

@@ -11,7 +11,7 @@ null if the event did not happen. `tpot_us` is a mean and has a fraction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, missing_library
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import to_ms, to_seconds
 from maitred.report.assessment import Assessment
@@ -67,8 +67,7 @@ def require_polars(where: str) -> None:
     try:
         import polars as pl  # noqa: F401
     except ImportError as error:
-        hint = "pip install 'maitred[frames]'"
-        raise ConfigError("needs polars, which is not installed", where=where, hint=hint) from error
+        raise missing_library("polars", "frames", where) from error
 
 
 def to_frame(results: Results) -> pl.DataFrame:
@@ -143,15 +142,18 @@ def measured_lookup(results: Results) -> MeasuredLookup:
         place = int(np.searchsorted(ids, request_id))
         if place == len(ids) or ids[place] != request_id:
             return None
-        row = order[place]
-        return RequestMeasurement(
-            first_token=int(results.first_token[row]),
-            finished=int(results.finished[row]),
-            output_tokens=int(results.output_tokens[row]),
-            outcome=Outcome(results.outcome[row]).name.lower(),
-        )
+        return _measurement(results, int(order[place]))
 
     return of
+
+
+def _measurement(results: Results, row: int) -> RequestMeasurement:
+    return RequestMeasurement(
+        first_token=int(results.first_token[row]),
+        finished=int(results.finished[row]),
+        output_tokens=int(results.output_tokens[row]),
+        outcome=Outcome(results.outcome[row]).name.lower(),
+    )
 
 
 class _Completed(msgspec.Struct):
@@ -170,6 +172,18 @@ def write_results(results: Results, path: Path, write: WriteBytes) -> None:
         write_requests(results, write)
 
 
+def _completed_columns(results: Results, rows: NDArray[np.int64]) -> Sequence[NDArray[np.int64]]:
+    """Return the columns of `_Completed`, for these rows."""
+    arrival = results.arrival[rows]
+    return (
+        results.request_id[rows],
+        results.first_token[rows] - arrival,
+        results.finished[rows] - arrival,
+        results.prompt_tokens[rows],
+        results.output_tokens[rows],
+    )
+
+
 def write_requests(results: Results, write: WriteBytes) -> None:
     """Write a JSON list with one completed request per line, by request id. Times are in µs from the arrival."""
     rows = np.flatnonzero(results.outcome == Outcome.COMPLETED)
@@ -178,15 +192,7 @@ def write_requests(results: Results, write: WriteBytes) -> None:
     separator = b"[\n"
     for start in range(0, len(rows), _SLICE):
         part = rows[start : start + _SLICE]
-        arrival = results.arrival[part]
-        columns = (
-            results.request_id[part],
-            results.first_token[part] - arrival,
-            results.finished[part] - arrival,
-            results.prompt_tokens[part],
-            results.output_tokens[part],
-        )
-        objects = map(_Completed, *(column.tolist() for column in columns))
+        objects = map(_Completed, *(column.tolist() for column in _completed_columns(results, part)))
         write(separator + b",\n".join(map(encode, objects)))
         separator = b",\n"
     write(b"\n]\n" if len(rows) else b"[]\n")
@@ -206,10 +212,7 @@ def write_metrics(
 
 
 def metrics(summary: Summary) -> dict[str, Any]:
-    """Return the figures of the run, those of classes under `per_class`, and so on for each breakdown of the summary.
-
-    A figure without any request is None.
-    """
+    """Return the figures of the run and, as in `per_class`, of each breakdown. A figure without any request is None."""
     duration = to_seconds(summary.duration)
     return {
         "simulated_duration_s": duration,

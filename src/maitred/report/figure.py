@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.errors import ConfigError, missing_library, nearest_name_hint
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.slo import Slo
 from maitred.sim import Results
@@ -52,8 +52,7 @@ def _require_matplotlib(where: str) -> None:
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError as error:
-        hint = "pip install 'maitred[plots]'"
-        raise ConfigError("needs matplotlib, which is not installed", where=where, hint=hint) from error
+        raise missing_library("matplotlib", "plots", where) from error
 
 
 def plot_format(path: Path, *, where: str = "") -> str:
@@ -71,18 +70,25 @@ def draw_run(results: Results, slo: Slo) -> Figure:
     """Draw the latencies by class, then the panels over time. Raises ConfigError without matplotlib."""
     _require_matplotlib("a plot")
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
     panels = [*latency_panels(results, slo), *time_panels(results)]
     rows = max(ceil(len(panels) / _COLUMNS), 1)
-    width, height = _PANEL_INCHES
     with mpl.rc_context(PLOT_STYLE):
-        figure = Figure(figsize=(_COLUMNS * width, rows * height))
-        figure.subplots_adjust(left=0.055, right=0.985, bottom=0.18 / rows, top=1 - 0.12 / rows, wspace=0.25, hspace=0.45)
+        figure = _new_figure(rows)
         for axes, panel in zip(figure.subplots(rows, _COLUMNS, squeeze=False).flat, panels, strict=False):
             _draw(axes, panel)
         for axes in figure.axes[len(panels) :]:
             axes.set_visible(False)
+    return figure
+
+
+def _new_figure(rows: int) -> Figure:
+    """Return an empty figure with room for `rows` rows of panels."""
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(_COLUMNS * width, rows * height))
+    figure.subplots_adjust(left=0.055, right=0.985, bottom=0.18 / rows, top=1 - 0.12 / rows, wspace=0.25, hspace=0.45)
     return figure
 
 
@@ -98,15 +104,20 @@ def save_figure(figure: Figure, kind: str, write: Callable[[bytes], object]) -> 
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    from matplotlib.ticker import MaxNLocator
 
     for curve, colour in zip(panel.curves, _COLOURS * len(panel.curves), strict=False):
         axes.plot(curve.x, curve.y, color=colour, label=curve.label, linewidth=1.6)
         if curve.low is not None and curve.high is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
-    axes.set_title(panel.title)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
+    _set_scales(axes, panel)
+    if panel.target is not None:
+        axes.axvline(panel.target, color="#6a6862", linestyle="--", linewidth=1, label="SLO")
+    if len(panel.curves) > 1 or panel.target is not None:
+        axes.legend(fontsize=8)
+
+
+def _set_scales(axes: Axes, panel: Panel) -> None:
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_ylim(0, 1.02 if panel.shares else None)
     if panel.counts_requests:
         axes.yaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
@@ -114,10 +125,6 @@ def _draw(axes: Axes, panel: Panel) -> None:
         _set_log_scale(axes, panel.log_from)
     if panel.shares:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    if panel.target is not None:
-        axes.axvline(panel.target, color="#6a6862", linestyle="--", linewidth=1, label="SLO")
-    if len(panel.curves) > 1 or panel.target is not None:
-        axes.legend(fontsize=8)
 
 
 def _set_log_scale(axes: Axes, begin: float) -> None:

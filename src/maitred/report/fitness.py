@@ -45,15 +45,20 @@ def parse_weights(text: str, *, where: str = "") -> dict[str, float]:
         name, _, value = (word.strip() for word in part.partition(":"))
         if name not in COMPONENTS:
             raise ConfigError(f"there is no component {name!r}", where=where, hint=nearest_name_hint(name, COMPONENTS))
-        try:
-            weight = float(value)
-        except ValueError:
-            weight = math.nan
+        weight = _number(value)
         if not 0 <= weight < math.inf or name in weights:
             hint = "each once, with a number, as in throughput:0.5,p99_ttft:0.3"
             raise ConfigError(f"cannot read the weight {part.strip()!r}", where=where, hint=hint)
         weights[name] = weight
     return weights
+
+
+def _number(text: str) -> float:
+    """Return the number that `text` is, or NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def fitness(summary: Summary, weights: Mapping[str, float]) -> Fitness:

@@ -49,6 +49,9 @@ class OutputFile:
             return os.dup(descriptor)
         if self._path.exists() and not self._path.is_file():
             return os.open(self._path, os.O_WRONLY)
+        return self._open_partial()
+
+    def _open_partial(self) -> int:
         # The file that a link names is replaced, and not the link. The partial file is beside it, because a rename is atomic
         # within one file system only.
         self._target = Path(os.path.realpath(self._path))

@@ -88,19 +88,22 @@ def latency_panels(results: Results, slo: Slo) -> list[Panel]:
     ):
         curves = tuple(_distribution(label, latency_of(part)) for label, part in parts if len(latency_of(part)))
         if curves:
-            panels.append(
-                Panel(
-                    title=f"{name}, {about}",
-                    about=f"Distribution of {name}. {'; '.join(map(_in_words, curves))}.",
-                    x_label="ms",
-                    y_label="requests within",
-                    curves=curves,
-                    log_x=True,
-                    shares=True,
-                    target=_shown_target(target, curves),
-                )
-            )
+            panels.append(_distribution_panel(name, about, "requests", curves, _shown_target(target, curves)))
     return [*panels, *_gaps(results)]
+
+
+def _distribution_panel(name: str, about: str, what: str, curves: tuple[Curve, ...], target: float | None = None) -> Panel:
+    """Chart the share of `what` that is within each latency."""
+    return Panel(
+        title=f"{name}, {about}",
+        about=f"Distribution of {name}. {'; '.join(map(_in_words, curves))}.",
+        x_label="ms",
+        y_label=f"{what} within",
+        curves=curves,
+        log_x=True,
+        shares=True,
+        target=target,
+    )
 
 
 def _gaps(results: Results) -> Iterator[Panel]:
@@ -116,16 +119,7 @@ def _gaps(results: Results) -> Iterator[Panel]:
         for code, sketch in sketches.items()
     )
     if curves:
-        about = f"Distribution of ITL. {'; '.join(map(_in_words, curves))}."
-        yield Panel(
-            title="ITL, gap between tokens",
-            about=about,
-            x_label="ms",
-            y_label="gaps within",
-            curves=curves,
-            log_x=True,
-            shares=True,
-        )
+        yield _distribution_panel("ITL", "gap between tokens", "gaps", curves)
 
 
 def _ttft(results: Results) -> Floats:

@@ -39,7 +39,7 @@ class ProgramSummary(msgspec.Struct, frozen=True, kw_only=True):
     arrived: int
     """Programs with an id."""
     completed: int
-    """Those that the workload says are over, and of which a request was completed."""
+    """Programs that the workload says are over, and of which a request was completed."""
     steps: int
     steps_per_minute: float | None
     makespan: LatencyStatistics | None

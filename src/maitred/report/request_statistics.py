@@ -151,8 +151,7 @@ def request_latencies(results: Results) -> dict[str, NDArray[Any]]:
 
 
 def _has_gaps(results: Results) -> NDArray[np.bool_]:
-    """Return which requests completed with more than one token, unless all tokens came at once, in an answer that did not
-    stream."""
+    """Return which requests completed with several tokens that did not come at once, as they do if nothing is streamed."""
     completed = (results.outcome == Outcome.COMPLETED) & (results.output_tokens > 1)
     several: NDArray[np.bool_] = completed & (results.finished > results.first_token)
     return several

@@ -66,8 +66,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def in_one_line(self, seeds: str = "") -> str:
-        """Return what was simulated: model, GPUs, latency model and its error, KV blocks, policies, seed, version. Of a run at
-        a live endpoint, what was measured. `seeds` says which ones there are, if there are several."""
+        """Return what was simulated, or measured at a live endpoint. `seeds` says which ones there are if there are several."""
         if self.measured:
             return f"measured: {self.measured}; seed {self.seed}; maitred {__version__}"
         instance, cluster = section_of(self, InstanceConfig), section_of(self, ClusterConfig)
@@ -143,16 +142,19 @@ def _kv_blocks(instance: InstanceConfig, derived: tuple[str, ...]) -> str:
     return f"{instance.kv_blocks:,} KV blocks of {instance.block_size_in_tokens} tokens each, {whence}"
 
 
+def _instance_policies(instance: InstanceConfig) -> Iterator[str]:
+    yield f"order {instance.scheduler}" + (f" by {instance.priority_policy}" if instance.priority_policy else "")
+    if instance.flavour is not None:
+        yield f"flavour {instance.flavour}"
+    if instance.batching is not None:
+        yield f"batching {instance.batching}"
+    if instance.enable_prefix_caching or instance.flavour_rules.always_caches_prefixes:
+        yield "prefix caching"
+
+
 def _policies(setup: RunSetup, instance: InstanceConfig, cluster: ClusterConfig) -> str:
     admission, programs = section_of(setup, AdmissionConfig), section_of(setup, ProgramsConfig)
-    order = instance.scheduler + (f" by {instance.priority_policy}" if instance.priority_policy else "")
-    parts = [f"order {order}"]
-    if instance.flavour is not None:
-        parts.append(f"flavour {instance.flavour}")
-    if instance.batching is not None:
-        parts.append(f"batching {instance.batching}")
-    if instance.enable_prefix_caching or instance.flavour_rules.always_caches_prefixes:
-        parts.append("prefix caching")
+    parts = [*_instance_policies(instance)]
     if programs.mode != "off":
         parts.append(f"programs {programs.mode}")
     elif cluster.num_instances > 1:

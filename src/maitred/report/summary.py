@@ -57,7 +57,7 @@ class GroupSummary(RequestCounts, frozen=True, kw_only=True):
     e2e: LatencyStatistics | None
     scheduling_delay: LatencyStatistics | None
     itl: LatencyStatistics | None = None
-    """Of all gaps between tokens, or None if there are none, or if the gaps were not recorded per request."""
+    """Statistics of all gaps between tokens, or None if there are none, or if the gaps were not recorded per request."""
 
     @property
     def itl_mean(self) -> float | None:
@@ -110,7 +110,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summarise(results: Results, slo: Slo | None = None, by: Iterable[By] = By) -> Summary:
     """Return the summary of a run that has kept its rows, with the breakdowns `by`."""
     targets = slo or Slo()
-    tokens = np.bincount(results.tenant, weights=results.output_tokens) if len(results) else np.zeros(0)
     return build_summary(
         results,
         targets,
@@ -119,9 +118,16 @@ def summarise(results: Results, slo: Slo | None = None, by: Iterable[By] = By) -
             each: {label: summarise_group(part, targets) for label, part in split_by(results, each)}
             for each in requested_breakdowns(by)
         },
-        tokens=tokens[np.unique(results.tenant)].tolist(),
+        tokens=_tokens_by_tenant(results),
         empty_classes=classes_without_requests(results, targets),
     )
+
+
+def _tokens_by_tenant(results: Results) -> list[float]:
+    if not len(results):
+        return []
+    tokens: list[float] = np.bincount(results.tenant, weights=results.output_tokens)[np.unique(results.tenant)].tolist()
+    return tokens
 
 
 def build_summary(

@@ -5,7 +5,7 @@ The tables show latencies by class, outcomes, and a breakdown if one is asked fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TypeAlias
 
@@ -66,11 +66,9 @@ _LATENCIES: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]]
 
 
 def print_summary(summary: Summary, console: Console, per: By = By.CLASS) -> None:
-    """Print tables within 80 columns and a line below them, as plain text if the console is no terminal.
-
-    Classes have columns of their own. Another breakdown has a table with a row for each group, for the 20 groups with the most
-    requests. No figure is ever cut or left out: on a console narrower than a table, the lines are longer than the console.
-    """
+    """Print tables within 80 columns and a line below them, as plain text if the console is no terminal. Classes have columns
+    of their own. Another breakdown has a table with a row for each group, for the 20 groups with the most requests. No figure
+    is ever cut or left out: on a console narrower than a table, the lines are longer than the console."""
     several = per is By.CLASS and len(summary.by[By.CLASS]) > 1
     groups = {**summary.by[By.CLASS], _ALL: summary.total} if several else {_ALL: summary.total}
     tables = [_latencies(summary, groups), _requests(summary, groups)]
@@ -130,12 +128,20 @@ def print_to_text(print_it: Callable[[Console], None]) -> str:
     return out.getvalue().rstrip()
 
 
-def _latencies(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
+def new_table(
+    names: Mapping[str, str], figures: Iterable[str], *, min_width: int | None = None, header_style: str = ""
+) -> Table:
+    """Return a table without rows: columns of names, given with their styles, and then of figures, aligned to the right."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("latency", style="bold")
-    table.add_column("class", style="cyan")
-    for name in ("mean", "p50", "p90", "p99"):
-        table.add_column(name, justify="right", min_width=9)
+    for name, style in names.items():
+        table.add_column(name, style=style)
+    for figure in figures:
+        table.add_column(figure, justify="right", min_width=min_width, header_style=header_style)
+    return table
+
+
+def _latencies(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
+    table = new_table({"latency": "bold", "class": "cyan"}, ("mean", "p50", "p90", "p99"), min_width=9)
     for name, of in _LATENCIES:
         for row, (label, group) in enumerate(groups.items()):
             table.add_row(name if row == 0 else "", label, *_spread(of(group)))
@@ -155,19 +161,14 @@ def _spread(spread: LatencyStatistics | None) -> list[str]:
 
 
 def _requests(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("requests", style="bold")
-    for label in groups:
-        table.add_column(label, justify="right", min_width=9, header_style="cyan")
+    table = new_table({"requests": "bold"}, groups, min_width=9, header_style="cyan")
     for name, of in (("arrived", _arrived), *_outcomes(summary), *_work(summary), *_rates(summary)):
         table.add_row(name, *map(of, groups.values()))
     return table
 
 
 def _programs(programs: ProgramSummary) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("programs", style="bold")
-    table.add_column(_ALL, justify="right", min_width=9, header_style="cyan")
+    table = new_table({"programs": "bold"}, (_ALL,), min_width=9, header_style="cyan")
     makespan = programs.makespan
     lines: list[tuple[bool, str, str]] = [
         (True, "arrived", f"{programs.arrived:,}"),
@@ -233,14 +234,18 @@ def _breakdown(summary: Summary, per: By) -> Table:
     if len(groups) > _MOST_GROUPS:
         groups.sort(key=lambda item: -item[1].arrived)
     for label, group in groups[:_MOST_GROUPS]:
-        ttft, tpot, e2e = (_spread(each) for each in (group.ttft, group.tpot, group.e2e))
-        tokens = format_number(summary.per_second(group.output_tokens))
         name = label if len(label) <= _LONGEST_NAME else f"{label[: _LONGEST_NAME - 1]}…"
-        table.add_row(name, _arrived(group), ttft[1], ttft[3], tpot[3], e2e[3], tokens, format_share(group.attainment))
+        table.add_row(name, *_breakdown_figures(summary, group))
     if len(groups) > _MOST_GROUPS:
         rest = groups[_MOST_GROUPS:]
         table.add_row(f"{len(rest):,} more", f"{sum(group.arrived for _, group in rest):,}", style="dim")
     return table
+
+
+def _breakdown_figures(summary: Summary, group: GroupSummary) -> Sequence[str]:
+    ttft, tpot, e2e = (_spread(each) for each in (group.ttft, group.tpot, group.e2e))
+    tokens = format_number(summary.per_second(group.output_tokens))
+    return _arrived(group), ttft[1], ttft[3], tpot[3], e2e[3], tokens, format_share(group.attainment)
 
 
 def _closing(summary: Summary) -> str:

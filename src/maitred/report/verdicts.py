@@ -97,9 +97,11 @@ def _diverges(samples: Samples) -> Iterator[Verdict]:
     fifths = [float(part.mean()) for part in np.array_split(waiting[half:], 5)]
     if fifths != sorted(set(fifths)) or fifths[-1] < max(_LEAST_WAITING, _LEAST_RISE * fifths[0]):
         return
+    # The last instant at which few waited: a queue that filled up and was emptied before does not count.
     begun = int(np.flatnonzero(waiting < fifths[-1] / 10).max(initial=0))
     span = float(at[-1] - at[begun])
     arrived, ended = (float(column[last] - column[begun]) / span for column in (samples.arrived, samples.ended))
+    # While batches fill up, fewer requests end than could: only the second half shows what the instances complete.
     middle = int(np.searchsorted(at, (at[begun] + at[-1]) / 2))
     served = float(samples.ended[last] - samples.ended[middle]) / max(float(at[-1] - at[middle]), 1e-6)
     growth = float(waiting[-1] - waiting[begun]) / span

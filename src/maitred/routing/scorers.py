@@ -264,7 +264,7 @@ class PrefixAffinity(BaseScorer):
         self._holders: dict[int, int] = {}
         """The instances that were sent a block, as bits."""
         self._block_hashes: Sequence[int] = ()
-        """Of the prompt that was scored last, as far as it is remembered."""
+        """Hashes of the prompt that was scored last, as far as it is remembered."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
         whole = request_block_hashes(request, self._block)

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from maitred.report.table import NO_VALUE, format_number, format_share, print_table, print_to_text
+from maitred.report.table import NO_VALUE, format_number, format_share, new_table, print_table, print_to_text
 from maitred.study.metrics import Better, Metric, find_metric
 
 if TYPE_CHECKING:
@@ -178,10 +177,7 @@ def side_lines(comparison: Comparison, index: int) -> Iterator[str]:
 
 def comparison_table(pairing: Pairing, other: str) -> Table:
     """Return a row for each metric. `other` is the short name of the second side."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("metric", style="bold")
-    for name in ("A", other, f"{other} - A", "95 % interval", "A wins", "P(A)"):
-        table.add_column(name, justify="right")
+    table = new_table({"metric": "bold"}, ("A", other, f"{other} - A", "95 % interval", "A wins", "P(A)"))
     for each in pairing.differences:
         table.add_row(*_row(each))
     return table
@@ -226,17 +222,9 @@ def _signed(kind: Metric, value: float | None) -> str:
 
 def comparison_notes(comparison: Comparison) -> Iterator[str]:
     """Yield what has to be known about the figures."""
-    count = len(comparison.seeds)
-    of = comparison.of
+    count, of = len(comparison.seeds), comparison.of
     yield f"{comparison.workload}; {count} {of if count == 1 else f'{of}s'}, the same workload for all in each."
-    if count == 1:
-        more = "--seeds 10 shows" if of == "seed" else "several show"
-        yield f"With one {of} there is no interval: {more} how much is chance."
-    else:
-        yield (
-            f"Intervals: percentile bootstrap over {of}s, {comparison.resamples:,} resamples. A wins: the number of {of}s in "
-            "which A is better. P(A): share of the resamples in which the mean of A is better, ties by half."
-        )
+    yield _interval_note(comparison)
     yield from _latency_error_notes(comparison)
     if any(each.metric.endswith(("goodput_rps", "slo_attainment")) for each in comparison.pairings[0].differences):
         yield f"SLO: {comparison.slo}."
@@ -245,6 +233,17 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
         if short:
             named = ", ".join(f"{each.metric} ({each.seeds})" for each in short)
             yield f"Not all {of}s of A and {pairing.b} have a figure: {named}."
+
+
+def _interval_note(comparison: Comparison) -> str:
+    of = comparison.of
+    if len(comparison.seeds) == 1:
+        more = "--seeds 10 shows" if of == "seed" else "several show"
+        return f"With one {of} there is no interval: {more} how much is chance."
+    return (
+        f"Intervals: percentile bootstrap over {of}s, {comparison.resamples:,} resamples. A wins: the number of {of}s in "
+        "which A is better. P(A): share of the resamples in which the mean of A is better, ties by half."
+    )
 
 
 def _latency_error_notes(comparison: Comparison) -> Iterator[str]:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import starmap
 from pathlib import Path
 
 from maitred.report.output_file import OutputFile
 from maitred.report.page.frame import ZOOM_NOTE, page_parts, table_html
 from maitred.report.page.scatter import Group, Limit, Point, Scatter, scatter_html
 from maitred.report.table import format_number
-from maitred.study.capacity.result import KNEE_METRIC, CapacityResult, capacity_notes, capacity_table, first_line, option_label
+from maitred.study.capacity.result import (
+    KNEE_METRIC,
+    CapacityResult,
+    KneePoint,
+    capacity_notes,
+    capacity_table,
+    first_line,
+    option_label,
+)
 from maitred.study.comparison import (
     Comparison,
     Difference,
@@ -133,16 +142,11 @@ def write_capacity_page(result: CapacityResult, path: str | Path) -> None:
 
 
 def _knee(result: CapacityResult) -> Scatter:
-    groups = []
-    for option in result.options:
-        tried = sorted((each for each in option.points if each.instances == option.instances), key=lambda each: each.rate)
-        points = tuple(
-            Point(x=each.rate, y=height, hollow=not each.holds, text="holds" if each.holds else "does not hold")
-            for each in tried
-            if (height := each.figures[KNEE_METRIC]) is not None
-        )
-        if points:
-            groups.append(Group(label=option_label(option), points=points, line="straight"))
+    groups = [
+        Group(label=option_label(option), points=tuple(starmap(_knee_point, option.knee)), line="straight")
+        for option in result.options
+        if option.knee
+    ]
     limits = [Limit(label="constraint", axis="y", at=each.limit) for each in result.limits if each.metric == KNEE_METRIC]
     heights = [point.y for group in groups for point in group.points]
     return Scatter(
@@ -154,6 +158,10 @@ def _knee(result: CapacityResult) -> Scatter:
         limits=(*limits, Limit(label="today", axis="x", at=result.today)),
         log_y=_is_wide(heights),
     )
+
+
+def _knee_point(point: KneePoint, height: float) -> Point:
+    return Point(x=point.rate, y=height, hollow=not point.holds, text="holds" if point.holds else "does not hold")
 
 
 def _is_wide(heights: Sequence[float]) -> bool:

@@ -147,10 +147,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[str, ...]
 
     def make_runs(self, candidate: Candidate, load: Load) -> list[StudyRun]:
-        """Return a run for every seed: the same workload and the same draws for every candidate.
-
-        `load` is self-contained. Raises ConfigError for an impossible candidate.
-        """
+        """Return a run for every seed: the same workload and the same draws for every candidate. `load` is self-contained.
+        Raises ConfigError for an impossible candidate."""
         resolved = candidate.resolved()
         return [self._make_run(candidate, resolved, load, seed) for seed in self.seeds]
 

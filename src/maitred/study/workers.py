@@ -18,6 +18,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,7 +28,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 import msgspec
 
-from maitred.core.errors import ConfigError, MaitredError, describe_read_error
+from maitred.core.errors import ConfigError, MaitredError, describe_read_error, missing_library
 
 TaskFunction: TypeAlias = Callable[[bytes], bytes]
 """A function of a module, so that other processes can import it."""
@@ -236,10 +237,8 @@ class RayWorkers:
         most = 2 * max(1, _num_cpus())
         remaining = iter(enumerate(tasks))
         while True:
-            for index, task in remaining:
+            for index, task in islice(remaining, most - len(self._pending)):
                 self._pending[remote.remote(task)] = index
-                if len(self._pending) >= most:
-                    break
             if not self._pending:
                 return
             for done in ray.wait([*self._pending], num_returns=1)[0]:
@@ -278,12 +277,18 @@ def _fetch(done: Any) -> bytes:
     return result
 
 
+def _require_ray() -> None:
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise missing_library("Ray", "ray", _FLAG) from error
+
+
 def _connect(address: str) -> bool:
     """Connect to the cluster, and return whether this call has made the connection. Raises ConfigError."""
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError("needs Ray, which is not installed", where=_FLAG, hint="pip install 'maitred[ray]'") from error
+    _require_ray()
+    import ray
+
     if ray.is_initialized():
         return False
     where = _cluster_of_this_machine() if address == "auto" else address

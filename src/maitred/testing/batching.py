@@ -35,22 +35,34 @@ def check_batch_scheduler(scheduler: str, *, seeds: int = 20) -> None:
             )
 
 
-def check_one_step(scheduler: str, seed: int) -> None:
-    """Check the answer about some active requests, of which some are in flight."""
-    rng = Random(seed)
-    kv_cache = KvCacheManager({4096: 200}, 16)
-    resources = SchedulerResources(
+def _random_resources(rng: Random, kv_cache: KvCacheManager) -> SchedulerResources:
+    return SchedulerResources(
         max_num_requests=rng.randint(1, 12),
         kv_cache_manager=kv_cache,
         max_batch_size=rng.randint(1, 12),
         max_num_tokens=rng.choice([16, 40, 400]),
         ctx_chunk_config=ContextChunkingConfig(chunk_unit_size=16),
     )
+
+
+def check_one_step(scheduler: str, seed: int) -> None:
+    """Check the answer about some active requests, of which some are in flight."""
+    rng = Random(seed)
+    kv_cache = KvCacheManager({4096: 200}, 16)
+    resources = _random_resources(rng, kv_cache)
     active = [_request(rng, number, kv_cache) for number in range(rng.randint(1, 20))]
     given, inflight = list(active), {request.request_id for request in active if rng.random() < 0.2}
     output = make_scheduler(scheduler, resources).schedule_request(active, inflight)
     assert active == given, "the list of active requests is changed"
     check_output(output, active, inflight, resources)
+
+
+def _num_computed_tokens(output: SchedulerOutput) -> int:
+    computed = [
+        reuse_adjusted_cost(request.context_chunk_size, reusable_tokens(request), request.context_remaining_length)
+        for request in output.context_requests
+    ]
+    return sum(computed) + sum(request.beam_width + request.num_draft_tokens for request in output.generation_requests)
 
 
 def check_output(output: SchedulerOutput, active: list[LlmRequest], inflight: set[int], resources: SchedulerResources) -> None:
@@ -65,11 +77,7 @@ def check_output(output: SchedulerOutput, active: list[LlmRequest], inflight: se
     assert all(request.is_started for request in output.paused_requests), "a request is paused that has not begun"
     chunks = [request.context_chunk_size for request in output.context_requests]
     assert all(chunk > 0 for chunk in chunks), f"chunks of {chunks} tokens"
-    computed = [
-        reuse_adjusted_cost(request.context_chunk_size, reusable_tokens(request), request.context_remaining_length)
-        for request in output.context_requests
-    ]
-    tokens = sum(computed) + sum(request.beam_width + request.num_draft_tokens for request in output.generation_requests)
+    tokens = _num_computed_tokens(output)
     assert resources.max_num_tokens is None or tokens <= resources.max_num_tokens, f"{tokens} tokens are scheduled"
 
 

@@ -83,7 +83,7 @@ def check_latency_model(model: str | Callable[[], LatencySpec], *, seeds: int = 
 
 
 def check_runs(model: LatencyModel, seed: int) -> None:
-    """The steps of a run, one by one and together; and a step that prefills."""
+    """Check the steps of a run, one by one and together, and a step that prefills."""
     rng = Random(seed)
     decodes, context, steps = rng.randint(1, 200), rng.randint(0, 100_000), rng.randint(1, 50)
     shapes = [BatchShape(decodes, context + decodes * step) for step in range(steps)]
@@ -94,6 +94,10 @@ def check_runs(model: LatencyModel, seed: int) -> None:
     for span in (0, times[0] - 1, times[0], sum(times) - 1, sum(times), rng.randint(0, 2 * sum(times))):
         within, fits = model.steps_within(shapes[0], span, steps), _within(times, span)
         assert within == fits, f"{within} steps end within {span} µs, and it should be {fits}"
+    _check_mixed_step(model, rng, decodes, context)
+
+
+def _check_mixed_step(model: LatencyModel, rng: Random, decodes: int, context: int) -> None:
     chunks = tuple(_chunk(rng) for _ in range(rng.randint(1, 4)))
     mixed = BatchShape(decodes, context, sum(chunk.num_tokens for chunk in chunks), chunks)
     time = model.step_time(mixed)
@@ -120,10 +124,8 @@ _READ_BY = {"waiting": Signals.LOAD, "running": Signals.LOAD, "kv_usage": Signal
 
 def check_router(router: str | Callable[[Random], Router], *, seeds: int = 20) -> None:
     """Raise AssertionError unless it chooses among the instances that it is shown, changes nothing there, looks at no more than
-    its `signals` say, chooses alike for the same seed, and calls an empty fleet a ValueError.
-
-    A class is called with a `Random`.
-    """
+    its `signals` say, chooses alike for the same seed, and calls an empty fleet a ValueError. A class is called with a
+    `Random`."""
     for seed in range(seeds):
         with blaming(router, seed):
             first, again = (_choices(_made(router, seed), seed) for _ in range(2))
@@ -222,17 +224,29 @@ def check_acting_estimator(estimator: str | Callable[[], ActingEstimator], *, se
     for seed in range(seeds):
         rng, made, again = Random(seed), make(), make()
         with blaming(estimator, seed):
-            tools = ToolTimes()
-            for _ in range(rng.randrange(4)):
-                tools.add(rng.randint(0, 60_000_000))
-            before = (tools.count, tools.mean)
-            times = [0, 1, *(rng.randint(0, 10 ** rng.randint(1, 12)) for _ in range(10))]
-            shares = [made.share(time, tools) for time in times]
-            assert all(isfinite(share) and share >= 0 for share in shares), f"shares of {shares}"
-            backwards = [again.share(time, tools) for time in reversed(times)]
-            assert shares == backwards[::-1], "the same program has two shares"
-            assert made.changes_with_time or len(set(shares)) == 1, f"shares of {shares}, and its `changes_with_time` is false"
-            assert before == (tools.count, tools.mean), "it changes the tool times"
+            _check_shares(rng, made, again)
+
+
+def _check_shares(rng: Random, made: ActingEstimator, again: ActingEstimator) -> None:
+    """Compare the shares of two estimators of one kind; the second is asked in the opposite order."""
+    tools = ToolTimes()
+    for _ in range(rng.randrange(4)):
+        tools.add(rng.randint(0, 60_000_000))
+    before = (tools.count, tools.mean)
+    times = [0, 1, *(rng.randint(0, 10 ** rng.randint(1, 12)) for _ in range(10))]
+    shares = [made.share(time, tools) for time in times]
+    assert all(isfinite(share) and share >= 0 for share in shares), f"shares of {shares}"
+    backwards = [again.share(time, tools) for time in reversed(times)]
+    assert shares == backwards[::-1], "the same program has two shares"
+    assert made.changes_with_time or len(set(shares)) == 1, f"shares of {shares}, and its `changes_with_time` is false"
+    assert before == (tools.count, tools.mean), "it changes the tool times"
+
+
+def _check_jobs(jobs: Sequence[Job]) -> None:
+    assert jobs, "it reads no request"
+    arrivals = [job.request.arrival for job in jobs]
+    assert arrivals == sorted(arrivals), f"requests come at {arrivals}"
+    assert all(job.request.prompt_tokens >= 1 and job.output_tokens >= 1 for job in jobs), "a request of no tokens"
 
 
 def check_trace_format(trace_format: str | Callable[[], TraceFormat], rows: Iterable[str]) -> None:
@@ -242,13 +256,9 @@ def check_trace_format(trace_format: str | Callable[[], TraceFormat], rows: Iter
     with blaming(trace_format, 0):
         _check_claims(make(), lines[0])
         try:
-            jobs = _read(make(), lines)
+            _check_jobs(_read(make(), lines))
         except ConfigError as error:
             raise AssertionError(f"it cannot read its own rows: {error}") from error
-        assert jobs, "it reads no request"
-        arrivals = [job.request.arrival for job in jobs]
-        assert arrivals == sorted(arrivals), f"requests come at {arrivals}"
-        assert all(job.request.prompt_tokens >= 1 and job.output_tokens >= 1 for job in jobs), "a request of no tokens"
         for no_row in filter(None, _NO_ROWS):
             _check_bad_row(make(), lines, no_row)
 

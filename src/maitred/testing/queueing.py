@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from math import isfinite
 from random import Random
+
+from msgspec.structs import replace
 
 from maitred.core.contracts import PriorityPolicy, QueuePolicy, WaitQueue
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
+from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
 from maitred.queueing import PRIORITIES, SCHEDULERS, TimeInvariantPriority
-from maitred.queueing.srpt import LENGTH_PREDICTORS, LengthPredictor
+from maitred.queueing.srpt import LENGTH_PREDICTORS, LengthEstimator, LengthPredictor
 from maitred.testing.samples import StepSample, blaming, drain, factory_of, sample_request, sample_sequence
 
 VERBS = ("add", "add", "front", "pop", "remove", "begin", "again")
@@ -107,8 +111,23 @@ def check_removal(make: Callable[[], WaitQueue]) -> None:
 
 def check_order_of_the_rest(make: Callable[[], WaitQueue], seed: int, count: int) -> None:
     """Check that, after steps, time, heads that come and go, and removals, the order of the rest is that of a new queue."""
-    rng = Random(seed)
-    queue, here, now = make(), dict[int, SequenceState](), 0
+    rng, queue = Random(seed), make()
+    here, now = _disturb(queue, rng, count)
+    made_now = make()
+    for sequence in here.values():
+        made_now.add(sequence, sequence.request.arrival)
+    now += rng.choice([0, 300, 4000])
+    step = StepSample(count, routing_keys={"k": 2, "l": rng.randint(1, 3)})
+    for each in (queue, made_now):
+        each.on_step_start(step, now)
+    # What was served, looked at and removed before must have left no trace in the order of the rest.
+    found, expected = drain(queue), drain(made_now)
+    assert found == expected, f"the order is {found}, and that of a new queue {expected}"
+
+
+def _disturb(queue: WaitQueue, rng: Random, count: int) -> tuple[dict[int, SequenceState], Micros]:
+    """Let `count` requests come, with steps, looks and removals between them. Return those that still wait, and the time."""
+    here, now = dict[int, SequenceState](), 0
     for number in range(count):
         now += rng.choice([0, 1, 50, 400])
         here[number] = sample_sequence(rng, number, now)
@@ -119,40 +138,30 @@ def check_order_of_the_rest(make: Callable[[], WaitQueue], seed: int, count: int
             assert queue.peek() is not None, "no head, and requests wait"
         if rng.random() < 0.3 and (gone := rng.choice([None, *here])) is not None:
             assert queue.remove(gone) is here.pop(gone), "remove gives another one"
-    # What was served, looked at and removed before must have left no trace in the order of the rest.
-    made_now = make()
-    for sequence in here.values():
-        made_now.add(sequence, sequence.request.arrival)
-    now += rng.choice([0, 300, 4000])
-    step = StepSample(count, routing_keys={"k": 2, "l": rng.randint(1, 3)})
-    for each in (queue, made_now):
-        each.on_step_start(step, now)
-    found, expected = drain(queue), drain(made_now)
-    assert found == expected, f"the order is {found}, and that of a new queue {expected}"
+    return here, now
 
 
-def check_skipping(spec: str, seed: int, max_num_seqs: int, blocks: int) -> None:
-    """Check that an instance tells the same events, to the microsecond, whether or not it skips steps."""
-    rng = Random(seed)
+def _sample_jobs(rng: Random) -> list[tuple[Request, int]]:
+    """Return some requests in the order of arrival, each with the tokens of its answer."""
     jobs, now = list[tuple[Request, int]](), 0
     for number in range(rng.randint(2, 18)):
         now += rng.choice([0, 1, 30, 700])
         jobs.append((sample_request(rng, number, now, model=""), rng.randint(1, 120)))
-    events = [
-        _events(
-            InstanceConfig(
-                scheduler=spec,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=64,
-                total_kv_blocks=blocks,
-                latency=LinearLatency((40, 1, 2)),
-                step_by_step=stepping,
-            ),
-            jobs,
-        )
-        for stepping in (False, True)
-    ]
-    assert events[0] == events[1], "it sees how many steps were skipped: is next_order_change right?"
+    return jobs
+
+
+def check_skipping(spec: str, seed: int, max_num_seqs: int, blocks: int) -> None:
+    """Check that an instance tells the same events, to the microsecond, whether or not it skips steps."""
+    jobs = _sample_jobs(Random(seed))
+    config = InstanceConfig(
+        scheduler=spec,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        total_kv_blocks=blocks,
+        latency=LinearLatency((40, 1, 2)),
+    )
+    skipping, stepping = _events(config, jobs), _events(replace(config, step_by_step=True), jobs)
+    assert skipping == stepping, "it sees how many steps were skipped: is next_order_change right?"
 
 
 def _events(config: InstanceConfig, jobs: list[tuple[Request, int]]) -> list[tuple[int, int, int, int]]:
@@ -179,13 +188,19 @@ def check_priority_policy(policy: str | Callable[[], PriorityPolicy], *, seeds: 
         requests = [sample_request(rng, number, rng.randint(0, 5000)) for number in range(12)]
         with blaming(policy, seed):
             for now in (5000, 5001, 60_000_000):
-                scores = [made.compute(request, now) for request in requests]
-                assert all(map(isfinite, scores)), f"scores of {scores}"
-                assert scores == [again.compute(request, now) for request in requests], "the same request has two scores"
-                if isinstance(made, TimeInvariantPriority):
-                    ranks = [made.rank(request) for request in requests]
-                    wrong = [(a, b) for a in range(12) for b in range(12) if scores[a] > scores[b] and not ranks[a] > ranks[b]]
-                    assert not wrong, f"scores {scores} and ranks {ranks} differ at {now}"
+                _check_scores(made, again, requests, now)
+
+
+def _check_scores(made: PriorityPolicy, again: PriorityPolicy, requests: Sequence[Request], now: Micros) -> None:
+    scores = [made.compute(request, now) for request in requests]
+    assert all(map(isfinite, scores)), f"scores of {scores}"
+    assert scores == [again.compute(request, now) for request in requests], "the same request has two scores"
+    if isinstance(made, TimeInvariantPriority):
+        ranks = [made.rank(request) for request in requests]
+        pairs = product(range(len(requests)), repeat=2)
+        assert not any(scores[a] > scores[b] and not ranks[a] > ranks[b] for a, b in pairs), (
+            f"scores {scores} and ranks {ranks} differ at {now}"
+        )
 
 
 def check_length_predictor(predictor: str | Callable[[], LengthPredictor], *, seeds: int = 20) -> None:
@@ -195,18 +210,26 @@ def check_length_predictor(predictor: str | Callable[[], LengthPredictor], *, se
     for seed in range(seeds):
         rng = Random(seed)
         with blaming(predictor, seed):
-            made = make()
-            lengths, untold = made.estimator(), made.estimator()
-            probe = sample_sequence(rng, 1000, 0)
-            before = untold.expected_tokens(probe)
-            for number in range(60):
-                sequence = sample_sequence(rng, number, 0)
-                sequence.num_output_tokens = rng.randint(0, 30)
-                expected = lengths.expected_tokens(sequence)
-                assert expected == lengths.expected_tokens(sequence), "asking changes what is expected"
-                allowed = sequence.request.max_output_tokens
-                if expected is not None and (allowed is None or sequence.num_output_tokens < allowed):
-                    assert isfinite(expected), f"{expected} tokens are expected"
-                    assert expected >= sequence.num_output_tokens, f"{expected} tokens, and it has more already"
-                lengths.observe(sequence.request, rng.randint(1, 300))
-            assert untold.expected_tokens(probe) == before, "one queue learns what another was told"
+            _check_learning(make(), rng)
+
+
+def _check_learning(made: LengthPredictor, rng: Random) -> None:
+    """Let one of two queues learn, and look at what both expect."""
+    lengths, untold = made.estimator(), made.estimator()
+    probe = sample_sequence(rng, 1000, 0)
+    before = untold.expected_tokens(probe)
+    for number in range(60):
+        sequence = sample_sequence(rng, number, 0)
+        sequence.num_output_tokens = rng.randint(0, 30)
+        _check_expected(lengths, sequence)
+        lengths.observe(sequence.request, rng.randint(1, 300))
+    assert untold.expected_tokens(probe) == before, "one queue learns what another was told"
+
+
+def _check_expected(lengths: LengthEstimator, sequence: SequenceState) -> None:
+    expected = lengths.expected_tokens(sequence)
+    assert expected == lengths.expected_tokens(sequence), "asking changes what is expected"
+    allowed = sequence.request.max_output_tokens
+    if expected is not None and (allowed is None or sequence.num_output_tokens < allowed):
+        assert isfinite(expected), f"{expected} tokens are expected"
+        assert expected >= sequence.num_output_tokens, f"{expected} tokens, and it has more already"

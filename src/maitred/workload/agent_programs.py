@@ -59,6 +59,7 @@ def agent_programs(
     _check_count("num_programs", num_programs, MAX_SESSIONS, "programs")
     _check_count("num_requests", num_requests, MAX_REQUESTS, "requests")
     lengths = {"turns": turns, "start_tokens": start_tokens, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    # The workload would name the key of a file; here the error names the argument.
     for where, given in {**lengths, "tool_time_ms": tool_time_ms}.items():
         parse_lengths(given, where=where)
     rounds = MultiTurn(

@@ -33,10 +33,8 @@ class ArrivalProcess(Protocol):
     """How users write the process."""
 
     def gaps(self, uniform: UnitDraw, expected: float) -> Gaps:
-        """Yield gaps of mean 1, until nothing arrives any more.
-
-        `expected` is the expected number of requests in the whole activity of the sender; inf if it has no end.
-        """
+        """Yield gaps of mean 1, until nothing arrives any more. `expected` is the expected number of requests in the whole
+        activity of the sender; inf if it has no end."""
         ...
 
 

@@ -79,7 +79,7 @@ class JobGenerator:
         self._awaiting_answer: dict[RequestId, tuple[ClientSession, ClosedLoopUser | None]] = {}
         """The session, and the user if there is one, that continue when a request has its answer."""
         self._last_rounds: dict[str, RequestId | None] = {}
-        """Of each program that is not over, its last round, or None while that has not been made."""
+        """The last round of each program that is not over, or None while it has not been made."""
         self._source_numbers = count()
         self._sources: list[tuple[Micros, int, ArrivalSource]] = []
         """A heap of sources by their next arrival; the number keeps ties in the order in which they were added."""
@@ -182,10 +182,14 @@ class RateSource(ArrivalSource):
         session = client.start_session(window)
         if not self._ignores_answers:
             return generator.next_round(session, at)
-        script = ScriptedSession(session, at)
-        job = script.next_job(generator)
-        generator.add_source(script)
-        return job
+        return _begin_script(ScriptedSession(session, at), generator)
+
+
+def _begin_script(script: ScriptedSession, generator: JobGenerator) -> Job:
+    """Return the first job of `script`, and let `generator` take the others when they are due."""
+    job = script.next_job(generator)
+    generator.add_source(script)
+    return job
 
 
 class ScriptedSession(ArrivalSource):
@@ -217,15 +221,20 @@ class FirstRequest(ArrivalSource):
         return generator.next_round(self._user.client.start_session(), at, self._user)
 
 
+def _client_source(client: Client, seed: int, rates: SenderRates, piece_numbers: PieceNumbers) -> ArrivalSource:
+    """Return the source of one client that sends at a rate of its own."""
+    virtual_client = VirtualClient(client, client.id, RoundSampler(client, f"{seed}/{client.id}"), piece_numbers)
+    arrival_times = rates.arrival_times(client, f"{seed}/{client.id}/arrivals")
+    return RateSource(client, repeat(virtual_client).__next__, arrival_times)
+
+
 def _make_sources(senders: SenderSet, seed: int, rate_scale: float) -> Iterator[ArrivalSource]:
     rates, piece_numbers = SenderRates(senders, rate_scale), PieceNumbers()
     for client in senders.clients:
         if client.concurrency:
             yield from _closed_loop_users(client, seed, piece_numbers)
         else:
-            virtual_client = VirtualClient(client, client.id, RoundSampler(client, f"{seed}/{client.id}"), piece_numbers)
-            arrival_times = rates.arrival_times(client, f"{seed}/{client.id}/arrivals")
-            yield RateSource(client, repeat(virtual_client).__next__, arrival_times)
+            yield _client_source(client, seed, rates, piece_numbers)
     for cohort in senders.cohorts:
         single_session = cohort.multi_turn is not None and cohort.multi_turn.single_session
         if cohort.arrival.process == "poisson" and not single_session:

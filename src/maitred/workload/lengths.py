@@ -6,6 +6,9 @@ rounded to the nearest whole number and clamped to 1..`MAX_TOKENS`.
 
 Draws use `Random.random()` alone, because it is the only method of the generator with a stream that Python promises to keep. So
 a seed gives the same workload with every version of Python.
+
+Example: `normal:500,150` takes two draws u and v. For u = 0.5 and v = 0 Box and Muller's z is sqrt(2 ln 2) · cos 0 = 1.177, and
+the length 500 + 1.177 · 150 = 677 tokens.
 """
 
 from __future__ import annotations
@@ -93,11 +96,8 @@ def check_token_count(value: float, low: float, name: str) -> float:
 
 
 def standard_normal(uniform: UnitDraw) -> float:
-    """Return a draw from the normal distribution with mean 0 and standard deviation 1.
-
-    Box and Muller (1958), with two uniform draws. The second normal variate that they give is not used, so that no state is
-    kept between draws.
-    """
+    """Return a draw from the normal distribution with mean 0 and standard deviation 1. Box and Muller (1958), with two uniform
+    draws. The second normal variate that they give is not used, so that no state is kept between draws."""
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform()))
     return radius * math.cos(math.tau * uniform())
 

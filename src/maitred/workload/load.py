@@ -193,14 +193,19 @@ def open_load_trace(load: Load, spell: KeySpelling) -> Trace:
     return open_trace(load.trace, bad_rows=BadRows.SKIP if load.skip_bad_rows else BadRows.REFUSE, header=header)
 
 
+_NOT_BESIDE_SPEC: Final = tuple(
+    name
+    for name in (*SYNTHETIC_KEYS, "programs", *PROGRAM_KEYS, *TRACE_KEYS, "think_time_ms")
+    if name not in ("workload_spec", "num_requests")
+)
+"""The keys that do not go with a specification, which has its own."""
+
+
 def read_workload_spec(load: Load, spell: KeySpelling) -> Workload | None:
     """Return the specification of the load, or None if it has none. Raises ConfigError for a file with mistakes."""
     if load.workload_spec is None:
         return None
-    own = {"workload_spec", "num_requests"}
-    names = (*SYNTHETIC_KEYS, "programs", *PROGRAM_KEYS)
-    others = (*(name for name in names if name not in own), *TRACE_KEYS, "think_time_ms")
-    load.forbid("workload_spec", others, spell)
+    load.forbid("workload_spec", _NOT_BESIDE_SPEC, spell)
     spec = load.workload_spec
     workload = spec if isinstance(spec, Workload) else Workload.from_yaml(Path(spec))
     if load.num_requests is None:
@@ -375,12 +380,17 @@ def make_self_contained(load: Load, spell: KeySpelling) -> Load:
     if load.trace is None:
         build_jobs(load, None, None, workload, spell)
         return replace(load, workload_spec=workload, num_requests=None) if workload else load
-    prefix, colon, _ = load.trace.partition(":")
     with open_load_trace(load, spell) as trace:
         build_jobs(load, None, trace, None, spell)
         path = trace.path.resolve()
+    return _with_absolute_paths(load, load.trace, path)
+
+
+def _with_absolute_paths(load: Load, name: str, path: Path) -> Load:
+    """Return the load with the trace `name`, which is at `path`, and its header by their absolute paths."""
     if load.trace_header is not None:
         load = replace(load, trace_header=str(Path(load.trace_header).resolve()))
+    prefix, colon, _ = name.partition(":")
     if colon and prefix == "sample":
         return load
     return replace(load, trace=f"{prefix}:{path}" if colon and prefix in FORMATS else str(path))

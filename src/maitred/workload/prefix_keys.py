@@ -41,20 +41,16 @@ class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one id stands for; the last block may be partial."""
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        """Return one key per full block of `block_size` tokens.
-
-        Raises ConfigError unless `block_size` divides `block_tokens` or is a multiple of it.
-        """
+        """Return a key per full block. Raises ConfigError unless `block_size` divides `block_tokens` or is a multiple of it."""
         if block_size >= 1 and block_size % self.block_tokens == 0:
             ids_per_block = block_size // self.block_tokens
             # The last id of each larger block stands for all before it.
             return self.ids[ids_per_block - 1 : self.tokens // self.block_tokens : ids_per_block]
         if block_size < 1 or self.block_tokens % block_size:
-            hint = f"use a divisor of {self.block_tokens}, such as 16, or a multiple of it"
             raise ConfigError(
                 f"a block size of {block_size} cannot hold prefixes recorded in blocks of {self.block_tokens} tokens",
                 where="--block-size-in-tokens",
-                hint=hint,
+                hint=f"use a divisor of {self.block_tokens}, such as 16, or a multiple of it",
             )
         parts = self.block_tokens // block_size
         return expand_keys(self.ids, parts)[: self.tokens // block_size]

@@ -192,8 +192,7 @@ class SenderRates:
                 yield msgspec.structs.replace(part, rate=part.rate * share)
 
     def _active_spans(self, sender: Client | Cohort) -> Iterator[RateSegment]:
-        """Yield the spans in which the sender is active. Their `rate` is a weight where the sender shares the aggregate rate,
-        and requests per second elsewhere."""
+        """Yield the spans in which the sender is active. Their `rate` is a weight in the aggregate rate, or in requests/s."""
         default = sender.rate or sender.arrival.own_rate or sender.rate_fraction or 0.0
         windows = _windows(sender)
         for index, window in enumerate(windows):

@@ -56,7 +56,7 @@ class _ReplayProgram:
         self.session = session
         # A list, because it is nearly always empty and an empty deque takes 600 bytes.
         self.waiting: list[TraceRow] = []
-        """Its next requests, and between them the first requests of its sub-agents."""
+        """The next requests of the program, and between them the first requests of its sub-agents."""
         self.num_own_waiting = 0
         """How many of `waiting` are its own requests."""
         self.last_recorded_arrival = first_arrival
@@ -121,10 +121,13 @@ class SessionReplay:
             self._send_next(program, jobs.append)
         else:
             self._cancel(program)
-        if self._max_sessions is not None and self._is_over(program.session):
-            self._num_open_sessions -= 1
-            self._start_sessions(now, jobs.append)
+        self._replace_session(program.session, now, jobs.append)
         return jobs
+
+    def _replace_session(self, session: _ReplaySession, now: Micros, send: Send) -> None:
+        if self._max_sessions is not None and self._is_over(session):
+            self._num_open_sessions -= 1
+            self._start_sessions(now, send)
 
     def is_program_over(self, program: str) -> bool:
         """Return whether no more requests of a program follow. Without think times rows are read when their time comes, so it
@@ -147,6 +150,12 @@ class SessionReplay:
     def _schedule(self, job: Job) -> None:
         heappush(self._scheduled, (job.request.arrival, job.request.id, job))
 
+    def _begin_session(self, row: TraceRow) -> None:
+        self._latest_session = _ReplaySession()
+        self._num_open_sessions += 1
+        self._latest_session.num_unfinished += 1
+        self._programs[row.program] = _ReplayProgram(row.program, self._latest_session, row.arrival)
+
     def _take_row(self, send: Send, earliest: Micros = 0) -> None:
         """Read the next row, put it in its program, and send what is due."""
         row = self._next_row
@@ -162,10 +171,7 @@ class SessionReplay:
             self._append_to(parent, sub_agent, row, send)
         else:
             if row.program:
-                self._latest_session = _ReplaySession()
-                self._num_open_sessions += 1
-                self._latest_session.num_unfinished += 1
-                self._programs[row.program] = _ReplayProgram(row.program, self._latest_session, row.arrival)
+                self._begin_session(row)
             send(self._job(row, max(self._recorded_arrival(row), earliest)))
 
     def _append_to(self, predecessor: _ReplayProgram, program: _ReplayProgram, row: TraceRow, send: Send) -> None:

@@ -128,8 +128,5 @@ class Workload(SenderSet, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return read_struct(Path(path), cls)
 
     def jobs(self, *, seed: int | None = None, rate_scale: float = 1.0) -> JobGenerator:
-        """Return a generator of the requests.
-
-        `seed` replaces the workload's own; `rate_scale` multiplies every rate.
-        """
+        """Return a generator of the requests. `seed` replaces the workload's own; `rate_scale` multiplies every rate."""
         return JobGenerator(self, self.seed if seed is None else seed, rate_scale)

@@ -46,7 +46,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Prompt tokens that a request adds to its shared prefix and its history."""
     output_distribution: LengthSpec
     rate_fraction: float | None = None
-    """Its share of the aggregate rate, in proportion to the fractions of all active senders."""
+    """Share of the aggregate rate, in proportion to the fractions of all active senders."""
     rate: float | None = None
     """Requests per second, whatever the other senders do; for multi-turn clients, sessions per second. (Not in BLIS.)"""
     arrival: Arrival = Arrival()
@@ -72,18 +72,21 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         build_lengths("input_distribution", self.input_distribution)
         build_lengths("output_distribution", self.output_distribution)
-        check_positive("rate_fraction", self.rate_fraction, MAX_RATE)
-        check_rate("rate", self.rate)
-        if self.rate is not None and self.rate_fraction is not None:
-            raise ValueError("rate and rate_fraction are two ways to say how often: give one of them")
-        if self.rate is not None and self.arrival.own_rate is not None:
-            raise ValueError("rate and arrival.scale are two ways to say how often: give one of them")
+        self._check_rates()
         check_range("prefix_length", self.prefix_length, 0, MAX_TOKENS)
         if self.prefix_length and not self.prefix_group:
             raise ValueError("prefix_length without a prefix_group is shared with no client")
         check_range("timeout", self.timeout, 0, MAX_DURATION)
         check_range("slo_target_us", self.slo_target_us, 0, MAX_DURATION)
         self._check_words()
+
+    def _check_rates(self) -> None:
+        check_positive("rate_fraction", self.rate_fraction, MAX_RATE)
+        check_rate("rate", self.rate)
+        if self.rate is not None and self.rate_fraction is not None:
+            raise ValueError("rate and rate_fraction are two ways to say how often: give one of them")
+        if self.rate is not None and self.arrival.own_rate is not None:
+            raise ValueError("rate and arrival.scale are two ways to say how often: give one of them")
 
     def _check_words(self) -> None:
         if self.slo_class and self.slo_class not in SLO_PRIORITIES and self.slo_class not in V1_SLO_CLASSES:

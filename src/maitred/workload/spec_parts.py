@@ -243,7 +243,7 @@ class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     think_time_us: Micros = 0
     """Time from the end of an answer to the next round."""
     think_time_ms_distribution: LengthSpec | None = None
-    """The same in ms and drawn for each round, for example how long a tool works."""
+    """Time from the end of an answer to the next round in ms, drawn for each round: for example how long a tool works."""
     fork: Fork | None = None
     context_growth: Literal["accumulate", ""] = ""
     """accumulate: a prompt is the previous prompt, its answer, and new tokens; otherwise new tokens only."""

@@ -207,11 +207,9 @@ PRESETS: Final[Mapping[str, LengthPreset]] = {
 
 
 def length_arguments(values: Mapping[str, Any], spell: Callable[[str], str]) -> dict[str, str]:
-    """Return the arguments `input_tokens` and `output_tokens` of a synthetic workload.
-
-    `values` are those of the keys of a load, None where a key is not given; `spell` returns what the user calls a key. Raises
-    ConfigError for an unknown preset, for keys that exclude each other, and for a preset that has no effect.
-    """
+    """Return the arguments `input_tokens` and `output_tokens` of a synthetic workload. `values` are those of the keys of a
+    load, None where a key is not given; `spell` returns what the user calls a key. Raises ConfigError for an unknown preset,
+    for keys that exclude each other, and for a preset that has no effect."""
     kind = values["workload"]
     if kind is None:
         return _lengths_by_preset(values, None, spell)

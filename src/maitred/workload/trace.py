@@ -263,10 +263,7 @@ def _require_text(line: str) -> str:
 
 def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | None = None) -> Trace:
     """Open the trace that users name `spec` (see above). `header` is the header file of a format that has one, if the header is
-    not beside the trace.
-
-    Raises ConfigError if the trace cannot be opened or has a wrong header.
-    """
+    not beside the trace. Raises ConfigError if the trace cannot be opened or has a wrong header."""
     prefix, colon, rest = spec.partition(":")
     if colon and prefix == "sample":
         return _open_file(_sample_path(rest), FORMATS.create("maitred"), bad_rows, header)

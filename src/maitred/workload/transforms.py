@@ -109,6 +109,13 @@ def parse_tenant_mix(text: str, *, where: str = "") -> TenantMix:
     return _parse_shares(text, lambda part: part.rpartition(":"), to_tenant, "tenant", where, form)
 
 
+def _parse_share(name: str, share: str, where: str, hint: str) -> float:
+    try:
+        return float(share)
+    except ValueError as error:
+        raise ConfigError(f"the share of {name!r} is {share!r}, not a number", where=where, hint=hint) from error
+
+
 def _parse_shares(
     text: str, split: Callable[[str], tuple[str, str, str]], to_label: Callable[[str], T], noun: str, where: str, hint: str
 ) -> Mix[T]:
@@ -120,10 +127,7 @@ def _parse_shares(
             raise ConfigError(f"{noun} {name!r} appears twice in {text!r}", where=where, hint=hint)
         if not colon:
             raise ConfigError(f"{name!r} has no share", where=where, hint=hint)
-        try:
-            shares[label] = float(share)
-        except ValueError as error:
-            raise ConfigError(f"the share of {name!r} is {share!r}, not a number", where=where, hint=hint) from error
+        shares[label] = _parse_share(name, share, where, hint)
     try:
         return Mix(shares)
     except ValueError as error:
@@ -153,10 +157,8 @@ def _program_draw(mix: Mix[T], stream: str) -> Callable[[Request], T]:
 
 
 def with_timeout(jobs: Iterable[Job], seconds: float, *, where: str = "") -> Iterable[Job]:
-    """Return the same jobs, each with a deadline `seconds` after its arrival; 0 removes all deadlines.
-
-    Raises ConfigError that names `where` if the timeout is out of range.
-    """
+    """Return the same jobs, each with a deadline `seconds` after its arrival; 0 removes all deadlines. Raises ConfigError that
+    names `where` if the timeout is out of range."""
     if not (seconds == 0 or 1e-6 <= seconds <= MAX_TIMEOUT_SECS):
         hint = f"seconds from a microsecond to {MAX_TIMEOUT_SECS:g}; 0: clients do not leave"
         raise ConfigError(f"{seconds:g} cannot be used", where=where, hint=hint)

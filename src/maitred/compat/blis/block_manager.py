@@ -18,8 +18,8 @@ from maitred.compat.blis.block_pool import BlisPool
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.kv.block_manager import PrefixBlockManager, SequenceBlocks, private_block_hashes
 from maitred.kv.key_ranges import join_keys
+from maitred.kv.prefix_block_manager import PrefixBlockManager, SequenceBlocks, private_block_hashes
 from maitred.kv.prefix_cache import PrefixHit
 
 

@@ -193,15 +193,17 @@ class EngineHost(PrefillHost):
             expected = running.tokens_left * (1.0 if self._rules.ignore_eos else ratio)
         return PrefillAdder(limits, self, running, ratio, num_mixed, expected, has_cache=has_cache)
 
+    def _is_below(self, watermark: float | None) -> bool:
+        """Return whether less than the share `watermark` of the memory is used."""
+        return watermark is not None and 1 - self._blocks.free / self._blocks.total < watermark
+
     def _negotiate(self, *, is_prefillable: bool) -> None:
         delayer, rules = self._delayer, self._rules
         assert delayer is not None
         assert rules.delay is not None
-        used = 1 - self._blocks.free / self._blocks.total
-        idle = is_prefillable and rules.delay.low_watermark is not None and used < rules.delay.low_watermark
         state = RankReport(
             is_prefillable,
-            idle,
+            is_prefillable and self._is_below(rules.delay.low_watermark),
             self._num_running,
             max(self._last_batches),
             self.num_waiting(),

@@ -29,9 +29,9 @@ class ExpectedAnswers:
         self._clip = clip
         self._num_near = 0
         self._sum_of_ends = 0
-        """Of the requests that have at most `clip` tokens left."""
+        """Sum of the last steps of the requests that have at most `clip` tokens left."""
         self._far: IndexedHeap[RequestId, int, int] = IndexedHeap()
-        """The ends of the others."""
+        """The last steps of the other requests."""
 
     def add(self, request_id: RequestId, end: int) -> None:
         """Count a request that decodes from now on, and whose answer has its greatest length at step `end`."""

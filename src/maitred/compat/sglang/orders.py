@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -108,7 +108,7 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     prefix: int
     """Cached tokens, in whole pages."""
     matched: int
-    """Of these, how many need not be computed: at least one token must be."""
+    """Cached tokens that need not be computed: at least one token of the prompt must be."""
     deprioritized: bool
 
 
@@ -250,23 +250,35 @@ def shortest_prefill_first(waiting: Sequence[QueueEntry], matches: Sequence[Pref
     return sorted(range(len(waiting)), key=key)
 
 
+class _PageTree(NamedTuple):
+    """The cached pages of waiting requests. The root is None."""
+
+    weights: Counter[int]
+    """The requests at each page and below."""
+    children: dict[int | None, list[int]]
+    ending: dict[int | None, list[int]]
+    """The requests whose cached prefix ends at a page, by their index."""
+
+
+def _page_tree(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], page_size: int) -> _PageTree:
+    # SGLang weighs the nodes of its tree. Pages with the same requests below have the same weight, so single pages give
+    # the same order, and only the order of siblings must be asked of the cache.
+    tree = _PageTree(Counter(), {}, {})
+    for i, (request, match) in enumerate(zip(waiting, matches, strict=True)):
+        node: int | None = None
+        for key in request.pages[: match.prefix // page_size]:
+            if key not in tree.weights:
+                tree.children.setdefault(node, []).append(key)
+            tree.weights[key] += 1
+            node = key
+        tree.ending.setdefault(node, []).append(i)
+    return tree
+
+
 def dfs_weight(waiting: Sequence[QueueEntry], matches: Sequence[PrefixMatch], cache: PageCache) -> list[int]:
     """Return the order depth first through the tree of cached pages, the branch with most requests first. Requests at a node go
     after those below it. `deprioritized` does not matter."""
-    # SGLang weighs the nodes of its tree. Pages with the same requests below have the same weight, so single pages give
-    # the same order, and only the order of siblings must be asked of the cache.
-    weights: Counter[int] = Counter()
-    children: dict[int | None, list[int]] = {}
-    ending: dict[int | None, list[int]] = {}
-    for i, (request, match) in enumerate(zip(waiting, matches, strict=True)):
-        node: int | None = None
-        for key in request.pages[: match.prefix // cache.page_size]:
-            if key not in weights:
-                children.setdefault(node, []).append(key)
-            weights[key] += 1
-            node = key
-        ending.setdefault(node, []).append(i)
-
+    weights, children, ending = _page_tree(waiting, matches, cache.page_size)
     order: list[int] = []
     # A stack instead of recursion, because a prompt of a million tokens is a path of many thousand pages.
     stack: list[tuple[int | None, bool]] = [(None, False)]  # a node, and whether those below it have been visited

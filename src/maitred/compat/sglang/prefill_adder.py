@@ -109,7 +109,7 @@ class PrefillAdder:
 
     @property
     def rem_current(self) -> int:
-        """The same, without what is yet to be generated."""
+        """Tokens that are not used, where what is yet to be generated is not counted."""
         return self._memory.available_tokens() - self.current_offset
 
     def expected_tokens(self, request: PrefillRequest) -> float:

@@ -49,7 +49,7 @@ class DelayReason(StrEnum):
     """There is nothing to prefill."""
     NO_WAIT = "no_wait"
     WAIT_SUCCESS = "wait_success"
-    """It was delayed, and the reason is gone."""
+    """Prefill was delayed, and the reason is gone."""
     WAIT_TIMEOUT = "wait_timeout"
     TOKEN_WATERMARK = "token_watermark"  # noqa: S105 - a reason, and no secret
     DELAY = "delay"

@@ -140,6 +140,19 @@ class PrefillPass:
 
     def _preempt_for(self, request: PrefillRequest, adder: PrefillAdder) -> bool:
         """Preempt running requests for `request`. Return False, and preempt none, if too few are less urgent enough."""
+        victims, missing = self._victims_for(request, adder)
+        if not victims or missing > 0:
+            self.waits_for_slot = not victims and not adder.admitted
+            return False
+        for victim in victims:
+            adder.preempt(victim)
+            self.preempted.append(victim)
+            self._host.release(victim)
+            self._host.evict_until_free(RETRACT_DECODE_STEPS * (len(self._running) - len(self.preempted)))
+        return True
+
+    def _victims_for(self, request: PrefillRequest, adder: PrefillAdder) -> tuple[list[PrefillRequest], float]:
+        """Return the running requests that may be preempted for `request`, until it fits, and the tokens that it lacks then."""
         most = min(request.max_new_tokens, self._rules.limits.clip_max_new_tokens)
         # Kept as SGLang has it: the prompt of a request that was never matched counts as 0 tokens.
         needed = request.uncached_tokens + most - adder.rem_total
@@ -153,15 +166,7 @@ class PrefillPass:
             needed -= adder.expected_tokens(candidate)
             if needed <= 0:
                 break
-        if not victims or needed > 0:
-            self.waits_for_slot = not victims and not adder.admitted
-            return False
-        for victim in victims:
-            adder.preempt(victim)
-            self.preempted.append(victim)
-            self._host.release(victim)
-            self._host.evict_until_free(RETRACT_DECODE_STEPS * (len(self._running) - len(self.preempted)))
-        return True
+        return victims, needed
 
     def _cap_chunk(self, adder: PrefillAdder, chunked: PrefillRequest) -> None:
         """Leave room in the batch for requests at the head of the queue that have less to compute than the chunked one."""
@@ -170,14 +175,19 @@ class PrefillPass:
         adder.may_chunk = False
         if room is None or room < 2 * page:
             return
-        reserved = 0
-        for work in self._host.uncached_work():
-            pages = -(-work // page) * page
-            if work >= chunked.uncached_tokens or reserved + pages > room - page:
-                break
-            reserved += pages
+        reserved = self._reserve_for_smaller(chunked, room - page)
         if reserved:
             adder.chunk_cap = (room - reserved) // page * page
+
+    def _reserve_for_smaller(self, chunked: PrefillRequest, most: int) -> int:
+        """Return the tokens, in whole pages and `most` at most, of the requests at the head that have less to compute."""
+        page, reserved = self._rules.limits.page_size, 0
+        for work in self._host.uncached_work():
+            pages = -(-work // page) * page
+            if work >= chunked.uncached_tokens or reserved + pages > most:
+                break
+            reserved += pages
+        return reserved
 
 
 def _least_urgent_first(request: PrefillRequest) -> tuple[float, float]:

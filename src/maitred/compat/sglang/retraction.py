@@ -71,13 +71,11 @@ def retract(running: Sequence[PrefillRequest], memory: DecodeMemory, *, by_urgen
     retracted: list[PrefillRequest] = []
     # One victim at least, since memory has been found short already.
     while len(order) > 1 and (not retracted or not memory.fits_decode()):
-        victim = running[order.pop()]
-        retracted.append(victim)
-        memory.release(victim)
+        retracted.append(running[order.pop()])
+        memory.release(retracted[-1])
         memory.evict_until_free(RETRACT_DECODE_STEPS * len(order))
     aborted: list[PrefillRequest] = []
     if len(order) == 1 and not memory.fits_decode():
-        last = running[order.pop()]
-        aborted.append(last)
-        memory.release(last)
+        aborted.append(running[order.pop()])
+        memory.release(aborted[0])
     return Retraction(retracted, aborted, [running[index] for index in order])

@@ -38,6 +38,7 @@ from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, PolicyInfo
 from maitred.queueing.priority import PriorityValues
 
 _UNLIMITED = 1 << 62
+_SIGNS = {PriorityValues.LOW_FIRST: PrioritySign.LOW_FIRST, PriorityValues.HIGH_FIRST: PrioritySign.HIGH_FIRST}
 
 
 @SCHEDULERS.register("sglang")
@@ -66,9 +67,7 @@ class SGLang(QueuePolicy):
             raise ValueError(f"priorities are for fcfs and lof, not for {policy}")
         self.policy = policy
         self.in_batch = InBatchCaching(check, deprioritize)
-        self.sign: PrioritySign | None = None
-        if priority is not None:
-            self.sign = PrioritySign.LOW_FIRST if priority is PriorityValues.LOW_FIRST else PrioritySign.HIGH_FIRST
+        self.sign = None if priority is None else _SIGNS[priority]
         cache_aware = CacheAware.YES if policy in CACHE_AWARE else CacheAware.NO
         self.about = msgspec.structs.replace(SGLang.about, cache_aware=cache_aware)
 

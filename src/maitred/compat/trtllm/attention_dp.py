@@ -50,16 +50,19 @@ def route_to_ranks(ranks: Sequence[RankState], requests: Sequence[RankRequest], 
         active[rank] += 1
         tokens[rank] += request.num_tokens
 
+    # Those that no other rank will do for come first, so that none of the others takes the place that they need.
     for request in sorted(requests, key=lambda request: request.relax):
         target = request.target_rank
         if target is not None and active[target] < max_active_requests:
             give(request, target)
         elif request.relax or target is None:
             rest.append(request)
+    # All ranks step together, and wait for the one with most to do: so none gets more than its share, rounded up.
     fair_share = -(-(sum(active) + len(rest)) // len(ranks))
     expected = min(max(fair_share, *active, 0), max_active_requests)
     heap = [(tokens[rank], active[rank], rank) for rank in range(len(ranks)) if active[rank] < expected]
     heapify(heap)
+    # Longest first: the short ones at the end even the sums out.
     for request in sorted(rest, key=lambda request: -request.num_tokens):
         if not heap:
             break

@@ -16,7 +16,7 @@ class PromptTokens(msgspec.Struct, frozen=True):
 
     tokens: int
     reusable: int = 0
-    """Those that are expected in the cache."""
+    """Tokens of the prompt that are expected in the cache."""
     first_chunk: bool = True
 
     @property

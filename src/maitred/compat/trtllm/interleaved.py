@@ -10,6 +10,9 @@ are none, memory is made, from the end of the list:
 
 A victim that was suspended ends the range in which others are served. Prompts follow in the second phase, within what is left
 of the budget. Only max-utilization works this way.
+
+Example: A, B and C generate, in this order, and no block is free. A needs one: C, the last with an active cache, is suspended,
+and A is served. B, which still has room in its last block, is served too; the range ends before C.
 """
 
 from __future__ import annotations

@@ -46,18 +46,18 @@ class LoadConnection(asyncio.Protocol):
         self._on_response: Callable[[str], object] | None = None
         self._answer: Answer
         self._gathered: list[bytes] = []
-        """Pieces that are not parsed."""
+        """Pieces of the response that are not parsed yet."""
         self._uncounted: list[bytes] = []
-        """Those of them that are not counted."""
+        """The last pieces of `_gathered`, whose tokens are not counted yet."""
         self._came_at: list[int] = []
-        """When these came, in ns."""
+        """When the pieces of `_uncounted` came, in ns."""
         self._may_count_raw = False
         self._counts_raw = False
         """Whether pieces are counted before they are parsed."""
         self._gathers = False
-        """Whether both can wait."""
+        """Whether pieces are only gathered, to be counted and parsed later."""
         self.status = 0
-        """Of the present response; 0 before its head."""
+        """Status of the present response; 0 before its head."""
         self.headers: Headers = []
         self.num_responses = 0
         """Responses that it has carried."""

@@ -50,7 +50,7 @@ class SendTarget(msgspec.Struct, frozen=True):
 
     origin: Origin
     path: str
-    """Such as `/v1/completions`."""
+    """Path of the endpoint, such as `/v1/completions`."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers of every request."""
     tenant_header: bytes = b"x-smg-tenant-id"

@@ -103,9 +103,9 @@ class PolicyQueue(StepView):
         self._sequences: dict[str, _Sequence] = {}
         """Every request in the engine, by vLLM's id."""
         self._waiting: dict[str, _Sequence] = {}
-        """Those that wait."""
+        """The requests that wait, by vLLM's id."""
         self._prefilling: dict[str, _Sequence] = {}
-        """Those that were admitted, until their prompt is computed."""
+        """The requests that were admitted and whose prompt is not computed yet, by vLLM's id."""
         self._engine_ids: dict[RequestId, str] = {}
         self._num_arrivals = 0
         self._num_steps = 0
@@ -204,10 +204,7 @@ class PolicyQueue(StepView):
         self._preempted.clear()
 
     def end_step(self, num_scheduled_tokens: Mapping[str, int]) -> None:
-        """Note that the step is formed, with these tokens of these requests, which vLLM counts as computed already.
-
-        Without tokens and preemptions it is no step.
-        """
+        """Note that the step is formed, with tokens of requests that vLLM counts as computed. With none, it is no step."""
         self._has_step_started = True
         self._engine.on_head_settled()
         if not (num_scheduled_tokens or self._preempted):

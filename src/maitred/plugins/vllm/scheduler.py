@@ -106,7 +106,7 @@ class Scheduler(EngineScheduler):  # type: ignore[misc]  # vLLM is not installed
 
 
 class AsyncScheduler(Scheduler, EngineAsyncScheduler):  # type: ignore[misc]
-    """The same for an engine that plans a step while the one before runs."""
+    """`Scheduler` for an engine that plans a step while the one before runs."""
 
     _plans_ahead = True
 

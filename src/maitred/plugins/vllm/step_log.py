@@ -51,7 +51,7 @@ class RequestLine(msgspec.Struct, frozen=True, tag="request"):
     fields: Mapping[str, Any]
     """Other fields of `Request`, where they are not the default."""
     block_hashes: Sequence[int]
-    """Of the full blocks of the prompt."""
+    """Hashes of the full blocks of the prompt."""
 
 
 class StepLine(msgspec.Struct, frozen=True, tag="step"):
@@ -72,7 +72,7 @@ class EndLine(msgspec.Struct, frozen=True, tag="end"):
     output_tokens: int
     is_complete: bool
     block_hashes: Sequence[int]
-    """Of the full blocks of prompt and answer together."""
+    """Hashes of the full blocks of prompt and answer together."""
 
 
 StepLogLine: TypeAlias = StepLogHeader | RequestLine | StepLine | EndLine
@@ -128,8 +128,7 @@ class StepLog(StepListener):
 
 
 def read_step_log(path: Path) -> tuple[StepLogHeader, list[StepLogLine]]:
-    """Return the header and the other lines of a file, which may be compressed (`.gz`). Raises ConfigError for one that is no
-    step log."""
+    """Return the header and the lines of a file, perhaps compressed (`.gz`). Raises ConfigError for one that is no step log."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             first = file.readline()

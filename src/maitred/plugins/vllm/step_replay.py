@@ -1,15 +1,15 @@
 """StepReplay: the steps of a step log once more, made by the parts of the simulator's instance.
 
-They get the keys, requests and lengths of answers of the log, and the policy by its name. A step begins when vLLM's did, so
-policies that look at the time see the same times. Requests wait, and are withdrawn, before the step before which they were in
-vLLM. All else is decided anew: what each step serves, what it preempts, what the cache holds.
+The parts get the keys, requests and lengths of answers of the log, and the policy by its name. A step begins when vLLM's did,
+so policies that look at the time see the same times. Requests wait, and are withdrawn, before the step before which they were
+in vLLM. All else is decided anew: what each step serves, what it preempts, what the cache holds.
 
     loop:  commit the step before  ->  requests that came, aborts  ->  plan  ->  note
 
 With `async_scheduling` the first two change places, because the step before still runs then.
 
-Here is no clock of an `Instance`, because one that plans ahead (`async_scheduling`) would keep an arrival back until the plan
-after next. The log says before which plan it came, so the arrival is revealed at once.
+The clock of an `Instance` is not used, because one that plans ahead (`async_scheduling`) would keep an arrival back until the
+plan after next. The log says before which plan it came, so the arrival is revealed at once.
 """
 
 from __future__ import annotations

@@ -56,20 +56,19 @@ _TITLES = {
 
 def notebook_html(summary: Summary, setup: RunSetup) -> str:
     """Return what was simulated and a small table of latencies as HTML, in the colours of the notebook."""
-    classes = summary.by[By.CLASS]
-    groups = {**(classes if len(classes) > 1 else {}), "all": summary.total}
-    rows = [
-        (f"{name} ms", label, getattr(group, name.lower()))
-        for name in ("TTFT", "TPOT", "E2E")
-        for label, group in groups.items()
-    ]
     head = "".join(f"<th>{name}</th>" for name in ("", "class", *_NOTEBOOK_FIGURES))
-    body = "".join(
-        f"<tr><th>{name}</th><td>{escape(label)}</td>{''.join(f'<td>{value}</td>' for value in _notebook_values(spread))}</tr>"
-        for name, label, spread in rows
-    )
+    body = "".join(_notebook_rows(summary))
     said = f"<p>{escape(setup.in_one_line())}</p><p>{escape(_notebook_sentence(summary))}</p>"
     return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _notebook_rows(summary: Summary) -> Iterator[str]:
+    classes = summary.by[By.CLASS]
+    groups = {**(classes if len(classes) > 1 else {}), "all": summary.total}
+    for name in ("TTFT", "TPOT", "E2E"):
+        for label, group in groups.items():
+            cells = "".join(f"<td>{value}</td>" for value in _notebook_values(getattr(group, name.lower())))
+            yield f"<tr><th>{name} ms</th><td>{escape(label)}</td>{cells}</tr>"
 
 
 def _notebook_sentence(summary: Summary) -> str:
@@ -137,11 +136,9 @@ def _timeline(results: Results) -> Iterator[str]:
 
 
 def _setup(setup: RunSetup) -> Iterator[str]:
-    if setup.measured:
-        yield f'<section><h2>What was measured</h2>\n<p class="quiet">{escape(setup.in_one_line())}</p>\n'
-    else:
-        note = "The settings that were in force. Those that differ from their defaults are bold."
-        yield f'<section><h2>What was simulated</h2>\n<p class="quiet">{note}</p>\n'
+    note = "The settings that were in force. Those that differ from their defaults are bold."
+    done, about = ("measured", setup.in_one_line()) if setup.measured else ("simulated", note)
+    yield f'<section><h2>What was {done}</h2>\n<p class="quiet">{escape(about)}</p>\n'
     if setup.command:
         yield f"<pre>{escape(setup.command)}</pre>\n"
     yield '<div class="config">\n'

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -204,13 +205,12 @@ def _accounting(rows: Sequence[MeasuredRequest]) -> tuple[Floats, Floats]:
     start = np.array([row.first_token for row in decoding])
     end = np.array([row.last_token for row in decoding])
     none = np.zeros(len(decoding))
-    features = np.stack(
+    features = np.column_stack(
         [
             np.array([row.output_tokens - 1.0 for row in decoding]),
             sum((row.prompt_tokens * _overlap(start, end, row.scheduled, row.first_token) for row in rows), none),
             sum(((row.output_tokens - 1) * _overlap(start, end, row.first_token, row.last_token) for row in rows), none),
-        ],
-        axis=1,
+        ]
     )
     return features, (end - start) * SECOND
 
@@ -249,18 +249,23 @@ def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
     written."""
     import yaml
 
-    written, latency = [path], msgspec.to_builtins(fit.latency)
-    latency.pop("deployment", None)  # follows from the model and the GPUs
-    if isinstance(fit.latency, TableLatency) and fit.latency.table is not None:
-        tables = path.with_suffix(".table.json")
-        _write(tables, encode_step_table(fit.latency.table))
-        written.append(tables)
-        latency = {"model": "table", "file": str(tables), "alpha": fit.latency.alpha}
+    latency, tables = _write_latency(fit, path)
     error = min(0.999, round(fit.residuals.model_error, 4))
     config = {"instance": {**_non_default_keys(fit.engine), "latency": latency, "latency_error": error}}
     text = yaml.safe_dump(_tuples_as_lists(config), sort_keys=False, default_flow_style=None, width=120)
     _write(path, (_comment(fit.residuals, measured) + text).encode())
-    return written
+    return [path, *tables]
+
+
+def _write_latency(fit: Fit, path: Path) -> tuple[dict[str, Any], list[Path]]:
+    """Return the keys of the latency model. A step table goes to a file of its own beside `path`, which is returned too."""
+    if isinstance(fit.latency, TableLatency) and fit.latency.table is not None:
+        tables = path.with_suffix(".table.json")
+        _write(tables, encode_step_table(fit.latency.table))
+        return {"model": "table", "file": str(tables), "alpha": fit.latency.alpha}, [tables]
+    latency = msgspec.to_builtins(fit.latency)
+    latency.pop("deployment", None)  # follows from the model and the GPUs
+    return latency, []
 
 
 def _comment(found: Residuals, measured: str) -> str:

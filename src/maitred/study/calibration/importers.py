@@ -98,11 +98,9 @@ def _steps_of_log(path: Path) -> list[MeasuredStep]:
     """Return the steps of a log. Dummy steps, and those in which nothing was computed, are left out."""
     cache_tokens, found = 0, list[_LoggedStep]()
     for line in _lines(path):
-        size = _CACHE_SIZE.search(line)
-        if size is not None:
+        if (size := _CACHE_SIZE.search(line)) is not None:
             cache_tokens = int(size[1].replace(",", ""))
-        step = _logged_step(line)
-        if step is not None:
+        if (step := _logged_step(line)) is not None:
             found.append(step)
     if not found:
         raise ConfigError("there are no steps in it", where=str(path))
@@ -158,15 +156,7 @@ class _VllmBench(msgspec.Struct):
 
 
 def _of_vllm_bench(path: Path) -> Iterator[MeasuredRequest]:
-    text = "".join(_lines(path)).strip()
-    try:
-        # With --append-result the file has a line for each run: the last one counts.
-        found = msgspec.json.decode(text if text.count("\n{") == 0 else text[text.rindex("\n{") :], type=_VllmBench)
-    except JSON_ERRORS as error:
-        hint = "vllm bench serve --save-result --save-detailed writes input_lens, output_lens, ttfts, itls and start_times"
-        raise ConfigError(
-            f"it is no result with every request: {describe_json_error(str(error))}", where=str(path), hint=hint
-        ) from error
+    found = _decode_vllm_bench("".join(_lines(path)).strip(), path)
     columns = (found.input_lens, found.output_lens, found.ttfts, found.itls, found.start_times)
     if len({len(column) for column in columns}) != 1:
         raise ConfigError("its lists have different lengths", where=str(path))
@@ -174,6 +164,17 @@ def _of_vllm_bench(path: Path) -> Iterator[MeasuredRequest]:
     for prompt, output, ttft, gaps, start, failure in zip(*columns, failures, strict=True):
         if not failure and ttft > 0:
             yield _seen(prompt, output, start, start + ttft, start + ttft + sum(gaps))
+
+
+def _decode_vllm_bench(text: str, path: Path) -> _VllmBench:
+    """Return the result in `text`; with --append-result, which writes a line for each run, that of the last one."""
+    try:
+        return msgspec.json.decode(text if text.count("\n{") == 0 else text[text.rindex("\n{") :], type=_VllmBench)
+    except JSON_ERRORS as error:
+        hint = "vllm bench serve --save-result --save-detailed writes input_lens, output_lens, ttfts, itls and start_times"
+        raise ConfigError(
+            f"it is no result with every request: {describe_json_error(str(error))}", where=str(path), hint=hint
+        ) from error
 
 
 def _of_results(path: Path) -> Iterator[MeasuredRequest]:

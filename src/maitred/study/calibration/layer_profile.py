@@ -74,17 +74,21 @@ def read_profile(folder: Path, tensor_parallel_size: int) -> LayerProfile:
         there = ", ".join(sorted(path.name for path in folder.glob("tp*"))) or "no tpN at all"
         raise ConfigError(f"there is no profile for {tensor_parallel_size} GPUs", where=str(part), hint=f"there is {there}")
     attention = read_rows(_file(part, "attention"), ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"])
-    experts: dict[int, Curve] = {}
-    if (part / "moe.csv").exists() or (part / "moe.csv.gz").exists():
-        moe = read_rows(_file(part, "moe"), ["activated_experts", "tokens", "time_us"])
-        experts = _curves((int(active), tokens, us) for (active, tokens, us), _ in moe)
     return LayerProfile(
         dense=_by_name(_file(part, "dense"), "tokens"),
         per_sequence=_by_name(_file(part, "per_sequence"), "sequences"),
         attention={(int(p), int(s), int(n), int(kv)): us for (p, s, n, kv, us), _ in attention},
-        experts=experts,
+        experts=_read_experts(part),
         skew=_skew(part) if _has_skew_fit(folder / "meta.yaml") else None,
     )
+
+
+def _read_experts(part: Path) -> dict[int, Curve]:
+    """Return the time of the experts by tokens, for each number of active ones; nothing of a model without experts."""
+    if not ((part / "moe.csv").exists() or (part / "moe.csv.gz").exists()):
+        return {}
+    moe = read_rows(_file(part, "moe"), ["activated_experts", "tokens", "time_us"])
+    return _curves((int(active), tokens, us) for (active, tokens, us), _ in moe)
 
 
 def _by_name(path: Path, column: str) -> dict[str, Curve]:
@@ -105,11 +109,8 @@ def _has_skew_fit(meta: Path) -> bool:
 
 
 def _skew(part: Path) -> Skew:
-    """Read the skew of decode-only steps.
-
-    An α outside 0 to 1 is noise (more work takes no less time, and no more than if all had the longest context), and is
-    clipped. Raises ConfigError for rows that make no buckets.
-    """
+    """Read the skew of decode-only steps. An α outside 0 to 1 is noise (more work takes no less time, and no more than if all
+    had the longest context), and is clipped. Raises ConfigError for rows that make no buckets."""
     path, found = _file(part, "skew_fit"), dict[tuple[float, float, float], float]()
     columns = ["n_label", "skew_rate_label", "kv_big_label"]
     for (chunk, alpha), labels in read_rows(path, ["pc", "alpha"], columns):
@@ -149,7 +150,7 @@ class ProfiledDeployment(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     max_num_seqs: int = 256
-    """Of one rank."""
+    """Most sequences of one rank."""
     link_bytes_per_us: float = 16e3
     link_latency_us: float = 20.0
 
@@ -193,12 +194,10 @@ def _tokens(profile: LayerProfile, deployment: ProfiledDeployment, overhead_us: 
     measured = sorted({int(x) for curve, _ in curves.values() for x, _ in curve})
     steps = [*graph_sizes(limit), *(tokens for tokens in measured if tokens > limit)]
 
-    def dense(tokens: float) -> float:
-        return sum(calls * curve_value(curve, tokens) for curve, calls in curves.values())
-
     def time(tokens: float, size: float) -> float:
         moved = size if size <= limit else tokens  # a CUDA graph also sends its padding
-        return dense(size) + _all_reduce(deployment, moved) + (overhead_us if tokens > limit else 0.0)
+        dense = sum(calls * curve_value(curve, size) for curve, calls in curves.values())
+        return dense + _all_reduce(deployment, moved) + (overhead_us if tokens > limit else 0.0)
 
     return tuple(_staircase(steps, time))
 

@@ -175,8 +175,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
             raise ConfigError(str(error), where=str(self.path / "meta.json")) from error
 
     def _blocks(self) -> int:
-        """Return the KV blocks of one rank: the recorded ones (vLLM keeps one of them to itself), or those that the memory has
-        beside weights."""
+        """Return the KV blocks of one rank: those recorded (vLLM keeps one to itself), or what fits beside the weights."""
         recorded = self.meta.kv_cache
         if recorded is not None and recorded.num_gpu_blocks is not None:
             return recorded.num_gpu_blocks - 1

@@ -212,10 +212,7 @@ def _recorded_request(row: Mapping[str, str], place: str) -> MeasuredRequest:
 
 
 def read_timeline(path: Path) -> list[MeasuredRequest]:
-    """Read a timeline, and return its requests in the order in which they were sent.
-
-    Raises ConfigError with the line of a mistake.
-    """
+    """Return the requests of a timeline in the order in which they were sent. Raises ConfigError with the line of a mistake."""
     header = read_header(path)
     optional = [name for name in ("submitted_s", "scheduled_ts", "prefix_blocks16_seen_before") if name in header]
     columns = ["input_tokens", "output_tokens", "queued_ts", "first_token_ts", "last_token_ts", *optional]
@@ -223,9 +220,8 @@ def read_timeline(path: Path) -> list[MeasuredRequest]:
     for line, (values, _) in enumerate(read_rows(path, columns), 2):
         named = dict(zip(columns, values, strict=True))
         check_counts({name: named[name] for name in _TIMELINE_COUNTS if name in named}, f"{path}:{line}")
-        row = _timeline_request(named)
-        _check_request(row, f"{path}:{line}")
-        rows.append(row)
+        rows.append(_timeline_request(named))
+        _check_request(rows[-1], f"{path}:{line}")
     if not rows:
         raise ConfigError("there are no requests in it", where=str(path))
     return sorted(rows, key=lambda row: row.sent)
@@ -258,19 +254,22 @@ def timeline_jobs(rows: Sequence[MeasuredRequest]) -> list[Job]:
 
     The earlier request with which a prefix is shared is not recorded, so the first one that is long enough is taken.
     """
-    origin, chains = rows[0].sent, list[tuple[int, ...]]()
-    jobs = []
+    chains: list[tuple[int, ...]] = []
     for index, row in enumerate(rows):
         chains.append(_prefix_keys(index, row, chains))
-        request = Request(
-            id=index,
-            arrival=from_seconds(row.sent - origin),
-            prompt_tokens=row.prompt_tokens,
-            max_output_tokens=row.output_tokens,
-            prefix=_RecordedPrefix(chains[-1]),
-        )
-        jobs.append(Job(request, row.output_tokens))
-    return jobs
+    origin = rows[0].sent
+    return [_timeline_job(index, row, origin, chain) for index, (row, chain) in enumerate(zip(rows, chains, strict=True))]
+
+
+def _timeline_job(index: int, row: MeasuredRequest, origin: float, chain: tuple[int, ...]) -> Job:
+    request = Request(
+        id=index,
+        arrival=from_seconds(row.sent - origin),
+        prompt_tokens=row.prompt_tokens,
+        max_output_tokens=row.output_tokens,
+        prefix=_RecordedPrefix(chain),
+    )
+    return Job(request, row.output_tokens)
 
 
 class _RecordedPrefix(msgspec.Struct, frozen=True, gc=False):

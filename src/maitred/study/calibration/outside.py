@@ -49,7 +49,7 @@ class OutsideTimes(msgspec.Struct, frozen=True):
     per_step: float
     """Time between steps that was not measured as part of one (c0)."""
     per_sequence: float
-    """The same for each sequence that decodes (c1)."""
+    """Time between steps that was not measured, for each sequence that decodes (c1)."""
     alpha: float
     """What every request waits outside the engine."""
     alpha_per_token: float

@@ -75,16 +75,21 @@ def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[f
     prior = np.maximum(1.0, [plain @ (1.0, p, n, n * context) for p, _, n, context in cells])
     if not points:
         return Grid(ticks, tuple(prior))
+    values = _fit_cells(prior, _weights(ticks, points), np.array(us))
+    return Grid(ticks, tuple(float(value) for value in values), bounded=True)
+
+
+def _fit_cells(prior: Floats, weights: Floats, times: Floats) -> Floats:
+    """Return the value of each cell, by a robust ridge regression; `weights` are those of the cells at each point."""
     # Unknown is the relative change of each cell from its prior, so that the ridge pulls all cells alike.
-    weights, times, pull = _weights(ticks, points), np.array(us), np.sqrt(_RIDGE) * np.eye(len(cells))
-    values = prior
+    pull, values = np.sqrt(_RIDGE) * np.eye(len(prior)), prior
     for _ in range(_ROUNDS):
         base = np.maximum(weights @ values, _LEAST_SHARE * times)
         root = np.sqrt(huber_weights((times - weights @ values) / base)) / base
         system = np.vstack([weights * root[:, None] * prior, pull])
-        target = np.concatenate([(times - weights @ prior) * root, np.zeros(len(cells))])
+        target = np.concatenate([(times - weights @ prior) * root, np.zeros(len(prior))])
         values = np.maximum(0.0, prior * (1 + np.linalg.lstsq(system, target, rcond=None)[0]))
-    return Grid(ticks, tuple(float(value) for value in values), bounded=True)
+    return values
 
 
 def _weights(ticks: tuple[Axis, ...], points: Sequence[TablePoint]) -> Floats:

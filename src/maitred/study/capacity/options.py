@@ -104,10 +104,8 @@ def option_candidates(
         raise ConfigError("without a model all GPUs are alike", where="--model", hint="say which: --model llama-3.1-8b")
     kinds, sizes = hardware or [instance.hardware], tensor_parallel_sizes or [instance.tensor_parallel_size]
     try:
-        return [
-            replace(base, instance=replace(instance, hardware=gpu, tensor_parallel_size=tp))
-            for gpu, tp in product(kinds, sizes)
-        ]
+        instances = [replace(instance, hardware=gpu, tensor_parallel_size=tp) for gpu, tp in product(kinds, sizes)]
+        return [replace(base, instance=each) for each in instances]
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -164,16 +162,23 @@ class OptionSearch:
         if self._problem:
             return None
         if self._size is None:
-            number = self._sizes.next_probe()
-            if number is not None:
-                return self._probe(-number, 0)
-            if self._sizes.largest is None:
-                self._problem = self._too_small()
-                return None
-            self._size = -self._sizes.largest
-            self._begin_rates(self._size)
+            probe = self._next_size()
+            if self._size is None:
+                return probe
         step = self._rates.next_probe()
         return None if step is None else self._probe(self._size, step)
+
+    def _next_size(self) -> Probe | None:
+        """Return what is to be tried next to find the size. None: it is known now, or no size is enough."""
+        number = self._sizes.next_probe()
+        if number is not None:
+            return self._probe(-number, 0)
+        if self._sizes.largest is None:
+            self._problem = self._too_small()
+        else:
+            self._size = -self._sizes.largest
+            self._begin_rates(self._size)
+        return None
 
     def _probe(self, size: int, step: int) -> Probe | None:
         instance, load = self._candidate.instance, self._plan.load

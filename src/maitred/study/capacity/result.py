@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from maitred.report.figure import PLOT_STYLE, check_plot_path
-from maitred.report.table import NO_VALUE, format_number, format_share, print_table, print_to_text
+from maitred.report.table import NO_VALUE, format_number, format_share, new_table, print_table, print_to_text
 from maitred.study.metrics import find_metric
 from maitred.study.sweep.result import write_figure
 from maitred.study.sweep.spec import Constraint, Figures
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLOURS: Final = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
@@ -50,15 +50,21 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     highest_rate: float | None
     """The highest rate that these instances hold, in requests per second."""
     headroom: float | None
-    """The highest rate by today's."""
+    """The highest rate, divided by that of today."""
     today: KneePoint | None
-    """These instances at today's rate."""
+    """What was measured of that many instances at today's rate."""
     simulated: str
     """What was simulated, as a run says it; empty if nothing was."""
     problem: str
     """Why there is no answer, or empty."""
     points: tuple[KneePoint, ...]
-    """Everything that was tried."""
+    """Everything that was tried, by size and rate."""
+
+    @property
+    def knee(self) -> list[tuple[KneePoint, float]]:
+        """The points at the size of this option, by rate, each with its p99 of TTFT; those without one are left out."""
+        points = (each for each in self.points if each.instances == self.instances)
+        return [(each, height) for each in points if (height := each.figures[KNEE_METRIC]) is not None]
 
 
 class CapacityResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,14 +115,9 @@ def print_capacity(result: CapacityResult, console: Console) -> None:
 
 def capacity_table(result: CapacityResult) -> Table:
     """Return a row for each option, the best one first."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", style="bold")
-    table.add_column("GPU", style="cyan")
     names = [*dict.fromkeys(each.metric for each in result.limits)]
-    for heading in ("TP", "instances", "GPUs", "highest\nrate", "headroom", *map(_heading, names)):
-        table.add_column(heading, justify="right")
-    if result.has_prices:
-        table.add_column("cost/h", justify="right")
+    figures = ("TP", "instances", "GPUs", "highest\nrate", "headroom", *map(_heading, names))
+    table = new_table({"": "bold", "GPU": "cyan"}, (*figures, "cost/h") if result.has_prices else figures)
     for option in _in_order(result):
         table.add_row(*_row(result, option, names))
     return table
@@ -188,22 +189,27 @@ def draw_knee(result: CapacityResult) -> Figure:
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
         for option, colour in zip(result.options, _COLOURS * len(result.options), strict=False):
-            points = [
-                each for each in option.points if each.instances == option.instances and each.figures[KNEE_METRIC] is not None
-            ]
-            if not points:
-                continue
-            rates, heights = [each.rate for each in points], [float(each.figures[KNEE_METRIC] or 0) for each in points]
-            axes.plot(rates, heights, color=colour, linewidth=1.4, label=option_label(option))
-            faces = [colour if each.holds else "none" for each in points]
-            axes.scatter(rates, heights, s=24, facecolors=faces, edgecolors=colour, zorder=2)
-        for limit in result.limits:
-            if limit.metric == KNEE_METRIC:
-                axes.axhline(limit.limit, color="#6a6862", linestyle="--", linewidth=1, label="constraint")
-        axes.axvline(result.today, color="#6a6862", linestyle=":", linewidth=1, label="today")
-        axes.set_xlabel("requests/s")
-        axes.set_ylabel("TTFT p99 ms")
-        axes.set_yscale("log")
+            _draw_option(axes, option, colour)
+        _draw_limits(axes, result)
+        axes.set(xlabel="requests/s", ylabel="TTFT p99 ms", yscale="log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.legend(fontsize=8)
     return figure
+
+
+def _draw_option(axes: Axes, option: CapacityOption, colour: str) -> None:
+    """Draw the points of one option at the size that it needs today."""
+    if not option.knee:
+        return
+    points, heights = zip(*option.knee, strict=True)
+    rates = [each.rate for each in points]
+    axes.plot(rates, heights, color=colour, linewidth=1.4, label=option_label(option))
+    faces = [colour if each.holds else "none" for each in points]
+    axes.scatter(rates, heights, s=24, facecolors=faces, edgecolors=colour, zorder=2)
+
+
+def _draw_limits(axes: Axes, result: CapacityResult) -> None:
+    for limit in result.limits:
+        if limit.metric == KNEE_METRIC:
+            axes.axhline(limit.limit, color="#6a6862", linestyle="--", linewidth=1, label="constraint")
+    axes.axvline(result.today, color="#6a6862", linestyle=":", linewidth=1, label="today")

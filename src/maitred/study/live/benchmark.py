@@ -12,7 +12,6 @@ What the endpoint refuses in steps 1 to 3 ends the run with one error, before th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +26,7 @@ from maitred.core.units import Micros, to_seconds
 from maitred.emulator.clients.prompts import WORDS, PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
+from maitred.emulator.unix_signals import handle_signals
 from maitred.sim import Results
 from maitred.study.live.observed import Lateness, Observation
 from maitred.wire.client import UpstreamClient
@@ -110,6 +110,7 @@ async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[in
             if progress is not None:
                 progress(len(observed))
 
+    # Warm-ups go through the same sender, so that its connections are open when the run begins; they are not counted.
     sender = RequestSender(plan.endpoint, prompts, on_end)
     is_counted = False
     try:
@@ -144,26 +145,11 @@ async def _run_until_signal(sender: RequestSender, schedule: SendSchedule, plan:
         sender.stop()
 
     timer = None if plan.horizon is None else loop.call_later(to_seconds(plan.horizon), sender.stop)
-    with _handled(loop, on_signal):
+    with handle_signals((signal.SIGINT, signal.SIGTERM), on_signal):
         await sender.run(schedule)
     if timer is not None:
         timer.cancel()
     return stopped
-
-
-@contextlib.contextmanager
-def _handled(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    added = []
-    try:
-        for number in numbers:
-            with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread
-                loop.add_signal_handler(number, on_signal)
-                added.append(number)
-        yield
-    finally:
-        for number in added:
-            loop.remove_signal_handler(number)
 
 
 def _streaming(jobs: Iterable[Job], stream: bool) -> Iterable[Job]:
@@ -215,36 +201,39 @@ class _Answered(msgspec.Struct):
 
 async def _make_prompts(client: UpstreamClient, plan: BenchPlan, model: str) -> tuple[PromptWriter, tuple[str, ...]]:
     """Return the writer of the prompts, with the endpoint's own count of tokens, and warnings."""
-
-    def writer(scale: TokenScale) -> PromptWriter:
-        return PromptWriter(
-            model,
-            chat=plan.endpoint.path.endswith("/chat/completions"),
-            scale=scale,
-            nonce=time.time_ns(),
-            fields=plan.extra_body,
-            ignore_eos=plan.ignore_eos,
-            words=plan.words or WORDS,
-        )
-
-    prompts, counted = writer(TokenScale()), []
-    for words in (_SHORT, _LONG):
-        status, body = await _ask(client, plan.endpoint, "POST", plan.endpoint.path, prompts.probe(words))
-        if status != 200:
-            raise BenchError(_refusal(plan, status, body))
-        try:
-            usage = msgspec.json.decode(body, type=_Answered).usage
-        except JSON_ERRORS:
-            usage = None
-        counted.append(None if usage is None else usage.prompt_tokens)
-    short, long = counted
+    prompts = _prompt_writer(plan, model, TokenScale())
+    short, long = [await _count_probe(client, plan, prompts, words) for words in (_SHORT, _LONG)]
     if short is None or long is None or long <= short:
         return prompts, ("the endpoint does not say how many tokens a prompt has: a word of a prompt counts as one",)
     scale = TokenScale.of_probes((_SHORT, short), (_LONG, long))
     if plan.words and scale.per_word != 1:
         problem = f"the endpoint counts {scale.per_word:.3g} tokens for a word that is one token in the tokenizer"
         raise BenchError(f"{problem}; give the tokenizer of {model}, or none")
-    return writer(scale), ()
+    return _prompt_writer(plan, model, scale), ()
+
+
+def _prompt_writer(plan: BenchPlan, model: str, scale: TokenScale) -> PromptWriter:
+    return PromptWriter(
+        model,
+        chat=plan.endpoint.path.endswith("/chat/completions"),
+        scale=scale,
+        nonce=time.time_ns(),
+        fields=plan.extra_body,
+        ignore_eos=plan.ignore_eos,
+        words=plan.words or WORDS,
+    )
+
+
+async def _count_probe(client: UpstreamClient, plan: BenchPlan, prompts: PromptWriter, words: int) -> int | None:
+    """Send a prompt of `words` words, and return its tokens as the endpoint counts them, or None if it does not say."""
+    status, body = await _ask(client, plan.endpoint, "POST", plan.endpoint.path, prompts.probe(words))
+    if status != 200:
+        raise BenchError(_refusal(plan, status, body))
+    try:
+        usage = msgspec.json.decode(body, type=_Answered).usage
+    except JSON_ERRORS:
+        return None
+    return None if usage is None else usage.prompt_tokens
 
 
 def _refusal(plan: BenchPlan, status: int, body: bytes) -> str:

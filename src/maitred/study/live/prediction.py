@@ -18,6 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from maitred.core.errors import ConfigError
+from maitred.core.request import RequestId
 from maitred.report.breakdown import By, split_by
 from maitred.report.request_statistics import request_latencies
 from maitred.report.table import format_number
@@ -30,13 +31,9 @@ from maitred.workload.transforms import map_jobs
 _ALL = "all"
 
 
-def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, seed: int) -> Iterator[Validation]:
-    """Simulate `jobs`, which were sent in the run `measured`, and yield the errors for all requests, then for each class.
-
-    Raises ConfigError if no request completed in either.
-    """
-    predicted = simulate(
-        as_measured(jobs, measured),
+def _simulate_on(candidate: Candidate, jobs: Iterable[Job], seed: int) -> Results:
+    return simulate(
+        jobs,
         candidate.cluster,
         candidate.instance,
         candidate.routing,
@@ -44,6 +41,14 @@ def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, see
         candidate.programs,
         seed=seed,
     )
+
+
+def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, seed: int) -> Iterator[Validation]:
+    """Simulate `jobs`, which were sent in the run `measured`, and yield the errors for all requests, then for each class.
+
+    Raises ConfigError if no request completed in either.
+    """
+    predicted = _simulate_on(candidate, as_measured(jobs, measured), seed)
     for name, results in (("measured", measured), ("simulated", predicted)):
         if not (results.outcome == Outcome.COMPLETED).any():
             raise ConfigError(f"no request completed in the {name} run", where="--predict", hint="there is nothing to compare")
@@ -67,11 +72,16 @@ def prediction_table(found: Sequence[Validation]) -> Table:
     return table
 
 
-def as_measured(jobs: Iterable[Job], measured: Results) -> Iterable[Job]:
-    """Return `jobs` with the tokens that were measured, as far as they were sent."""
+def _measured_tokens(measured: Results) -> dict[RequestId, tuple[int, int]]:
+    """Return the tokens of prompt and answer of the completed requests, by id."""
     rows = np.flatnonzero(measured.outcome == Outcome.COMPLETED)
     columns = (measured.request_id, measured.prompt_tokens, measured.output_tokens)
-    tokens = {number: (prompt, output) for number, prompt, output in zip(*(c[rows].tolist() for c in columns), strict=True)}
+    return {number: (prompt, output) for number, prompt, output in zip(*(c[rows].tolist() for c in columns), strict=True)}
+
+
+def as_measured(jobs: Iterable[Job], measured: Results) -> Iterable[Job]:
+    """Return `jobs` with the tokens that were measured, as far as they were sent."""
+    tokens = _measured_tokens(measured)
     sent = set(measured.request_id.tolist())
 
     def changed(job: Job) -> Job:

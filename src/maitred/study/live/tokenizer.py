@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, missing_library
 
 _NUM_WORDS: Final = 16
 _LENGTHS: Final = (3, 4, 2, 5, 6, 7, 8, 1)
@@ -52,9 +53,7 @@ def choose_words(vocabulary: Iterable[str], count: Callable[[str], int]) -> tupl
         if found is not None:
             of_length[len(found[1])].add(f" {found[1]}")
     for length in _LENGTHS:
-        words = tuple(
-            word for word, _ in zip(_single_tokens(sorted(of_length[length]), count), range(_NUM_WORDS), strict=False)
-        )
+        words = tuple(islice(_single_tokens(sorted(of_length[length]), count), _NUM_WORDS))
         if len(words) == _NUM_WORDS and _adds_up(words, count):
             return words
     return None
@@ -75,8 +74,7 @@ def _read(file: Path, where: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        hint = "pip install 'maitred[tokenizer]'"
-        raise ConfigError("needs the library tokenizers, which is not installed", where=where, hint=hint) from error
+        raise missing_library("the library tokenizers", "tokenizer", where) from error
     if not file.is_file():
         raise ConfigError(f"there is no {file}", where=where, hint="a tokenizer.json, or the folder of a model that has one")
     try:

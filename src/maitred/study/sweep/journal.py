@@ -105,17 +105,15 @@ class FileJournal(InMemoryJournal):
 
     def _open_runs(self) -> BinaryIO:
         path = self._folder / RUNS_FILE
-        file = path.open("a+b")
-        file.seek(0)
-        written = file.read()
+        written = path.read_bytes() if path.exists() else b""
         # A power failure may have cut off the last line, and only that one: a line is on disk before the next one is written.
         complete = written[: written.rfind(b"\n") + 1]
         for number, row in enumerate(complete.splitlines(), 1):
             try:
                 super().record(msgspec.json.decode(row, type=JournalLine))
             except JSON_ERRORS as error:
-                file.close()
                 raise ConfigError("this is not a run", where=f"{path}:{number}", hint="remove the line") from error
+        file = path.open("a+b")
         file.truncate(len(complete))
         return file
 

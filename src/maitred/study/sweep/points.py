@@ -23,7 +23,7 @@ from maitred.config import Config
 from maitred.config.merged import MergedConfig, Setting, environment_settings, flag_settings
 from maitred.config.root import POLICY_KEYS
 from maitred.config.sources import flavour_defaults, with_simulation_defaults
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, missing_library
 from maitred.core.units import from_seconds
 from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import document_to_struct
@@ -165,9 +165,7 @@ class TpeSearch:
         try:
             import optuna
         except ImportError as error:
-            raise ConfigError(
-                "needs Optuna, which is not installed", where="search", hint="pip install 'maitred[search]'"
-            ) from error
+            raise missing_library("Optuna", "search", "search") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._criteria = criteria
         self._parameters = spec.parameters

@@ -89,8 +89,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pareto_front(self) -> list[CandidateResult]:
-        """Candidates to which no other is better in one metric of `pareto` without being worse in the other, by the first
-        metric."""
+        """Candidates than which no other is better in one metric of `pareto` and not worse in the other, by the first."""
         first, second = self.criteria.pareto
         known = [
             each for each in self.candidates if each.figures.get(first) is not None and each.figures.get(second) is not None
@@ -116,9 +115,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw the two metrics of `pareto` against each other, and write the figure to `path` (png, svg or pdf) if it is given.
-
-        Raises ConfigError without matplotlib, and for a path that cannot be written.
-        """
+        Raises ConfigError without matplotlib, and for a path that cannot be written."""
         figure = draw_pareto(
             self.criteria,
             missing=[each.figures for each in self.candidates if not each.meets_constraints],

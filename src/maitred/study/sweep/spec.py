@@ -271,10 +271,8 @@ def parse_constraint(text: str, where: str) -> Constraint:
 
 
 def candidate_costs(candidate: Candidate, spec: SweepSpec, locate: KeyLocator) -> dict[str, float]:
-    """Return the cost per hour (the number of GPUs without prices) and the number of GPUs.
-
-    Raises ConfigError for a GPU without a price.
-    """
+    """Return the cost per hour (the number of GPUs without prices) and the number of GPUs. Raises ConfigError for a GPU without
+    a price."""
     gpus = float(candidate.num_gpus)
     return {COST: _price(candidate, spec, locate, gpus), GPUS: gpus}
 

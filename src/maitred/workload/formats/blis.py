@@ -122,6 +122,15 @@ def header_beside(rows: Path) -> BlisHeader:
 
 def read_header(path: Path) -> BlisHeader:
     """Read a header file. Raises ConfigError if it cannot be read, or has a version or a unit that is not supported."""
+    header = _parse_header(path)
+    if header.trace_version not in (2, 3):
+        raise ConfigError(f"trace_version is {header.trace_version}", where=str(path), hint="versions 2 and 3 can be read")
+    if header.time_unit not in ("microseconds", "us"):
+        raise ConfigError(f"time_unit is {header.time_unit!r}", where=str(path), hint="it must be microseconds")
+    return header
+
+
+def _parse_header(path: Path) -> BlisHeader:
     import yaml
 
     try:
@@ -129,14 +138,9 @@ def read_header(path: Path) -> BlisHeader:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
     try:
-        header = msgspec.convert(yaml.load(text, Loader=yaml.CSafeLoader), BlisHeader)
+        return msgspec.convert(yaml.load(text, Loader=yaml.CSafeLoader), BlisHeader)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigError("this is no header of a BLIS trace", where=str(path), hint="trace_version: 2") from error
-    if header.trace_version not in (2, 3):
-        raise ConfigError(f"trace_version is {header.trace_version}", where=str(path), hint="versions 2 and 3 can be read")
-    if header.time_unit not in ("microseconds", "us"):
-        raise ConfigError(f"time_unit is {header.time_unit!r}", where=str(path), hint="it must be microseconds")
-    return header
 
 
 @FORMATS.register("blis")

@@ -102,7 +102,7 @@ class _TimedTraceLine(msgspec.Struct, gc=False):
 
 @FORMATS.register("timed_trace")
 class TimedTraceFormat(TraceFormat):
-    """Its first line looks like Mooncake's, so the format must be named."""
+    """vLLM's timed traces. The first line looks like one of Mooncake's, so the format must be named."""
 
     description = "What vllm bench serve --dataset-name timed_trace reads; it must be named, because it looks like mooncake."
     times = "seconds"

@@ -1,0 +1,235 @@
+"""The KV blocks of one instance that has a prefix cache: which of them a sequence finds, fills and leaves behind.
+
+`PrefixBlockManager` is a `BlockManager` over a prefix cache. A sequence that is admitted uses the leading blocks of its prompt
+that are cached, and computes the rest. The content of a block is committed as soon as the step is planned that computes it, so
+that a sequence admitted later in the same step may share it.
+
+The answer fills blocks, too, which are evicted in their turn. As a rule no request will ask for them, so they stay private and
+are only counted when the sequence leaves. There are two exceptions: a preempted sequence comes back for what it has computed,
+and finds it under hashes of its own as far as it is still cached; and where later requests will continue the conversation
+(`expect_continuation`), the blocks of the answer are committed when the sequence leaves.
+
+Example, in blocks of 16 tokens: a prompt of 100 tokens with 4 cached blocks locks these, and takes 3 blocks for its other 36
+tokens. When it has been computed, 6 blocks are committed; the 7th is partial. An answer of 40 tokens makes it 139 tokens of KV
+in 9 blocks, of which the 2 that are full of the answer are released as private ones.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from maitred.core.errors import InvariantError
+from maitred.core.request import PrefixKeys, RequestId
+from maitred.core.sequence import SequenceState
+from maitred.kv.block_hashes import apply_namespace, sequence_block_hashes
+from maitred.kv.block_manager import BlockManager
+from maitred.kv.key_ranges import join_keys
+from maitred.kv.prefix_cache import CacheLock, PrefixCache, PrefixHit
+
+_PRIVATE_SALT = 0x6F776E
+"""Marks the hashes of content that no other sequence has. Hashes of ints are the same in every process."""
+
+
+def private_block_hashes(seq: SequenceState, first: int, end: int) -> list[int]:
+    """Return hashes for the blocks of `seq` from `first` to before `end` that no other sequence has."""
+    return [hash((_PRIVATE_SALT, seq.arrival_index, block)) for block in range(first, end)]
+
+
+class SequenceBlocks:
+    """The content of a sequence, block by block."""
+
+    will_return: bool = False
+    """Whether it is about to be preempted, and will come back for what it has computed."""
+    is_discarded: bool = False
+    """Whether it is about to be preempted, and what it has not committed is lost."""
+    num_unknown: int = 0
+    """Tokens at its end whose content is not known when it is preempted."""
+
+    def __init__(self, block_hashes: Sequence[int]) -> None:
+        self.block_hashes = block_hashes
+        """Hashes of the prompt as far as they are known, and then private ones as far as they are needed. Not to be changed in
+        place: the sequence has the same object."""
+        self.num_known = len(block_hashes)
+        """Blocks of the prompt with known hashes."""
+        self.conversation_prefix: PrefixKeys | None = None
+        """Content of prompt and answer together, if later requests will continue it."""
+        self.lock: CacheLock | None = None
+        """The lock of the sequence while it is in the batch, else None."""
+
+
+class PrefixBlockManager(BlockManager):
+    """The KV blocks of one instance, in `cache`, which only this object may change."""
+
+    __slots__ = ("_num_unassigned", "_sequence_blocks", "cache")
+
+    def __init__(self, cache: PrefixCache[Any]) -> None:
+        super().__init__(cache.total, cache.block_size)
+        self.cache = cache
+        self._sequence_blocks: dict[RequestId, SequenceBlocks] = {}
+        self._num_unassigned = 0
+        """Blocks that decoding sequences have opened and that are not assigned to their locks yet."""
+
+    def reserve(self, blocks: int) -> None:
+        self.cache.reserve(blocks)
+        self._num_unassigned += blocks
+        self.free -= blocks
+
+    def reserve_next_step(self) -> None:
+        """Reserve what the decoding sequences open in the next step: they come before those that wait, and evict first."""
+        opened = self.decode_blocks(1) - self._num_opened
+        self.reserve(opened)
+        self._num_opened += opened
+
+    def run_steps(self, steps: int) -> None:
+        opened = self.decode_blocks(steps) - self._num_opened
+        super().run_steps(steps)
+        self.cache.reserve(opened)
+        self._num_unassigned += opened
+
+    def expect_continuation(self, seq: SequenceState, conversation_prefix: PrefixKeys) -> None:
+        """Keep what `seq` computes, prompt and answer, for later requests that continue it."""
+        self._blocks_of(seq).conversation_prefix = conversation_prefix
+
+    def find_cached(self, seq: SequenceState) -> PrefixHit:
+        """Return what is cached of `seq`, which is to be admitted. At least one token is left to compute."""
+        usable = (seq.num_tokens_to_prefill - 1) // self.block_size
+        hashes = self._all_block_hashes(seq, usable) if seq.num_preemptions else self._blocks_of(seq).block_hashes
+        return self.cache.probe(hashes[:usable])
+
+    def admit(self, seq: SequenceState, hit: PrefixHit) -> None:
+        """Lock what `find_cached` has found for `seq`."""
+        content = self._blocks_of(seq)
+        content.lock = self.cache.lock(content.block_hashes[: hit.num_blocks], priority=seq.request.priority)
+        content.will_return, content.num_unknown = False, 0
+        self.free -= hit.num_unreferenced
+        if not seq.num_preemptions:
+            seq.num_cached_tokens = hit.num_blocks * self.block_size
+
+    def fill(self, seq: SequenceState, tokens: int) -> None:
+        """Assign reserved blocks to `seq` for its first `tokens` tokens, complete after the next step. Commit the full ones."""
+        content = self._blocks_of(seq)
+        lock = self._assigned_lock(content, self.blocks_for(tokens))
+        self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])
+
+    def publish(self, seq: SequenceState, tokens: int) -> None:
+        """As `fill`, once its first `tokens` tokens have been computed. Of a sequence that was preempted the output is
+        committed, too: it has been computed like a prompt."""
+        content, full = self._blocks_of(seq), tokens // self.block_size
+        lock = self._assigned_lock(content, self.blocks_for(tokens))
+        known = full if seq.num_preemptions else min(full, content.num_known)
+        self._commit(lock, self._all_block_hashes(seq, known)[:known])
+
+    def discard(self, seq: SequenceState, tokens: int) -> None:
+        """Let `seq`, which is about to be preempted, keep no more than its first `tokens` tokens, for which it has blocks."""
+        content, full = self._blocks_of(seq), tokens // self.block_size
+        assert content.lock is not None
+        self._commit(content.lock, self._all_block_hashes(seq, full)[:full])
+        content.is_discarded = True
+
+    def keep_for_return(self, seq: SequenceState, num_unknown: int) -> None:
+        """Let `seq`, which is about to be preempted, find again what it has computed, if that is still cached then. The content
+        of its last `num_unknown` tokens is not known yet, so a block with one of them is not cached."""
+        content = self._blocks_of(seq)
+        content.will_return, content.num_unknown = True, num_unknown
+
+    def release_decoding(self, seq: SequenceState, tokens: int) -> None:
+        opened = self._close_block(seq, tokens) if self._num_opened else 0
+        self.pause_decode(tokens)
+        self._release(seq, tokens, opened)
+
+    def release_prefilling(self, seq: SequenceState, tokens: int) -> None:
+        self._release(seq, tokens, 0)
+
+    def release_reserved(self, seq: SequenceState, computed: int, reserved: int) -> None:
+        content = self._blocks_of(seq)
+        self._assigned_lock(content, self.blocks_for(reserved))
+        self._release(seq, computed, 0)
+
+    def _release(self, seq: SequenceState, tokens: int, opened: int) -> None:
+        """Release the lock of `seq`: `tokens` tokens' worth, and `opened` blocks without content yet."""
+        content = self._blocks_of(seq)
+        full = (tokens - content.num_unknown) // self.block_size
+        lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
+        # Only content that a request may ask for needs hashes. For most answers none are ever made.
+        if content.is_discarded:
+            content.is_discarded = False
+            self.cache.release(lock)
+        elif content.will_return or content.conversation_prefix is not None:
+            self._commit(lock, self._all_block_hashes(seq, full)[:full])
+            self.cache.release(lock)
+        else:
+            self._commit(lock, content.block_hashes[: min(full, content.num_known)])
+            self.cache.release_private(lock, full - lock.num_committed)
+        self.free = self.cache.free
+
+    def forget(self, seq: SequenceState) -> None:
+        """Drop what is known of `seq`, which has ended."""
+        self._sequence_blocks.pop(seq.request_id, None)
+
+    def blocks_freed_by(self, held: Sequence[tuple[SequenceState, int]]) -> int:
+        """Return how many blocks would be free if some sequences were released, which are given with the blocks that each
+        holds: its own, and those that it shares with none but them."""
+        locks: list[CacheLock] = []
+        own = 0
+        for seq, blocks in held:
+            lock = self._blocks_of(seq).lock
+            assert lock is not None
+            locks.append(lock)
+            own += blocks - lock.num_committed
+        return own + self.cache.num_held_by_alone(locks)
+
+    def apply_evictions(self) -> None:
+        """Apply the evictions that are pending. Call it before a queue policy looks at the cache."""
+        self.cache.apply_evictions()
+
+    def max_unchanged_steps(self, limit: int) -> int:
+        """Return the largest number of steps, from 1 to `limit`, that changes nothing that a waiting sequence could find."""
+        return max(1, self.max_steps_with(self.cache.free_uncached + self._num_opened, limit)) if self._num_decodes else limit
+
+    def check(self, held: int) -> None:
+        self.cache.check()
+        locks = [content.lock for content in self._sequence_blocks.values() if content.lock is not None]
+        if held + self._num_opened != sum(lock.num_committed + lock.num_private for lock in locks) + self._num_unassigned:
+            raise InvariantError(f"KV blocks: sequences say {held}, their locks and {self._num_unassigned} unassigned differ")
+        openings = self._openings_by_phase
+        if self.free != self.cache.free or sum(openings) != self._num_decodes or min(openings) < 0:
+            raise InvariantError(f"KV blocks: {self.free} free or {openings} open is not what the cache says")
+
+    def _blocks_of(self, seq: SequenceState) -> SequenceBlocks:
+        content = self._sequence_blocks.get(seq.request_id)
+        if content is None:
+            content = self._sequence_blocks[seq.request_id] = SequenceBlocks(sequence_block_hashes(seq, self.cache))
+        return content
+
+    def _all_block_hashes(self, seq: SequenceState, blocks: int) -> Sequence[int]:
+        """Return at least the first `blocks` hashes of the content of `seq`, private ones where no others are known."""
+        content = self._blocks_of(seq)
+        hashes = content.block_hashes
+        if content.conversation_prefix is not None and len(hashes) < blocks:
+            known = apply_namespace(content.conversation_prefix.block_keys(self.block_size), seq.request.cache_namespace)
+            hashes = join_keys([hashes, known[len(hashes) : blocks]])
+        if len(hashes) < blocks:
+            hashes = join_keys([hashes, private_block_hashes(seq, len(hashes), blocks)])
+        content.block_hashes = hashes
+        return hashes
+
+    def _assigned_lock(self, content: SequenceBlocks, blocks: int) -> CacheLock:
+        """Return the lock of a sequence, after `blocks` blocks in all have been assigned to it."""
+        lock = content.lock
+        assert lock is not None
+        # The blocks that a sequence opened while it decoded are assigned here, all at once: until it leaves only their sum
+        # counts.
+        missing = blocks - lock.num_committed - lock.num_private
+        if missing > 0:
+            self.cache.assign(lock, missing)
+            self._num_unassigned -= missing
+        return lock
+
+    def _commit(self, lock: CacheLock, block_hashes: Sequence[int]) -> None:
+        """Commit the blocks of `lock` with known content, which are those of `block_hashes`, from the first one on."""
+        if len(block_hashes) > lock.num_committed:
+            self.cache.commit_blocks(lock, block_hashes[lock.num_committed :])
+            self.free = self.cache.free  # a radix tree gives back what it had twice
