@@ -122,12 +122,7 @@ class EngineApp(App):
     async def _generate(self, body: GenerationBody, endpoint_format: EndpointFormat, exchange: Exchange) -> None:
         """Generate a response. Raises ApiError, and ClientDisconnected if the client disconnects before the end."""
         plan, requests = self._engine.plan(body, endpoint_format, _routing_key_of(exchange, body))
-        response: ResponseProgress
-        if body.stream:
-            exchange.start_response(200, _STREAM_HEADERS, b"", True)
-            response = StreamedResponse(plan, exchange)
-        else:
-            response = BufferedResponse(plan)
+        response = _begin_response(plan, exchange, streams=bool(body.stream))
         exchange.watch_disconnect(lambda: _on_client_gone(response))
         try:
             self._engine.start(plan, requests, response)
@@ -177,6 +172,13 @@ class EngineApp(App):
 
     async def _state(self, exchange: Exchange) -> None:
         send_json(exchange, 200, self._engine.state())
+
+
+def _begin_response(plan: ResponsePlan, exchange: Exchange, *, streams: bool) -> ResponseProgress:
+    if not streams:
+        return BufferedResponse(plan)
+    exchange.start_response(200, _STREAM_HEADERS, b"", True)
+    return StreamedResponse(plan, exchange)
 
 
 def _on_client_gone(response: ResponseProgress) -> None:

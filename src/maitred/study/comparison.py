@@ -122,6 +122,11 @@ def make_pairing(
     return Pairing(*names, tuple(make_difference(name, _column(a, name), _column(b, name), seed) for name in metrics))
 
 
+def _interval(gain: BootstrapInterval, better: Better) -> tuple[float, float]:
+    """Return the interval of B - A, given that of the gain of A."""
+    return (-gain.high, -gain.low) if better is Better.HIGHER else (gain.low, gain.high)
+
+
 def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | None], seed: int) -> Difference:
     """Return one metric of both sides, given by seed."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
@@ -129,9 +134,7 @@ def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | No
     # Gains are above 0 where A is better, so that "A wins" means the same for every metric. The interval is one of B - A.
     gains = [y - x if better is Better.LOWER else x - y for x, y in pairs]
     sure = bootstrap(gains, seed)
-    low, high = (None, None) if sure is None else (sure.low, sure.high)
-    if better is Better.HIGHER and low is not None and high is not None:
-        low, high = -high, -low
+    low, high = (None, None) if sure is None else _interval(sure, better)
     return Difference(
         metric=name,
         better=better,

@@ -16,6 +16,7 @@ from maitred.admission import POLICIES, Admission, AdmissionConfig, AdmissionPol
 from maitred.core.contracts import BatchShape, ChunkShape, FleetLoad, InstanceLoad, LatencyModel, Router
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
+from maitred.core.units import Micros
 from maitred.instance.latency import LATENCY_MODELS, LatencySpec
 from maitred.programs import ACTING_ESTIMATORS, ActingEstimator, ToolTimes
 from maitred.routing import ROUTERS, SCORERS, Scorer, Signals, signals_read
@@ -150,6 +151,11 @@ def _made(router: str | Callable[[Random], Router], seed: int) -> Router:
     return ROUTERS.create(router, {Random: rng, ScorerWeights: DEFAULT_WEIGHTS}) if isinstance(router, str) else router(rng)
 
 
+def _end_request(router: Router, request: Request, instance: InstanceSample, now: Micros) -> None:
+    instance.change(-1)
+    router.on_request_end(request, instance.index, now)
+
+
 def _choices(router: Router, seed: int) -> list[int]:
     """Send 60 requests, of which some end, to fleets of 6 or fewer, and return where they went."""
     rng = Random(seed)
@@ -169,9 +175,7 @@ def _choices(router: Router, seed: int) -> list[int]:
         there.append((request, chosen))
         went.append(choice.instance)
         if rng.random() < 0.5:
-            request, left = there.pop(rng.randrange(len(there)))
-            left.change(-1)
-            router.on_request_end(request, left.index, 100 * number)
+            _end_request(router, *there.pop(rng.randrange(len(there))), 100 * number)
     _check_reads(router, instances)
     return went
 

@@ -58,6 +58,14 @@ def check_empty(queue: WaitQueue) -> None:
     raise AssertionError("pop from an empty queue is no error")
 
 
+def _pop_head(queue: WaitQueue) -> SequenceState:
+    head = queue.peek()
+    assert head is not None, "no head, and requests wait"
+    assert queue.peek() is head, "the head changes when it is looked at twice"
+    assert queue.pop() is head, "pop gives another one than peek"
+    return head
+
+
 def check_nothing_is_lost(queue: WaitQueue, operations: Operations, seed: int) -> None:
     """Check that what waits is what came and has not gone, and that the head is what is popped. `again` is a preemption."""
     here, running, rng = set[int](), list[SequenceState](), Random(seed)
@@ -77,10 +85,7 @@ def check_nothing_is_lost(queue: WaitQueue, operations: Operations, seed: int) -
         elif verb == "begin":
             queue.on_step_start(StepSample(number, routing_keys={"k": other % 3, "l": other % 2}), now)
         elif here:
-            head = queue.peek()
-            assert head is not None, "no head, and requests wait"
-            assert queue.peek() is head, "the head changes when it is looked at twice"
-            assert queue.pop() is head, "pop gives another one than peek"
+            head = _pop_head(queue)
             here.remove(head.arrival_index)
             running.append(head)
         assert len(queue) == len(here), f"{len(queue)} wait, and it should be {len(here)}"

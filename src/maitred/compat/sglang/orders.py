@@ -166,15 +166,19 @@ def match_all(waiting: Sequence[QueueEntry], cache: PageCache, in_batch: InBatch
         limit = max(0, request.prompt + request.output - 1)
         if request.match_limit is not None:
             limit = min(limit, request.match_limit)
-        deprioritized = False
-        if prefix <= in_batch.check:
-            deprioritized = in_batch.deprioritize <= 0 or request.beginning in beginnings
-            # A request that finds more than `check` tokens does not count as one that begins so: what it shares is mostly
-            # cached by now.
-            if request.beginning is not None:
-                beginnings.add(request.beginning)
+        # A request that finds more than `check` tokens does not count as one that begins so: what it shares is mostly cached by
+        # now.
+        deprioritized = prefix <= in_batch.check and _is_repeated(request, in_batch, beginnings)
         matches.append(PrefixMatch(prefix, min(prefix, limit), deprioritized))
     return matches
+
+
+def _is_repeated(request: QueueEntry, in_batch: InBatchCaching, beginnings: set[Hashable]) -> bool:
+    """Return whether a request before this one begins alike, and note how this one begins."""
+    is_repeated = in_batch.deprioritize <= 0 or request.beginning in beginnings
+    if request.beginning is not None:
+        beginnings.add(request.beginning)
+    return is_repeated
 
 
 def cached_pages(request: QueueEntry, cache: PageCache) -> int:
