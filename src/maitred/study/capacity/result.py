@@ -63,7 +63,7 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def knee(self) -> list[tuple[KneePoint, float]]:
         """The points at the size of this option, by rate, each with its p99 of TTFT; those without one are left out."""
-        points = (each for each in self.points if each.instances == self.instances)
+        points = sorted((each for each in self.points if each.instances == self.instances), key=lambda each: each.rate)
         return [(each, height) for each in points if (height := each.figures[KNEE_METRIC]) is not None]
 
 
