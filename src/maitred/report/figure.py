@@ -104,7 +104,6 @@ def save_figure(figure: Figure, kind: str, write: Callable[[bytes], object]) -> 
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-
     for curve, colour in zip(panel.curves, _COLOURS * len(panel.curves), strict=False):
         axes.plot(curve.x, curve.y, color=colour, label=curve.label, linewidth=1.6)
         if curve.low is not None and curve.high is not None:
@@ -117,6 +116,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def _set_scales(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_ylim(0, 1.02 if panel.shares else None)
     if panel.counts_requests:
