@@ -63,6 +63,10 @@ setTimeout(() => {
     about.after = tip(plot);
     seen.charts.push(about);
   }
+  seen.ticks = all.filter((plot) => plot.dataset.chart && JSON.parse(plot.dataset.chart).whole)
+    .flatMap((plot) => state(plot).axes[1]._splits);
+  const requests = [...Array(300).keys()].map((row) => [7 * row + 3]);
+  seen.ids = [...idTicks(requests, -1, 300, 5)];
   seen.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;
   seen.paper = getComputedStyle(document.body).backgroundColor;
   const record = document.createElement("pre");
@@ -132,6 +136,9 @@ def test_every_chart_is_drawn_read_and_zoomed(page: str, tmp_path: Path, flags: 
         assert chart["zoomed"][1] - chart["zoomed"][0] > 0
         assert chart["reset"], chart
         assert chart["after"] is None, chart
+    assert seen["ticks"]
+    assert all(float(tick).is_integer() for tick in seen["ticks"])  # of charts that count requests
+    assert seen["ids"] == [[71, "500"], [143, "1000"], [214, "1500"], [286, "2000"]]  # 7 · 71 + 3 = 500, 7 · 143 + 3 = 1,004
     timeline = seen["charts"][-1]
     assert "request " in timeline["tip"]
     assert "SLO 200 ms" in seen["charts"][0]["tip"].replace("\n", " ").replace("  ", " ")

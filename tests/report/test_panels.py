@@ -8,7 +8,7 @@ import pytest
 
 from conftest import gaps_of
 from maitred.report import Slo
-from maitred.report.panels import Panel, latency_panels, time_panels
+from maitred.report.panels import Curve, Panel, latency_panels, time_panels
 from maitred.sim import Results
 from maitred.sim.results import ItlGaps
 
@@ -24,6 +24,29 @@ def test_latencies_of_every_class_with_the_target_of_all(told: Results) -> None:
     assert np.interp([100, 150, 200], interactive.x, interactive.y) == pytest.approx([0, 0.5, 1])
     assert (ttft.target, e2e.target) == (250, None)
     assert "bulk: half within 600.0 ms, 99 % within 796.0 ms" in ttft.about
+
+
+RANKS = np.linspace(0, 1, 101)
+
+
+@pytest.mark.parametrize(
+    ("values", "begin"),
+    [
+        (np.linspace(10, 110, 101), 11.0),  # the first hundredth
+        (np.array([0.001] * 3 + [8.0] * 98), 2.0),  # 3 % came together with the token before: a quarter of the others
+        (np.array([0.001] * 60 + [20.0] * 41), 0.02),  # most did: three decades
+    ],
+)
+def test_a_logarithmic_axis_leaves_room_for_what_is_usual(values: np.ndarray, begin: float) -> None:
+    panel = Panel(title="", about="", x_label="ms", y_label="", curves=(Curve(label="a", x=values, y=RANKS),), log_x=True)
+    assert panel.log_from == pytest.approx(begin)
+
+
+def test_panels_of_requests_have_whole_ticks(told: Results) -> None:
+    panels = by_title([*time_panels(told), *latency_panels(told, Slo())])
+    assert {title for title, panel in panels.items() if panel.counts_requests} == {
+        *("Not running yet", "In flight", "Waiting", "Running batch"),
+    }
 
 
 def test_a_latency_that_no_request_has_has_no_panel(make: object, told: Results, five_rows: object) -> None:

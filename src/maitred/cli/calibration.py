@@ -270,9 +270,11 @@ def _report_lines(fit: Fit) -> Iterator[str]:
         yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}: {found.quality}{few}"
     else:
         yield f"R² {found.r_squared:.5f}, Pearson's r {found.pearson:.5f}{few}"
-        groups = f"{found.equal.groups:,} groups with {found.equal.covered:.0%} of them"
-        yield f"equal steps: the mean of a group is off by {found.equal.misfit:.1%} ({groups}), a step differs from it by"
-        yield f"{found.equal.noise:.0%}, which no model can tell: {found.quality}"
+        yield f"equal steps: their mean is off by {found.equal.misfit:.1%}: {found.quality}"
+        yield (
+            f"({found.equal.groups:,} groups with {found.equal.covered:.0%} of the steps; a step differs from its group's mean "
+            f"by {found.equal.noise:.0%})"
+        )
     if isinstance(latency, LinearLatency):
         for what in (cost for cost, b in zip(_COSTS, latency.beta, strict=True) if not b):
             yield f"warning: from these measurements {what} costs nothing; do they have steps with and without?"

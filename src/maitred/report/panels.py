@@ -25,9 +25,10 @@ _RANKS = np.concatenate([np.linspace(0, 0.9, 110), np.linspace(0.9, 0.99, 30)[1:
 """The ranks at which the curve of a distribution is drawn; they are close together in the tail."""
 _ALL = "all"
 _REQUESTS = "requests"
-_FIRST_RANK, _LAST_RANK, _MAX_SPAN = 0.01, 0.99, 1000.0
-"""A logarithmic axis begins where a curve has its first hundredth, but no more than three decades below the last one: gaps of 0
-between tokens that came together would leave the others no room."""
+_LEAST_SHOWN = ((0.01, 1.0), (0.05, 4.0))
+_MOST_SPAN = (0.99, 1000.0)
+"""A logarithmic axis begins at the first hundredth of all values, but not below a quarter of the first twentieth, nor below a
+thousandth of the last hundredth: gaps of 0 between tokens that came together would leave the others no room."""
 _MAX_TARGET_RATIO = 4
 """A target beyond this many times the largest value is not shown, because it would dwarf the curves."""
 _POINTS = 120
@@ -71,9 +72,11 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def log_from(self) -> float:
         """Where a logarithmic x axis begins, in its unit; 0 if everything is 0."""
-        first = min(float(np.interp(_FIRST_RANK, curve.y, curve.x)) for curve in self.curves)
-        last = max(float(np.interp(_LAST_RANK, curve.y, curve.x)) for curve in self.curves)
-        return max(first, last / _MAX_SPAN)
+        least = [min(self._values_at(rank)) / times for rank, times in _LEAST_SHOWN]
+        return max(*least, max(self._values_at(_MOST_SPAN[0])) / _MOST_SPAN[1])
+
+    def _values_at(self, rank: float) -> list[float]:
+        return [float(np.interp(rank, curve.y, curve.x)) for curve in self.curves]
 
 
 def latency_panels(results: Results, slo: Slo) -> list[Panel]:
