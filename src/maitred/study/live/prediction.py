@@ -2,7 +2,12 @@
 
 The simulation gets the workload as it was sent, with the tokens that the endpoint counted: a prompt that the endpoint found
 longer is longer in the simulation too, and an answer that ended early is as short there. Requests that did not complete keep
-what was asked for. In a closed loop the arrivals are the simulation's own, because they follow from its answers.
+what was asked for. In an open loop they arrive when they were sent, and latencies count from the plan as those measured do: a
+millisecond decides which step a prompt is part of. In a closed loop the arrivals are the simulation's own, because they follow
+from its answers.
+
+Example: planned for 0.100 s, sent at 0.102 s. The simulated request arrives at 0.102 s and has its first token at 0.130 s: the
+predicted TTFT is 30 ms.
 
 Figures are those of `maitred validate`, for all requests and for each class.
 """
@@ -19,13 +24,14 @@ from rich.table import Table
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
+from maitred.core.units import Micros
 from maitred.report.breakdown import By, split_by
 from maitred.report.request_statistics import request_latencies
 from maitred.report.table import format_number
 from maitred.sim import Outcome, Results, simulate
 from maitred.study.calibration.validation import Validation, compare_latencies
 from maitred.study.candidate import Candidate
-from maitred.workload import Job
+from maitred.workload import Job, ReactiveWorkload
 from maitred.workload.transforms import map_jobs
 
 _ALL = "all"
@@ -48,7 +54,10 @@ def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, see
 
     Raises ConfigError if no request completed in either.
     """
-    predicted = _simulate_on(candidate, as_measured(jobs, measured), seed)
+    sent = as_measured(jobs, measured)
+    predicted = _simulate_on(candidate, sent, seed)
+    if isinstance(sent, list):
+        predicted = _from_plan(predicted, measured)
     for name, results in (("measured", measured), ("simulated", predicted)):
         if not (results.outcome == Outcome.COMPLETED).any():
             raise ConfigError(f"no request completed in the {name} run", where="--predict", hint="there is nothing to compare")
@@ -80,9 +89,9 @@ def _measured_tokens(measured: Results) -> dict[RequestId, tuple[int, int]]:
 
 
 def as_measured(jobs: Iterable[Job], measured: Results) -> Iterable[Job]:
-    """Return `jobs` with the tokens that were measured, as far as they were sent."""
+    """Return `jobs` with the tokens that were measured; those of an open loop as a list, as far as and when they were sent."""
     tokens = _measured_tokens(measured)
-    sent = set(measured.request_id.tolist())
+    sent_at = dict(zip(measured.request_id.tolist(), measured.queued.tolist(), strict=True))
 
     def changed(job: Job) -> Job:
         found = tokens.get(job.request.id)
@@ -91,8 +100,21 @@ def as_measured(jobs: Iterable[Job], measured: Results) -> Iterable[Job]:
         return replace(job, request=replace(job.request, prompt_tokens=max(1, found[0])), output_tokens=max(1, found[1]))
 
     mapped = map_jobs(jobs, changed)
-    # A run that was stopped early has sent the first jobs of an open loop only.
-    return mapped if mapped is not iter(mapped) else takewhile(lambda job: job.request.id in sent, mapped)
+    if isinstance(mapped, ReactiveWorkload):
+        return mapped
+    # A run that was stopped early has sent the first jobs only.
+    sent = [_sent(job, sent_at[job.request.id]) for job in takewhile(lambda job: job.request.id in sent_at, mapped)]
+    return sorted(sent, key=lambda job: (job.request.arrival, job.request.id))
+
+
+def _sent(job: Job, at: Micros) -> Job:
+    return job if at < 0 else replace(job, request=replace(job.request, arrival=at))
+
+
+def _from_plan(predicted: Results, measured: Results) -> Results:
+    """Return the prediction with the arrivals that the measured latencies count from."""
+    planned = dict(zip(measured.request_id.tolist(), measured.arrival.tolist(), strict=True))
+    return replace(predicted, arrival=np.array([planned[number] for number in predicted.request_id.tolist()], dtype=np.int64))
 
 
 def _compared(name: str, measured: Results, predicted: Results) -> Validation:
