@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperGroup
 
 from maitred import __version__, is_compiled
-from maitred.cli import bench, calibration, check, demo, engine, listings, serve, simulate, study, traces
+from maitred.cli import bench, calibration, check, demo, engine, listings, serve, simulate, study, traces, validation
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
 from maitred.cli.terminal import printable
@@ -53,7 +53,7 @@ _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "models": listings.models,
     "check": check.run,
     "calibrate": calibration.calibrate,
-    "validate": calibration.validate,
+    "validate": validation.validate,
 }
 
 

@@ -303,7 +303,7 @@ def _predictor(flags: BenchFlags) -> Callable[[_LiveLoad, LiveRun], None] | None
 def _predict_and_print(candidate: Candidate, seed: int, load: _LiveLoad, live: LiveRun) -> None:
     from rich.console import Console
 
-    from maitred.cli.calibration import summary_lines
+    from maitred.cli.validation import summary_lines
     from maitred.report.table import print_table
     from maitred.study.live.prediction import predict, prediction_table
 
