@@ -167,6 +167,7 @@ class SlotController:
             return None  # The first tick: a reading may be on its way.
         self._is_blind = True
         self._note_failures(own)
+        demand = PoolDemand(demand.wanted, demand.held)  # Our own streams do not tell a limit to within one: there is no lead.
         cap = self._streams.look(search, own, demand, since, now)
         self._is_guess = search.limit is None and own.unstreamed == own.in_flight > 0
         if self._is_guess:
