@@ -1,13 +1,14 @@
-"""Settings of Hypothesis, and the command `maitred` run in this process.
+"""Settings of Hypothesis and of garbage collection, and the command `maitred` run in this process.
 
 Hypothesis looks for new examples on a developer's machine, and repeats the same in CI: a change fails for what it did.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ from maitred.cli import main
 settings.register_profile("search", deadline=None)
 settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "search")
+
+
+@pytest.fixture(autouse=True)
+def garbage_collection() -> Iterator[None]:
+    """Undo what a test sets of garbage collection: a benchmark or server that runs in this process turns it off or freezes it,
+    and every later test of the process would keep its cycles (3.6 GB at the end of the suite)."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.enable()
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
 
 
 class CommandResult(msgspec.Struct):
