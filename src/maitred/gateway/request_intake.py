@@ -29,7 +29,7 @@ from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
-from maitred.gateway.config import GatewayConfig
+from maitred.gateway.config import ForwardPriority, GatewayConfig
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.inbound_head import HeadReader, InboundHead
 from maitred.gateway.passed_routes import read_passed
@@ -331,8 +331,7 @@ class RequestIntake:
         elif route.generates and self._observer.reads_usage:
             _ask_for_usage(proxied, body)
         if rules.forwards_priority and route.needs_slot and route.is_json:
-            priority = engine_priority(priority_class, rules.config.forward_priority)
-            proxied.body = set_body_priority(proxied.body, priority)
+            _set_priority(proxied, rules.config.forward_priority)
         return proxied
 
     def _model_of(self, fields: BodyFields) -> str:
@@ -380,6 +379,11 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, received: bytes
         priority_class=request.priority_class,
         characters=count_characters(received),
     )
+
+
+def _set_priority(proxied: ProxyRequest, engine: ForwardPriority) -> None:
+    """Give the body the number that engines know the priority class by."""
+    proxied.body = set_body_priority(proxied.body, engine_priority(proxied.request.priority_class, engine))
 
 
 def _ask_for_usage(proxied: ProxyRequest, received: bytes) -> None:

@@ -57,6 +57,11 @@ class SimulatedFleet:
         self.has_snapshots = self._snapshots is not None
         """Whether `refresh_views` must be called before every decision that uses `views`."""
 
+    def omit_first_tokens(self) -> None:
+        """Let no instance return FIRST_TOKEN events from now on, because nothing waits for them."""
+        for replica in self.replicas:
+            replica.instance.omit_first_tokens()
+
     def schedule_limit_changes(self, changes: Sequence[LimitChange]) -> None:
         """Schedule other limits of all instances. Raises ConfigError if their batches cannot follow."""
         for index, change in enumerate(changes):

@@ -100,8 +100,7 @@ class Pipeline:
         self._disaggregation = disaggregation
         self._slots = slots
         if (admission or programs or slots) is None:
-            for replica in fleet.replicas:
-                replica.instance.omit_first_tokens()
+            fleet.omit_first_tokens()
         self._may_wait = (admission or programs or disaggregation) is not None or delays != RequestDelays()
         """Whether a request may spend time before it is in an instance, so that its deadline needs an event."""
         self.only_arrivals_enter = not (self._may_wait or slots or arrivals.reactive or fleet.has_snapshots)

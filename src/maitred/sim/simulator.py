@@ -87,10 +87,7 @@ def simulate(
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
     fleet.schedule_limit_changes(cluster.limit_changes)
-    arrivals.read_next(0)
-    _run(
-        event_queue, arrivals, pipeline, fleet, _handlers(pipeline, fleet, sampler), _NO_HORIZON if horizon is None else horizon
-    )
+    _run(event_queue, arrivals, pipeline, fleet, _handlers(pipeline, fleet, sampler), horizon)
     if arrivals or pipeline.live:
         assert horizon is not None
         pipeline.record_unfinished(horizon)
@@ -134,10 +131,12 @@ def _run(
     pipeline: Pipeline,
     fleet: SimulatedFleet,
     handlers: Sequence[_Handler],
-    last: Micros,
+    horizon: Micros | None,
 ) -> None:
-    """Handle all arrivals and events up to and including `last`. `handlers` are by event kind."""
+    """Handle all arrivals and events up to and including `horizon`. `handlers` are by event kind."""
+    last = _NO_HORIZON if horizon is None else horizon
     heap, dirty, replicas = event_queue.heap, fleet.dirty, fleet.replicas
+    arrivals.read_next(0)
     looks_ahead = pipeline.only_arrivals_enter and last == _NO_HORIZON and not fleet.limits
     while True:
         now = arrivals.next_at
