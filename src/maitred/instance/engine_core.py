@@ -173,13 +173,14 @@ class EngineCore:
         limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.count else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
-        run = self.run = self._next_run
+        run = self._next_run
         if plan.is_plain and (batch.num_decodes or plan.chunks) and not self._is_spread_aware:
             run.begin(now, plan, batch.num_decodes, batch.context_tokens)
         else:
             plan = self._settle_plan(plan, waiting, now)
             shape = self._shape_of(plan)
             run.begin(now, plan, shape.num_decodes, shape.context_tokens, shape)
+        self.run = run
         # A full batch admits nothing, whatever the order.
         if waiting is not None and self._order_changes and run.steps > 1 and not batch.is_full:
             changes_at = waiting.next_order_change(now)
