@@ -21,7 +21,7 @@ MAITRED_VLLM_VENV ?= .venv-vllm
 VLLM_PYTHON := $(MAITRED_VLLM_VENV)/bin/python
 VLLM_MODEL := $(abspath $(MAITRED_VLLM_VENV))/tiny-model
 
-.PHONY: run test check docs format compile test-compiled vllm-test bench stress clean
+.PHONY: run test check check-and-test docs format compile test-compiled vllm-test bench stress clean
 
 run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
@@ -44,6 +44,10 @@ docs: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What .ci/run does beside the compile: one after the other, since the tests take both cores.
+check-and-test: check
+	@$(MAKE) --no-print-directory test
 
 compile: $(COMPILED)/.made
 
