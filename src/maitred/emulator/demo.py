@@ -26,9 +26,9 @@ from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND, Micros
 from maitred.emulator.clients import ClassOutcomes, ClientStats, WorkloadClients, repeat_jobs
 from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
-from maitred.emulator.unix_signals import handle_signals
 from maitred.wire.client import UpstreamClient
 from maitred.wire.origin import Origin
+from maitred.wire.unix_signals import handle_signals
 from maitred.workload import sample_jobs
 
 MODEL = "emulated"

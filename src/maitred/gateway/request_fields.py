@@ -27,6 +27,7 @@ import msgspec
 from maitred.admission.tenants import MAX_NAME_CHARS
 from maitred.core.request import PrefixKeys, PriorityClass
 from maitred.gateway.config import ForwardPriority
+from maitred.gateway.plain_runs import MARK, MIN_RUN_BYTES, shorten_plain_runs
 from maitred.kv.block_hashes import PromptTextBytes
 from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, describe_body_error
@@ -141,7 +142,7 @@ def end_to_end_headers(headers: Headers) -> Headers:
 def parse_body_fields(body: bytes, route: Route) -> BodyFields:
     """Return the fields of a JSON body. Raises ApiError 400 for a body that is none, or that lacks a required model."""
     try:
-        fields = _decode_body_fields(body)
+        fields = _decode_large_body(body) if len(body) >= 2 * MIN_RUN_BYTES else _decode_body_fields(body)
     except msgspec.ValidationError as error:
         raise _invalid_request(f"the request body is not what it should be: {error}") from error
     except RecursionError as error:
@@ -153,6 +154,19 @@ def parse_body_fields(body: bytes, route: Route) -> BodyFields:
     if not isinstance(fields.model, str) or not fields.model:
         raise model_required()
     return fields
+
+
+def _decode_large_body(body: bytes) -> BodyFields:
+    """Return what `_decode_body_fields` returns, or raise what it raises (`plain_runs`)."""
+    shorter = shorten_plain_runs(body)
+    if shorter is not body:
+        try:
+            fields = _decode_body_fields(shorter)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _decode_body_fields(body)
+        if not any(isinstance(text, str) and MARK in text for text in (fields.model, fields.service_tier)):
+            return fields
+    return _decode_body_fields(body)
 
 
 def model_required() -> ApiError:

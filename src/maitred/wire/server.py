@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import uvloop
@@ -24,11 +25,17 @@ from maitred.wire.certificate import FLUSH_SECS, HANDSHAKE_SECS, ServerCertifica
 from maitred.wire.exchange import Exchange
 from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
+from maitred.wire.unix_signals import handle_signals
 
 log = logging.getLogger("maitred.wire")
 
 CANCEL_SECS = 5.0
 """Seconds that handlers have to end once they are cancelled."""
+KEPT_BYTES = 8 * 1024 * 1024
+"""Freed memory that a server keeps for the next large bodies."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MAX_MMAP_THRESHOLD = 32 * 1024 * 1024
+"""The largest that glibc would choose by itself; it chooses no more once it is told one of the two."""
 
 
 class App:
@@ -65,6 +72,7 @@ def run_server(
     """
     listener = open_listener(host, port)
     _tune_garbage_collector()
+    keep_freed_memory()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         uvloop.run(_serve_until_signal(app, listener, drain_secs, on_ready, on_hangup, certificate))
 
@@ -97,7 +105,10 @@ async def _serve_until_signal(
     certificate: ServerCertificate | None,
 ) -> None:
     server = _Server(app, drain_secs, certificate)
-    with server.signal_handlers(on_hangup):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(handle_signals((signal.SIGINT, signal.SIGTERM), server.on_stop_signal))
+        if on_hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
+            stack.enter_context(handle_signals((signal.SIGHUP,), on_hangup))
         await server.start(listener)
         on_ready(listener_url(listener, certificate))
         await server.told_to_stop.wait()
@@ -145,22 +156,8 @@ class _Server:
             connection.abort()
         context.hangups.close()
 
-    @contextlib.contextmanager
-    def signal_handlers(self, on_hangup: Callable[[], object] | None) -> Iterator[None]:
-        """Handle signals in the loop."""
-        handlers: dict[int, Callable[[], object]] = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
-        if on_hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
-            handlers[signal.SIGHUP] = on_hangup
-        loop = self._context.loop
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self) -> None:
+    def on_stop_signal(self) -> None:
+        """Take note that the server is to stop; the second time, at once."""
         if self.told_to_stop.is_set():
             self._told_twice.set()
         self.told_to_stop.set()
@@ -201,6 +198,15 @@ def _tune_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep up to `KEPT_BYTES` that large bodies have left, where it is glibc. Otherwise it gives their pages
+    back and takes them anew with each request: 50 page faults for 200 KB, or 15 to 40 µs."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or Windows
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        set_option(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
 
 
 def _listen_error(host: str, port: int, error: OSError) -> ConfigError:

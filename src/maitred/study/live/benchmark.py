@@ -26,11 +26,11 @@ from maitred.core.units import Micros, to_seconds
 from maitred.emulator.clients.prompts import WORDS, PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
-from maitred.emulator.unix_signals import handle_signals
 from maitred.sim import Results
 from maitred.study.live.observed import Lateness, Observation
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import UpstreamError
+from maitred.wire.unix_signals import handle_signals
 from maitred.workload import Job, synthetic
 from maitred.workload.transforms import map_jobs
 

@@ -1,4 +1,4 @@
-"""Signals of the process, handled by the event loop: the demo and the live benchmark end early and still say what they have."""
+"""Signals of the process, handled by the event loop: servers drain, the demo and the live benchmark say what they have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 @contextlib.contextmanager
-def handle_signals(numbers: Sequence[int], on_signal: Callable[[], None]) -> Iterator[None]:
+def handle_signals(numbers: Sequence[int], on_signal: Callable[[], object]) -> Iterator[None]:
     """Call `on_signal` for each signal with one of these numbers while the block runs. In another thread than the main one,
     where signals cannot be handled, nothing is called."""
     loop, handled = asyncio.get_running_loop(), list[int]()
