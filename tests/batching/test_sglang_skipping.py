@@ -227,9 +227,9 @@ def test_every_request_that_is_not_refused_gets_its_whole_answer(workload: Workl
     for request, length in plain:
         kind, tokens, at = ends[request.id]
         if kind == "REFUSED":
-            assert instance.rejection_reason(request)
+            assert instance.lengths.rejection_reason(request)
             continue
-        assert tokens == instance.output_length(request, length)
+        assert tokens == instance.lengths.output_length(request, length)
         # Every gap is counted, once: they fill the time from the first token to the last one.
         assert gaps.get(request.id, (0, 0)) == (tokens - 1, at - first[request.id])
 

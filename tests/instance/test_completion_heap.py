@@ -17,6 +17,15 @@ def test_a_sequence_that_decodes_anew_from_the_same_step_has_one_entry() -> None
         if not admission:
             seq.is_decoding = False
             heap.mark_stale()
-    assert (len(heap), heap.first_step()) == (1, 15)
-    assert heap.pop_entry()[1] == 1
-    assert heap.first_step() == -1
+    assert (len(heap), heap.next_step) == (1, 15)
+    assert (heap.pop_complete(14), heap.next_step) == ([], 15)
+    assert (heap.pop_complete(15), heap.next_step) == ([seq], -1)
+
+
+def test_those_that_complete_together_do_so_in_the_order_of_admission() -> None:
+    heap = CompletionHeap()
+    seqs = [SequenceState(Request(id=index, arrival=0, prompt_tokens=4), index, 4) for index in range(3)]
+    for index, step in ((2, 7), (1, 9), (0, 7)):
+        seqs[index].admission_index, seqs[index].is_decoding = index, True
+        heap.add(seqs[index], step)
+    assert (heap.next_step, heap.pop_complete(7), heap.next_step) == (7, [seqs[0], seqs[2]], 9)

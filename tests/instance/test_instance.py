@@ -116,12 +116,12 @@ def test_an_answer_ends_where_the_client_or_the_model_length_limits_it() -> None
 
 def test_what_can_never_run_is_refused() -> None:
     engine = instance(max_model_len=60)
-    assert engine.rejection_reason(request(0, prompt=59)) is None
+    assert engine.lengths.rejection_reason(request(0, prompt=59)) is None
     assert "60 prompt and 1 output tokens are more than the model length of 60" in (
-        engine.rejection_reason(request(0, prompt=60)) or ""
+        engine.lengths.rejection_reason(request(0, prompt=60)) or ""
     )
-    assert engine.rejection_reason(request(0, prompt=50, max_output_tokens=11)) is not None
-    assert engine.rejection_reason(request(0, prompt=0)) == "the prompt has no tokens"
+    assert engine.lengths.rejection_reason(request(0, prompt=50, max_output_tokens=11)) is not None
+    assert engine.lengths.rejection_reason(request(0, prompt=0)) == "the prompt has no tokens"
     engine.enqueue(request(0, prompt=60), output_tokens=1, now=5)
     assert engine.next_event() == 5  # there is something to be fetched
     assert [(e.at, e.kind) for e in engine.advance(5)] == [(5, EventKind.REFUSED)]

@@ -68,9 +68,9 @@ def test_skipping_changes_nothing_and_every_request_ends_once(case: Any, looks: 
     for _, kind, number, tokens in skipping:
         asked, answer = jobs[number]
         if kind == EventKind.FINISHED:
-            assert tokens == engine.output_length(asked, answer)
+            assert tokens == engine.lengths.output_length(asked, answer)
         elif kind == EventKind.REFUSED:
-            assert engine.rejection_reason(asked) is not None
+            assert engine.lengths.rejection_reason(asked) is not None
         elif kind == EventKind.REJECTED:
             assert config["max_num_queued_reqs"] is not None or config["max_num_queued_tokens"] is not None
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_views import Driver, View, least, request, router
 
-from maitred.routing.per_fleet import InFlightHeap, InFlightRouter
+from maitred.routing.per_fleet import InFlightOrder, InFlightRouter
 
 
 @given(seed=st.integers(0, 10**9), size=st.integers(1, 9), ends=st.floats(0.2, 0.8), fleets=st.integers(1, 3))
@@ -100,9 +100,9 @@ def test_fleets_that_are_shown_once_are_forgotten() -> None:
     first[0].in_flight = 1
     for _ in range(100):
         made.choose(request(), [View(0), View(1)], now=0)
-    assert len(made._heaps.values) == 64
+    assert len(made._orders.values) == 64
     assert made.choose(request(), first, now=0).instance == 1
 
 
-def test_the_heap_begins_with_what_is_in_flight() -> None:
-    assert InFlightHeap([View(4, in_flight=2), View(5, in_flight=1)]).least_loaded().index == 5
+def test_the_order_begins_with_what_is_in_flight() -> None:
+    assert InFlightOrder([View(4, in_flight=2), View(5, in_flight=1)]).least_loaded().instance == 5

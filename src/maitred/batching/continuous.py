@@ -144,7 +144,7 @@ class ContinuousBatch(RunningBatch):
         """Admit waiting sequences within `spare` blocks and `budget` tokens, and add a chunk for each to `chunks`. Return what
         is left of the budget."""
         sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefix_blocks
-        most, watermark = self._max_num_seqs, self._watermark_blocks
+        most, watermark, max_chunk = self._max_num_seqs, self._watermark_blocks, self._max_chunk_tokens
         if prefixed is not None:
             prefixed.reserve_next_step()  # decodes take their blocks before prompts do, so they evict first
             prefixed.apply_evictions()
@@ -165,7 +165,7 @@ class ContinuousBatch(RunningBatch):
                 # from `start`.
                 start = seq.transferred_kv_tokens
             tokens = seq.num_tokens_to_prefill - start
-            tokens = min(tokens, self._max_chunk_tokens)
+            tokens = tokens if tokens < max_chunk else max_chunk
             if tokens > budget:
                 if not self._limits.enable_chunked_prefill:
                     break

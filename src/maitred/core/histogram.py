@@ -123,8 +123,11 @@ class QuantileSketch:
         import numpy as np
 
         indices = bucket_indices(np.fromiter(counts, dtype=np.int64, count=len(counts)))
-        for index, count in zip(indices.tolist(), counts.values(), strict=True):
-            self._add_to_bucket(index, count)
+        first = indices.min().item()
+        # Sums of floats, which are exact up to 2^53.
+        sums = np.bincount(indices - first, np.fromiter(counts.values(), dtype=np.float64, count=len(counts)))
+        for index in np.flatnonzero(sums).tolist():
+            self._add_to_bucket(first + index, int(sums[index]))
         self._update_totals(sum(map(mul, counts, counts.values())), sum(counts.values()), min(counts), max(counts))
 
     def add_buckets(self, bucket_counts: Mapping[int, int], total: float, minimum: float, maximum: float) -> None:

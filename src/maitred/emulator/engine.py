@@ -284,7 +284,7 @@ class EmulatedEngine:
         return request
 
     def _check_size(self, request: Request) -> None:
-        rejection = self._instance.rejection_reason(request)
+        rejection = self._instance.lengths.rejection_reason(request)
         if rejection is not None:
             raise bad_request(rejection, code="context_length_exceeded")
 

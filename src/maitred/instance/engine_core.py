@@ -40,6 +40,7 @@ from maitred.instance.config import InstanceConfig
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
+from maitred.instance.length_limits import LengthLimits
 from maitred.instance.queue_caps import QueueCaps
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.instance.step_run import StepRun
@@ -57,7 +58,7 @@ class EngineCore:
         """Raises ConfigError for an unknown scheduler."""
         self.latency = config.latency_model()
         self._is_spread_aware = isinstance(self.latency, SpreadAwareModel)
-        self._max_model_len = config.model_len
+        self.lengths = LengthLimits(config.model_len)
         self._max_repeats = 1 if config.step_by_step else 1 << 60
         self._prefix_blocks = parts.blocks if isinstance(parts.blocks, PrefixBlockManager) else None
         self.batch = parts.batch
@@ -78,8 +79,6 @@ class EngineCore:
         """Tokens of each answer. The engine uses it only to know when an answer ends."""
         self._completions = CompletionHeap()
         self._held = HeldDecodes()
-        self._next_completion_step = -1
-        """No sequence completes before this step; -1: perhaps no sequence decodes."""
         self.deadlines: list[tuple[Micros, int, SequenceState]] = []
         """Heap of deadlines. Those of sequences that have left are dropped when they come up."""
         self.events: list[InstanceEvent] = []
@@ -107,19 +106,6 @@ class EngineCore:
         if waiting + running != len(self.sequences) or self.sequences.keys() != self._output_lengths.keys():
             raise InvariantError(f"{waiting} wait + {running} run, but {len(self.sequences)} sequences are here")
 
-    def rejection_reason(self, request: Request) -> str | None:
-        """Return why `request` could never run here, or None if it could."""
-        prompt, answer = request.prompt_tokens, request.max_output_tokens or 1
-        if prompt < 1:
-            return "the prompt has no tokens"
-        if prompt + answer > self._max_model_len:
-            return f"{prompt} prompt and {answer} output tokens are more than the model length of {self._max_model_len} tokens"
-        return None
-
-    def output_length(self, request: Request, output_tokens: int) -> int:
-        """Return the length of an answer that would end by itself after `output_tokens`, within the request's limits."""
-        return _length_within(output_tokens, request.max_output_tokens, self._max_model_len - request.prompt_tokens)
-
     def add(
         self,
         request: Request,
@@ -129,10 +115,11 @@ class EngineCore:
         transferred: SequenceState | None,
     ) -> bool:
         """Let `request` wait; see `Instance.enqueue`. Return False, with an event that says why, if it may not."""
-        prompt, limit = request.prompt_tokens, request.max_output_tokens
+        prompt = request.prompt_tokens
         seq = SequenceState(request, self._num_arrivals, prompt, request.priority)
         self._num_arrivals += 1
-        if prompt < 1 or prompt + (limit or 1) > self._max_model_len:  # `rejection_reason`
+        length = self.lengths.output_length(request, output_tokens)
+        if not length:
             self.events.append(InstanceEvent(now, EventKind.REFUSED, seq))
             return False
         if self.queue_caps.is_capped and self.queue_caps.overload_reason((prompt,), self.sequences):
@@ -146,7 +133,7 @@ class EngineCore:
         if transferred is not None:
             seq.resume_transferred(transferred)
         self.sequences[seq.request_id] = seq
-        self._output_lengths[seq.request_id] = _length_within(output_tokens, limit, self._max_model_len - prompt)
+        self._output_lengths[seq.request_id] = length
         if conversation_prefix is not None and self._prefix_blocks is not None:
             self._prefix_blocks.expect_continuation(seq, conversation_prefix)
         if self._unseen is None:
@@ -170,7 +157,7 @@ class EngineCore:
             self._unseen.before_planning(now)
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
         # complete there: a run is planned twice then. The first step of held decodes stands alone, as its gaps are longer.
-        limit = self._next_completion_step - batch.step_index if batch.num_decodes and not self._held.count else 1
+        limit = self._completions.next_step - batch.step_index if batch.num_decodes and not self._held.count else 1
         waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         run = self._next_run
@@ -232,10 +219,14 @@ class EngineCore:
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
         if plan.chunks:
             self._commit_chunks(plan, now)
-        if batch.step_index >= self._next_completion_step:  # a run that an arrival truncated ends before that
-            while (step := self._completions.first_step()) == batch.step_index:
-                self._complete(self._completions.pop_entry()[3], now)
-            self._next_completion_step = step
+        if batch.step_index >= self._completions.next_step:  # a run that an arrival truncated ends before that
+            ends_silently = not (self._notes_ends or self.itl_log is not None or self._held.count)
+            for seq in self._completions.pop_complete(batch.step_index):
+                if ends_silently:
+                    batch.finish(seq)
+                    self._forget(seq, now, _FINISHED)
+                else:
+                    self._remove_running(seq, now, _FINISHED)
         if batch.leaving and not (self.sequences or batch.num_ghosts):
             batch.drop_leaving()  # the next step has nothing in it, so it takes no time
         if plan.stalled and self.itl_log is not None and batch.discounts_stalls:
@@ -313,10 +304,7 @@ class EngineCore:
             # since.
             elif self.meter is not None:
                 self.meter.add_pause(seq.request_id, now - seq.preempted_at)
-            step = seq.decode_origin_step + self._output_lengths[seq.request_id]
-            self._completions.add(seq, step)
-            if step < self._next_completion_step or self._next_completion_step < 0:
-                self._next_completion_step = step
+            self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request_id])
             if self.itl_log is not None:
                 self.itl_log.on_decode_start(seq.request_id)
             elif self._held.count:
@@ -332,14 +320,6 @@ class EngineCore:
                     self.itl_log.on_decode_end(seq.request_id)
         if not self.batch.discounts_stalls:
             self._held.hold(stalled, since, self.itl_log)
-
-    def _complete(self, seq: SequenceState, now: Micros) -> None:
-        """Remove `seq`, whose answer is complete."""
-        if self._notes_ends or self.itl_log is not None or self._held.count:
-            self._remove_running(seq, now, _FINISHED)
-        else:
-            self.batch.finish(seq)
-            self._forget(seq, now, _FINISHED)
 
     def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq` from the running batch for good."""
@@ -391,10 +371,3 @@ class EngineCore:
         if self._counts_service:
             self.waiting.on_served(seq, 0, seq.num_output_tokens - seq.num_accounted_output_tokens, now)
         seq.num_accounted_output_tokens = seq.num_output_tokens
-
-
-def _length_within(output_tokens: int, limit: int | None, room: int) -> int:
-    """Return the length of an answer of `output_tokens` tokens, of which the client wants `limit` and `room` fit."""
-    longest = room if limit is None or limit > room else limit
-    length = output_tokens if output_tokens < longest else longest
-    return length if length > 1 else 1

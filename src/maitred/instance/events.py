@@ -20,7 +20,7 @@ class EventKind(IntEnum):
     TIMED_OUT = 3
     ABORTED = 4
     REFUSED = 5
-    """The request can never run here: see `Instance.rejection_reason`."""
+    """The request can never run here: see `LengthLimits.rejection_reason`."""
     REJECTED = 6
     """The queue is full: see `Instance.overload_reason`."""
 

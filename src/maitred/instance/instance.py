@@ -46,6 +46,8 @@ class Instance:
         self.prefix_cache = parts.prefix_cache
         """What the KV memory remembers; None without prefix caching."""
         self._core = EngineCore(config, rng, parts)
+        self.lengths = self._core.lengths
+        """Which requests could never run here, and where answers end."""
         self._blocks = parts.blocks
         self._batch = parts.batch
 
@@ -97,10 +99,6 @@ class Instance:
         """Return no FIRST_TOKEN events from now on. `SequenceState.first_token_at` says the same in the end."""
         self._core.tells_first_tokens = False
 
-    def rejection_reason(self, request: Request) -> str | None:
-        """Return why `request` could never run here, or None if it could."""
-        return self._core.rejection_reason(request)
-
     def overload_reason(self, prompts: Sequence[int]) -> str | None:
         """Return why requests with prompts of so many tokens, which came together now, would not all be let in; None if they
         would be."""
@@ -108,10 +106,6 @@ class Instance:
         if not core.queue_caps.is_capped:
             return None
         return core.queue_caps.overload_reason(prompts, core.sequences)
-
-    def output_length(self, request: Request, output_tokens: int) -> int:
-        """Return the length of an answer that would end by itself after `output_tokens`."""
-        return self._core.output_length(request, output_tokens)
 
     def enqueue(
         self,
@@ -212,10 +206,11 @@ class Instance:
             if due >= quiet_until:
                 return due
             core.commit_run(run)
-            if not (core.events or core.sequences or core.batch.num_ghosts):
+            if core.events:
+                break
+            if not (core.sequences or core.batch.num_ghosts):
                 return None
-            if not core.events:
-                run = core.start_run()
+            run = core.start_run()
         return core.events[0].at
 
     def commit_ended_steps(self, now: Micros) -> None:

@@ -181,7 +181,9 @@ class StepMeter:
         if gap in counts:
             counts[gap] += decodes * steps
         else:
-            self.add_pauses(gap, decodes * steps)
+            counts[gap] = decodes * steps
+            if len(counts) > _MAX_EXACT_GAPS:
+                self._flush_counts()
 
     def add_pause(self, request_id: RequestId, gap: Micros) -> None:
         """Add a pause of one sequence between two tokens, `gap` µs after each other: its KV was lost, or being transferred."""
@@ -203,9 +205,9 @@ class StepMeter:
             self._sketch.add_buckets(self._growing_counts, *totals)
             self._growing_counts.clear()
             self._growing_total, self._smallest_growing, self._largest_growing = 0, _LONGEST, 0
-        overhead = self._overhead
-        self._sketch.add_counts({gap + overhead: times for gap, times in self._exact_counts.items()})
-        self._exact_counts.clear()
+        overhead, counts = self._overhead, self._exact_counts
+        self._sketch.add_counts({gap + overhead: times for gap, times in counts.items()} if overhead else counts)
+        counts.clear()
 
     def _add_growing(self, run: StepRun, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""

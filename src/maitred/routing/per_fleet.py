@@ -1,16 +1,17 @@
-"""What a router keeps of each fleet that it is shown: a cache by fleet, and a heap of the instances by requests in flight.
+"""What a router keeps of each fleet that it is shown: a cache by fleet, and the instances in the order of requests in flight.
 
 **The cache.** A driver that shows the same instances shows the same object (`FleetView`), so a fleet is known by the identity
 of that object. The cache holds the object as long as it holds what belongs to it, so that no other object can get its
 identity meanwhile. Fleets come and go: a gateway makes new ones when the health of a backend changes, and for each second
 attempt of a request. So only the `_MAX_FLEETS` that were shown last are kept.
 
-**The heap** finds the instance with the fewest requests in flight without looking at all of them. Each instance has one
-live entry: (requests in flight when it was last looked at, serial number of that look, position in the fleet). A choice
-looks again at the instances that a request has left since the last choice, and then takes the first of the heap. If that
+**The order** finds the instance with the fewest requests in flight without looking at all of them. Each instance has one entry
+in a sorted list: (requests in flight when it was last looked at, serial number of that look, position in the fleet). A choice
+looks again at the instances that a request has left since the last choice, and then takes the first of the list. If that
 instance has more in flight by now, it gets a new entry and the next one is taken. Both happen at most as often as requests
-are sent and end, so a choice is O(log n) on average, with n instances. Among equals the instance wins that was looked at
-longest ago, so an idle fleet is used in turn. For example, with three instances that have 0, 1 and 1 in flight:
+are sent and end, so a choice takes O(log n) comparisons on average, with n instances, and moves the entries behind a few places
+of the list, which costs less than the comparisons up to some thousands of instances. Among equals the instance wins that was
+looked at longest ago, so an idle fleet is used in turn. For example, with three instances that have 0, 1 and 1 in flight:
 
     (0, 0, A)  (1, 1, B)  (1, 2, C)      the choice is A
     (1, 1, B)  (1, 2, C)  (1, 3, A)      the next choice finds that A has 1 by now, looks behind it and takes B
@@ -19,21 +20,17 @@ Counts are read from the views and not kept here. So the count of a backend cont
 not matter whether a driver counts before or after it says that a request has ended. A count that falls without a word is
 noticed later: each choice looks at one more instance, in turn.
 
-Entries are never removed, only replaced, and found by position. So this heap does not build on `core.lazy_heap`: with the calls
-of `LazyHeap._is_live` and `_drop_stale` a choice took 1.5 to 1.9 µs instead of 1.2 to 1.5 (4 to 256 instances), and with all of
-them overridden nothing was left to share but the rule when to rebuild.
-
 This module is compiled with mypyc where a build asks for it (tools/compile.py).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeAlias, TypeVar
 
-from maitred.core.contracts import Choice, FleetView, InstanceView
+from maitred.core.contracts import Choice, FleetView
 from maitred.core.request import Request
 from maitred.core.units import Micros
 
@@ -77,87 +74,77 @@ class InFlightRouter:
     """The router `least-loaded`. (It is registered in `policies`, since a compiled class cannot be.)"""
 
     def __init__(self) -> None:
-        self._heaps = PerFleetCache(InFlightHeap)
+        self._orders = PerFleetCache(InFlightOrder)
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         if len(fleet) == 1:
             return Choice(fleet[0].index, "least_loaded")
-        heap: InFlightHeap = self._heaps.get(fleet)
-        return Choice(heap.least_loaded().index, "least_loaded")
+        order: InFlightOrder = self._orders.get(fleet)
+        return order.least_loaded()
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
-        heap: InFlightHeap
-        for heap in self._heaps.values:
-            heap.mark_changed(instance)
+        order: InFlightOrder
+        for order in self._orders.values:
+            order.changed[instance] = None
 
 
 _Entry: TypeAlias = tuple[int, int, int]
 """Requests in flight, serial number of the look, position in the fleet."""
 
 
-class InFlightHeap:
+class InFlightOrder:
     """The instances of one fleet by `in_flight`."""
 
-    __slots__ = ("_changed", "_entries", "_fleet", "_heap", "_next_check", "_num_looks", "_position_of")
+    __slots__ = ("_choices", "_entries", "_fleet", "_next_check", "_num_looks", "_order", "_position_of", "changed")
 
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
         self._position_of = {view.index: position for position, view in enumerate(fleet)}
+        self._choices = [Choice(view.index, "least_loaded") for view in fleet]
         self._entries: list[_Entry] = [(view.in_flight, position, position) for position, view in enumerate(fleet)]
-        """The live entry of each instance, by position."""
+        """The entry of each instance, by position."""
+        self._order = sorted(self._entries)
         self._num_looks = len(fleet)
-        self._heap = self._entries.copy()
-        heapify(self._heap)
-        self._changed: dict[int, None] = {}
+        self.changed: dict[int, None] = {}
         """The indices of the instances that a request has left since the last choice."""
         self._next_check = 0
         """The position of the instance that is looked at in turn."""
 
-    def mark_changed(self, instance: int) -> None:
-        """Note that a request has left the instance with this index."""
-        self._changed[instance] = None
-
-    def least_loaded(self) -> InstanceView:
-        """Return an instance with the fewest in flight: of several, the one that was looked at longest ago."""
-        fleet, entries, heap = self._fleet, self._entries, self._heap
-        if self._changed:
-            self._refresh()
+    def least_loaded(self) -> Choice:
+        """Choose an instance with the fewest in flight: of several, the one that was looked at longest ago."""
+        fleet, entries, order = self._fleet, self._entries, self._order
+        if self.changed:
+            self._look_again()
         # And one more is looked at in turn, whose count may have fallen without a word.
         check = self._next_check + 1
         self._next_check = check = check if check < len(entries) else 0
         count = fleet[check].in_flight
         if count < entries[check][0]:
-            self._update(check, count)
+            self._move(check, count)
         while True:
-            first = heap[0]
-            position = first[2]
-            if first[1] != entries[position][1]:  # not `is not`: in compiled code a tuple has no identity
-                heappop(heap)
-                continue
-            view = fleet[position]
-            count = view.in_flight
-            if count <= first[0]:
-                return view
+            count_then, _, position = order[0]
+            count = fleet[position].in_flight
+            if count <= count_then:
+                return self._choices[position]
             # More is in flight than the entry says, as after each request that was sent there. A driver need not report that:
             # an entry that is too low comes up by itself.
             self._num_looks += 1
             entries[position] = entry = (count, self._num_looks, position)
-            heapreplace(heap, entry)
+            del order[0]
+            insort(order, entry)
 
-    def _refresh(self) -> None:
+    def _look_again(self) -> None:
         """Look again at the instances that requests have left."""
-        fleet, changed = self._fleet, self._changed
-        for index in changed:
+        for index in self.changed:
             position = self._position_of.get(index)
             if position is not None:
-                self._update(position, fleet[position].in_flight)
-        changed.clear()
-        if len(self._heap) > 2 * len(fleet) + 16:  # more than half of the entries are stale
-            self._heap[:] = self._entries
-            heapify(self._heap)
+                self._move(position, self._fleet[position].in_flight)
+        self.changed.clear()
 
-    def _update(self, position: int, count: int) -> None:
-        """Give the instance a new entry, behind all others with the same count."""
+    def _move(self, position: int, count: int) -> None:
+        """Put the instance behind all others with the same count."""
+        entries, order = self._entries, self._order
+        del order[bisect_left(order, entries[position])]
         self._num_looks += 1
-        self._entries[position] = entry = (count, self._num_looks, position)
-        heappush(self._heap, entry)
+        entries[position] = entry = (count, self._num_looks, position)
+        insort(order, entry)

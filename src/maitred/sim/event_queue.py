@@ -93,6 +93,14 @@ class EventQueue:
     def push(self, at: Micros, kind: SimEventKind, target: int = 0) -> None:
         heappush(self.heap, (at, kind, target))
 
+    def note_turn(self, index: int, now: Micros) -> None:
+        """Note that the turn of the instance `index` has come."""
+        # An entry that is pushed during this instant may be that of a smaller index, which changes nothing.
+        if now != self.last_turn_at:
+            self.last_turn_at, self.last_turn_index = now, index
+        elif index > self.last_turn_index:
+            self.last_turn_index = index
+
 
 class ArrivalFeed:
     """The jobs that have not arrived yet: the next one of the workload, and those that a reactive workload has added."""

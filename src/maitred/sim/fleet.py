@@ -100,21 +100,6 @@ class SimulatedFleet:
             replica.next_due = now
             self._event_queue.push(now, INSTANCE, replica.index)
 
-    def resume_dirty(self, quiet_until: Micros) -> None:
-        """Begin steps and find the next event of all dirty instances, after everything at this instant has happened. Nothing
-        but a sample enters or looks at an instance before `quiet_until`."""
-        heap = self._event_queue.heap
-        sample_at = self._event_queue.next_sample_at
-        quiet_until = quiet_until if quiet_until < sample_at else sample_at
-        for replica in self.dirty:  # `resume`, without its call
-            due = replica.instance.next_event(quiet_until)
-            if due is None:
-                replica.next_due = NOT_DUE
-            elif due != replica.next_due:
-                replica.next_due = due
-                heappush(heap, (due, INSTANCE, replica.index))
-        self.dirty.clear()
-
     def resume(self, replica: Replica) -> None:
         """Begin the next step of an instance if it is due, and push its next event."""
         due = replica.instance.next_event()

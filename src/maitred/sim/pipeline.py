@@ -29,17 +29,14 @@ from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceEvent
-from maitred.sim.admission_driver import AdmissionDriver
-from maitred.sim.config import RequestDelays, ServabilityCheck
-from maitred.sim.disaggregation import Disaggregation
+from maitred.sim.config import ServabilityCheck
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
-from maitred.sim.programs_driver import ProgramsDriver
 from maitred.sim.replica import NOT_DUE, Replica
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 from maitred.sim.results import NEVER, Outcome
 from maitred.sim.rows import ResultRows
-from maitred.sim.slot_learning import SimulatedSlots
+from maitred.sim.stages import Stages
 from maitred.sim.timeline_log import TimelineLog
 from maitred.workload import Job
 
@@ -63,48 +60,40 @@ _BEFORE_ROUTING: Final = RequestStage.BEFORE_ROUTING
 class Pipeline:
     """All requests that have arrived and not ended, and the handlers of their events."""
 
+    is_direct: bool = False
+    """Whether nothing but arrivals enters instances, and nothing but routing and samples looks at them."""
+
     def __init__(
         self,
         event_queue: EventQueue,
         arrivals: ArrivalFeed,
-        admission: AdmissionDriver | None,
-        programs: ProgramsDriver | None,
         router: Router,
         fleet: SimulatedFleet,
         rows: ResultRows,
-        delays: RequestDelays,
         delay_line: DelayLine,
-        disaggregation: Disaggregation | None,
-        slots: SimulatedSlots | None = None,
+        stages: Stages,
     ) -> None:
-        """Without `admission` every request may enter, and without `programs` every one may hold memory; `programs` is then the
-        router, too. Without `disaggregation` every instance does prefill and decode. Without `slots` they are told."""
         self._event_queue = event_queue
         self._arrivals = arrivals
-        self._admission = admission
-        if admission is not None:
-            admission.attach(self)
-        self._programs = programs
-        if programs is not None:
-            programs.attach(self)
         self._router = router
         self._fleet = fleet
-        self._replicas = fleet.replicas
-        self._first_instance = fleet.replicas[0].instance
+        self._replicas, self._views = fleet.replicas, fleet.views
+        self._lengths = fleet.replicas[0].instance.lengths
+        """All instances are equal, so those of the first one hold for them."""
         self._dirty = fleet.dirty
         self._starts_in_turn = fleet.starts_in_turn
         self._rows = rows
-        self._delays = delays
-        self._checks_on_arrival = delays.check is ServabilityCheck.ON_ARRIVAL
         self._delay_line = delay_line
-        self._disaggregation = disaggregation
-        self._slots = slots
-        if (admission or programs or slots) is None:
-            fleet.omit_first_tokens()
-        self._may_wait = (admission or programs or disaggregation) is not None or delays != RequestDelays()
+        self._admission, self._programs = stages.admission, stages.programs
+        for driver in (stages.admission, stages.programs):
+            if driver is not None:
+                driver.attach(self)
+        self._disaggregation, self._slots, self._delays = stages.disaggregation, stages.slots, stages.delays
+        self._checks_on_arrival = stages.delays.check is ServabilityCheck.ON_ARRIVAL
+        self._may_wait = not stages.take_no_time
         """Whether a request may spend time before it is in an instance, so that its deadline needs an event."""
-        self.only_arrivals_enter = not (self._may_wait or slots or arrivals.reactive or fleet.has_snapshots)
-        """Whether nothing but arrivals enters instances, and nothing but routing and samples looks at them."""
+        if not stages.want_first_tokens:
+            fleet.omit_first_tokens()
         self.live: dict[RequestId, RequestState] = {}
         self.last_end: Micros = 0
         """When the last request ended."""
@@ -126,8 +115,8 @@ class Pipeline:
             if request.deadline is not None and request.deadline <= now:
                 self.finish(state, Outcome.TIMED_OUT, now)
                 return
-            # A request that could never run needs no admission. All instances are equal, so the first one answers for them.
-            if self._first_instance.rejection_reason(request) is not None:
+            # A request that could never run needs no admission.
+            if self._lengths.rejection_reason(request) is not None:
                 self.finish(state, Outcome.REFUSED, now)
                 return
             # If no stage takes time, the request reaches its instance within this event, and the instance has the deadline.
@@ -167,12 +156,7 @@ class Pipeline:
         """Handle the events of an instance at its turn, which is its `next_due`."""
         replica = self._replicas[index]
         replica.next_due = NOT_DUE
-        event_queue = self._event_queue
-        # An entry that is pushed during this instant may be that of a smaller index, which changes nothing.
-        if now != event_queue.last_turn_at:
-            event_queue.last_turn_at, event_queue.last_turn_index = now, index
-        elif index > event_queue.last_turn_index:
-            event_queue.last_turn_index = index
+        self._event_queue.note_turn(index, now)
         self._dirty[replica] = None
         # The common case calls the instance directly: a list of deferred events exists only after a withdrawal.
         events = replica.drain_events(now) if replica.deferred_events else replica.instance.advance(now)
@@ -285,7 +269,7 @@ class Pipeline:
         request, state = seq.request, self.live[seq.request_id]
         decode = state.decode_replica
         # The prefill instance makes the first token, which is all there is of an answer of one token: its KV stays.
-        if decode is not None and kind is _FINISHED and replica.instance.output_length(request, state.job.output_tokens) > 1:
+        if decode is not None and kind is _FINISHED and self._lengths.output_length(request, state.job.output_tokens) > 1:
             assert self._disaggregation is not None
             self._disaggregation.start_transfer(state, decode, seq, now)
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop
+from heapq import heappop, heappush
 from random import Random
 from typing import TypeAlias
 
@@ -25,16 +25,19 @@ from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.sim.admission_driver import AdmissionDriver, make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
+from maitred.sim.direct_pipeline import make_pipeline
 from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import INSTANCE, NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
+from maitred.sim.replica import NOT_DUE
 from maitred.sim.request_state import DelayLine
 from maitred.sim.results import Results
 from maitred.sim.rows import ResultRows, ResultSink, make_rows
 from maitred.sim.samples import Sampler
 from maitred.sim.slot_learning import make_slot_learning
+from maitred.sim.stages import Stages
 from maitred.sim.timeline_log import TimelineLog
 from maitred.workload import Job
 
@@ -83,7 +86,7 @@ def simulate(
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed) if cluster.disaggregation else None
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
-    pipeline = Pipeline(event_queue, arrivals, driver, agents, router, fleet, rows, delays, line, pools, slots)
+    pipeline = make_pipeline(event_queue, arrivals, router, fleet, rows, line, Stages(delays, driver, agents, pools, slots))
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
     fleet.schedule_limit_changes(cluster.limit_changes)
@@ -137,7 +140,7 @@ def _run(
     last = _NO_HORIZON if horizon is None else horizon
     heap, dirty, replicas = event_queue.heap, fleet.dirty, fleet.replicas
     arrivals.read_next(0)
-    looks_ahead = pipeline.only_arrivals_enter and last == _NO_HORIZON and not fleet.limits
+    looks_ahead = pipeline.is_direct and last == _NO_HORIZON and not fleet.limits
     while True:
         now = arrivals.next_at
         if heap and heap[0][0] < now:
@@ -155,7 +158,17 @@ def _run(
             return
         # A step that began before the last event of this instant would miss a request that enters its instance with it.
         if dirty and arrivals.next_at != now and not (heap and heap[0][0] == now):
-            fleet.resume_dirty(arrivals.next_at if looks_ahead else 0)
+            quiet_until = arrivals.next_at if looks_ahead else 0
+            sample_at = event_queue.next_sample_at
+            quiet_until = quiet_until if quiet_until < sample_at else sample_at
+            for replica in dirty:  # `SimulatedFleet.resume`, without its call
+                due = replica.instance.next_event(quiet_until)
+                if due is None:
+                    replica.next_due = NOT_DUE
+                elif due != replica.next_due:
+                    replica.next_due = due
+                    heappush(heap, (due, INSTANCE, replica.index))
+            dirty.clear()
 
 
 def _handlers(pipeline: Pipeline, fleet: SimulatedFleet, sampler: Sampler | None) -> Sequence[_Handler]:
