@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,19 +48,62 @@ def test_a_page_names_files_that_exist(path: Path) -> None:
     assert missing(path.read_text(encoding="utf-8"), *everywhere(path)) == []
 
 
-def rows_of_the_map() -> list[tuple[list[str], list[str]]]:
-    """Return the files and the names of each row of "Where it is decided"."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+def definitions(file: str) -> set[str]:
+    """Return the names that a module defines, those in classes as `Class.name`."""
+
+    def names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield node.name, node
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id, node
+            elif isinstance(node, ast.Assign):
+                yield from ((target.id, node) for target in node.targets if isinstance(target, ast.Name))
+
+    found = set[str]()
+    for name, node in names(ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body):
+        found.add(name)
+        if isinstance(node, ast.ClassDef):
+            found.update(f"{name}.{member}" for member, _ in names(node.body))
+    return found
+
+
+def rows_of_the_map(page: str) -> list[list[tuple[str, str]]]:
+    """Return the files and the names of each row of "Where it is decided"; a name belongs to the file before it."""
     section = page.partition("## Where it is decided")[2].partition("\n## ")[0]
-    cells = [line.split("|")[2:4] for line in section.splitlines() if line.startswith("| ") and ".py`" in line]
-    return [(re.findall(r"`([^`]+\.py)`", files), re.findall(r"`([^`]+)`", names)) for files, names in cells]
+    rows = [
+        re.findall(r"`([^`]+)`", line.split("|")[2])
+        for line in section.splitlines()
+        if line.startswith("| ") and ".py`" in line
+    ]
+    named: list[list[tuple[str, str]]] = []
+    for words in rows:
+        file, row = "", list[tuple[str, str]]()
+        for word in words:
+            if word.endswith(".py"):
+                file = word
+            elif file and re.fullmatch(r"[\w.]+", word):
+                row.append((file, word))
+        named.append(row)
+    return named
 
 
-@pytest.mark.parametrize(("files", "names"), rows_of_the_map())
-def test_the_map_names_what_its_files_define(files: list[str], names: list[str]) -> None:
-    sources = "\n".join((PACKAGE / file).read_text(encoding="utf-8") for file in files)
-    defined = set(re.findall(r"^ *(?:class |def )?(\w+)", sources, re.MULTILINE))
-    assert [name for name in names if not defined.issuperset(name.split("."))] == []
+MAP = rows_of_the_map((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", MAP, ids=lambda row: row[0][1] if row else "files only")
+def test_the_map_names_what_its_files_define(row: list[tuple[str, str]]) -> None:
+    assert [(file, name) for file, name in row if name not in definitions(file)] == []
+
+
+def test_a_name_of_the_map_that_is_not_there_is_noticed() -> None:
+    page = "## Where it is decided\n| which | `core/units.py` `SECOND`, `Nothing.at_all`; `core/errors.py` `quote` |\n## Next"
+    assert rows_of_the_map(page) == [
+        [("core/units.py", "SECOND"), ("core/units.py", "Nothing.at_all"), ("core/errors.py", "quote")]
+    ]
+    assert "SECOND" in definitions("core/units.py")
+    assert "Nothing.at_all" not in definitions("core/units.py")
+    assert "DecisionLog.log_input" in definitions("core/decisions.py")
 
 
 def test_a_file_that_is_not_there_is_noticed() -> None:
