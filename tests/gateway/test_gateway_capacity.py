@@ -364,9 +364,9 @@ def test_what_could_not_be_started_with_cannot_be_reloaded() -> None:
 
         async with world(reporting(3), slots=None, admission={"classes": {}}) as w:
             with pytest.raises(ConfigError, match=r"sum of class reservations \(4\) exceeds capacity \(3\) of model `m`"):
-                w.gateway._capacity.apply_config(admission_config(classes=TWO_AND_TWO))
+                w.gateway._capacity.reconfigure(admission_config(classes=TWO_AND_TWO))
             assert sum(w.state.pools["m"].reserved.values()) == 0
-            w.gateway._capacity.apply_config(admission_config(classes=TWO_AND_TWO, on_overcommit="clamp"))
+            w.gateway._capacity.reconfigure(admission_config(classes=TWO_AND_TWO, on_overcommit="clamp"))
             assert sum(w.state.pools["m"].reserved.values()) == 2
 
     run(scenario())

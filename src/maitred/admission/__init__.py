@@ -11,8 +11,8 @@ has left).
 
     core.py         Admission: the inputs and their answers; how inputs settle what is due
     coordinator.py  what one pool's events mean for the others, and when time changes something
-    pools.py        which pools there are, and which models use them
-    pool.py         what all pools have in common
+    pool_directory.py  which pools there are, and which models use them
+    slot_pool.py    what all pools have in common
     class_pool.py   pools with classes, or with one limit for all requests
     priority.py     what keeps a newcomer out, which request is next, promotions of starved requests
     waiting.py      the waiting requests of a pool, until when they wait, which of them starve
@@ -56,14 +56,14 @@ from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow_config import FlowControlConfig
 from maitred.admission.policy_config import PolicyConfig
 from maitred.admission.policy_gate import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.pool import LoadProbe
+from maitred.admission.pool_directory import SHARED_POOL
 from maitred.admission.pool_views import PoolView
-from maitred.admission.pools import SHARED_POOL
 from maitred.admission.presets import preset_of
 from maitred.admission.recorded_core import RecordedAdmission
 from maitred.admission.replay import replay
 from maitred.admission.rules import bootstrap_problem, overcommit_problem
 from maitred.admission.saturation import QueueEstimate, fleet_load
+from maitred.admission.slot_pool import LoadProbe
 from maitred.admission.tenants import tenant_problem
 from maitred.admission.ticket import Ticket, TicketState, TransitionError
 

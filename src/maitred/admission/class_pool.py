@@ -28,12 +28,12 @@ from maitred.admission.adaptive_reserve import AdaptiveReserve
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.lead import LeadWatch
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
-from maitred.admission.pool import SlotPool
 from maitred.admission.preemption import link_peers, unlink_peers
 from maitred.admission.priority import AdmissionPriority, PromotionBudget
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
+from maitred.admission.slot_pool import SlotPool
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.admission.waiting import PoolQueues
 from maitred.core.contracts import FleetLoad

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from maitred.admission.enums import Action, Reason
-from maitred.admission.pool import SlotPool
-from maitred.admission.pools import PoolDirectory
+from maitred.admission.pool_directory import PoolDirectory
+from maitred.admission.slot_pool import SlotPool
 from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import Ticket
 from maitred.core.decisions import Decision

@@ -33,11 +33,11 @@ from maitred.admission.counters import ClassView
 from maitred.admission.enums import ReleaseReason
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
-from maitred.admission.pool import LoadProbe, SlotPool
+from maitred.admission.pool_directory import PoolDirectory
 from maitred.admission.pool_views import PoolView
-from maitred.admission.pools import PoolDirectory
 from maitred.admission.rate_limit import RateGate, make_rate_gate
 from maitred.admission.rules import make_accounts
+from maitred.admission.slot_pool import LoadProbe, SlotPool
 from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState, TransitionError
 from maitred.core.contracts import FleetLoad
@@ -75,7 +75,7 @@ class Admission:
         self._policy_gate = PolicyGate(config)
         self.reads_load = False
         """Whether `submit` reads `load`."""
-        self._configure(config)
+        self._reconfigure(config)
         for model, capacity in pools.items():
             _check_capacity(capacity)
             self._resize(model, capacity)
@@ -223,7 +223,7 @@ class Admission:
         """Change all rules at once, for all pools; no request loses a slot or its place in a queue. Raises ConfigError for an
         admission policy that cannot be made, and then nothing has changed."""
         settled = self._coordinator.run_due(now - self._settle_lag)
-        self._configure(config)
+        self._reconfigure(config)
         admitted = self._coordinator.dispatch(self._pools.by_name.values(), now)
         return [*settled, *admitted, *self._coordinator.recompute(now)]
 
@@ -275,7 +275,7 @@ class Admission:
             if (account.in_flight, account.queued) != (held, len(states) - held):
                 raise InvariantError(f"tenant {account.name!r}: its account does not match its requests")
 
-    def _configure(self, config: AdmissionConfig) -> None:
+    def _reconfigure(self, config: AdmissionConfig) -> None:
         self._policy_gate = self._policy_gate.reconfigured(config)  # First, because it may raise, and nothing has changed then.
         self._config = config
         self._settle_lag = 1 if config.mode == "flow-control" else 0
@@ -285,7 +285,7 @@ class Admission:
         self._coordinator.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
         for ticket in self._tickets.values():
             ticket.tenant_account = self._tenant_accounts.get(ticket.tenant)
-        self._pools.configure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
+        self._pools.reconfigure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
         self._policy_gate.total_slots = self._pools.total_slots
 
     def _resize(self, model: str, capacity: int, lead: int = 0) -> SlotPool:

@@ -28,9 +28,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from maitred.admission.flow_bands import PriorityBands, dispatch_rank
-from maitred.admission.pool import LoadProbe
 from maitred.admission.rules import FlowControlRules
 from maitred.admission.saturation import SATURATION_DETECTORS, SaturationGauge, total_in_flight
+from maitred.admission.slot_pool import LoadProbe
 from maitred.admission.slots import Slots
 from maitred.admission.ticket import Ticket
 from maitred.core.contracts import FleetLoad

@@ -27,10 +27,10 @@ from typing import Final
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow_bands import PriorityBands
 from maitred.admission.flow_dispatcher import Dispatcher
-from maitred.admission.pool import SlotPool
 from maitred.admission.preemption import unlink_peers
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rules import SHARED_LANE, PoolRules
+from maitred.admission.slot_pool import SlotPool
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision

@@ -18,8 +18,8 @@ from typing import Any, Final
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.core import EMPTY_LOAD, Admission, no_load
 from maitred.admission.enums import ReleaseReason
-from maitred.admission.pool import LoadProbe
 from maitred.admission.pool_views import HeadroomChange
+from maitred.admission.slot_pool import LoadProbe
 from maitred.admission.ticket import Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision, DecisionLog

@@ -131,7 +131,7 @@ class Gateway(App):
         """Return what reads the configuration again; now this one is in force."""
         admission, programs = self.core.config, self._programs_config
         settings = GatewaySettings(gateway=self.config, admission=admission, routing=routing, programs=programs)
-        return ConfigReloader(settings, reload, self._apply_settings, self.counters.reloads)
+        return ConfigReloader(settings, reload, self._reconfigure, self.counters.reloads)
 
     def _make_slot_learning(self) -> SlotLearning:
         """Return what learns how many requests each backend takes, with the source of each chosen."""
@@ -258,20 +258,20 @@ class Gateway(App):
         """Return whether the router or the admission policy reads the load that backends report."""
         return Signals.LOAD in self._router_signals or self.core.reads_load
 
-    def _apply_settings(self, settings: GatewaySettings) -> None:
+    def _reconfigure(self, settings: GatewaySettings) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
         files = _certificate_files(settings.gateway)
         if self.certificate is not None and files is not None:
             self.certificate.check(*files)
-        self._capacity.apply_config(settings.admission)
+        self._capacity.reconfigure(settings.admission)
         if self.certificate is not None and files is not None:
             self.certificate.load(*files)
         self._on_slots_changed(self._fleet.known_models)
         self._slot_learning.use_key(settings.gateway.upstream_api_key)
-        self._intake.apply_config(settings.gateway, settings.programs)
+        self._intake.reconfigure(settings.gateway, settings.programs)
         if self.programs is not None:
             self.programs.reconfigure(settings.programs)
-        self._fleet.apply_config(settings.gateway)
+        self._fleet.reconfigure(settings.gateway)
 
     def _on_slots_changed(self, models: Iterable[str]) -> None:
         self._slot_learning.choose_sources()

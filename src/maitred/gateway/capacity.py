@@ -57,7 +57,7 @@ class CapacityController:
             self._check_at_startup()
         elif self._pending_config is not None and self._fits(self._pending_config):
             log.warning("the reservations fit now: serving with classes")
-            self._use_config(self._pending_config)
+            self._reconfigure(self._pending_config)
 
     def on_vanished(self, model: str) -> bool:
         """Remove the pool of a model that no backend lists any more, and return True; or False if requests are left in it."""
@@ -76,16 +76,16 @@ class CapacityController:
         if problem is not None and config.falls_back_on_overcommit:
             raise ConfigError(problem, where="admission.classes", hint=hint)
 
-    def apply_config(self, config: AdmissionConfig) -> None:
+    def reconfigure(self, config: AdmissionConfig) -> None:
         """Use `config` from now on. Raises ConfigError, and changes nothing then."""
         self.check_fit(config)
-        self._use_config(config)
+        self._reconfigure(config)
 
     @property
     def _config(self) -> AdmissionConfig:
         return self._driver.core.config
 
-    def _use_config(self, config: AdmissionConfig) -> None:
+    def _reconfigure(self, config: AdmissionConfig) -> None:
         self._driver.reconfigure(config)
         self.fallback = self._pending_config = None
         self._warn_where_scaled_down(self._fleet.known_models)

@@ -188,7 +188,7 @@ class BackendFleet:
         """Return what `/v1/models` lists: the models of the healthy backends, each once."""
         return self._models.list_models()
 
-    def apply_config(self, config: GatewayConfig) -> None:
+    def reconfigure(self, config: GatewayConfig) -> None:
         """Use the keys of this configuration for all polls from now on."""
         for poller in self._pollers:
             poller.use_key(config.upstream_api_key)

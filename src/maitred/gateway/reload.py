@@ -77,14 +77,14 @@ class ConfigReloader:
         self,
         settings: GatewaySettings,
         read_settings: Callable[[], GatewaySettings] | None,
-        apply_settings: Callable[[GatewaySettings], object],
+        reconfigure: Callable[[GatewaySettings], object],
         results: Counter[str],
     ) -> None:
-        """`settings` are in force now. `read_settings` reads the sources again, or is None if there are none. `apply_settings`
+        """`settings` are in force now. `read_settings` reads the sources again, or is None if there are none. `reconfigure`
         puts settings in force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
         self.settings = settings
         self._read_settings = read_settings
-        self._apply_settings = apply_settings
+        self._reconfigure = reconfigure
         self._results = results
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -148,7 +148,7 @@ class ConfigReloader:
             routing=self.settings.routing,
             programs=msgspec.structs.replace(found.programs, **fixed),
         )
-        self._apply_settings(settings)
+        self._reconfigure(settings)
         warnings = [*_removed_keys(self.settings.gateway, gateway), *found.admission.warnings()]
         self.settings = settings
         return ReloadResult(True, list(_ignored_keys(settings, found)), warnings)

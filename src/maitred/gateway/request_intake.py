@@ -213,7 +213,7 @@ class RequestIntake:
         self._budget = BodyBudget(config.max_parked_body_bytes)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
-        self.apply_config(config, programs)
+        self.reconfigure(config, programs)
 
     @property
     def keys(self) -> ApiKeys:
@@ -234,7 +234,7 @@ class RequestIntake:
         """Count what `server` keeps of further requests as parked, too."""
         self._budget.server = server
 
-    def apply_config(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
+    def reconfigure(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         """Use this configuration for the requests that arrive from now on."""
         self._rules = IntakeRules(config, programs)
         self._budget.limit = config.max_parked_body_bytes

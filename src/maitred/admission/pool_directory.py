@@ -16,10 +16,10 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.flow_dispatcher import Dispatcher
 from maitred.admission.flow_pool import FlowPool
-from maitred.admission.pool import LoadProbe, SlotPool
 from maitred.admission.pool_views import PoolView
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
+from maitred.admission.slot_pool import LoadProbe, SlotPool
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket
 from maitred.core.request import PriorityClass
 
@@ -28,7 +28,7 @@ SHARED_POOL: Final = "*"
 
 
 class PoolDirectory:
-    """The pools of one core. `configure` comes before everything else."""
+    """The pools of one core. `reconfigure` comes before everything else."""
 
     def __init__(self, load_probe: LoadProbe) -> None:
         self.by_name: dict[str, SlotPool] = {}
@@ -52,7 +52,7 @@ class PoolDirectory:
         """Slots of all models together."""
         return sum(self._capacities.values())
 
-    def configure(self, config: AdmissionConfig, tickets: Iterable[Ticket]) -> None:
+    def reconfigure(self, config: AdmissionConfig, tickets: Iterable[Ticket]) -> None:
         """Create pools under new rules, and move all requests that are there (`tickets`) into them."""
         former = self.by_name
         self._config, self._make_pool = config, self._pool_factory(config)
