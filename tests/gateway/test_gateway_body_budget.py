@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, world
 
-from maitred.gateway.request_intake import BodyBudget, BodyLease
+from maitred.gateway.body_budget import BodyBudget, BodyLease
 from maitred.wire.exchange import ApiError
 
 BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from hashlib import blake2b
 from typing import Any
 
@@ -265,9 +266,9 @@ def test_what_a_request_costs_where_slots_are_tokens(
     asked: list[int] = []
     submit = RealTimeAdmission.submit
 
-    def watched(self: RealTimeAdmission, request: Request, cost: int) -> SlotLease:
+    def watched(self: RealTimeAdmission, request: Request, cost: int, task: asyncio.Task[None]) -> SlotLease:
         asked.append(cost)
-        return submit(self, request, cost)
+        return submit(self, request, cost, task)
 
     monkeypatch.setattr(RealTimeAdmission, "submit", watched)
 

@@ -116,7 +116,7 @@ class Backend:
 
 
 class UpstreamRequest:
-    """A request at a backend. Made by the task that waits for the response."""
+    """A request at a backend, and the task that waits for the response."""
 
     # What most requests leave as it is stands in the class.
     is_stranded = False
@@ -131,11 +131,11 @@ class UpstreamRequest:
     has_failed = False
     """Whether the backend failed it."""
 
-    def __init__(self, backend: Backend, request: Request) -> None:
+    def __init__(self, backend: Backend, request: Request, task: asyncio.Task[None]) -> None:
         self.backend = backend
         self.model = request.model
         self.request_id = request.id
-        self._task = asyncio.current_task()
+        self._task = task
 
     @property
     def on_events(self) -> Callable[[int, Micros], None] | None:
@@ -149,13 +149,11 @@ class UpstreamRequest:
 
     def abandon(self) -> None:
         """Cancel its task, which then calls `absorb_abandonment`."""
-        assert self._task is not None
         self.is_abandoned = True
         self._task.cancel()
 
     def absorb_abandonment(self) -> bool:
         """Return whether the task was cancelled by `abandon` alone, and take that cancellation back (see `driver`)."""
-        assert self._task is not None
         return self.is_abandoned and self._task.uncancel() == 0
 
 

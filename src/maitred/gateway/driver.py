@@ -56,9 +56,9 @@ class SlotLease:
 
     __slots__ = ("_preempted", "_task", "granted", "tenant")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, task: asyncio.Task[None] | None) -> None:
         self.tenant = request.tenant
-        self._task = asyncio.current_task()
+        self._task = task
         self.granted: asyncio.Future[None] | None = None
         """Done when the request holds a slot, or gets none (AdmissionRejected). None if it has had one from the beginning."""
         self._preempted = False
@@ -111,8 +111,8 @@ class RealTimeAdmission:
         """All requests that wait or hold a slot."""
         return self._leases.values()
 
-    def submit(self, request: Request, cost: int) -> SlotLease:
-        """Ask for a slot for the request of the current task. `cost` is in tokens, prompt and answer.
+    def submit(self, request: Request, cost: int, task: asyncio.Task[None] | None = None) -> SlotLease:
+        """Ask for a slot for the request that `task` serves; None: the current one. `cost` is in tokens, prompt and answer.
 
         Raises AdmissionRejected. Call `release` afterwards, even for a rejected request.
         """
@@ -124,7 +124,7 @@ class RealTimeAdmission:
         if own.action is Action.REJECT:
             self._apply_decisions(decisions)
             raise AdmissionRejected(own, core.refusal(own))
-        lease = self._leases[request.id] = SlotLease(request)
+        lease = self._leases[request.id] = SlotLease(request, task or asyncio.current_task())
         # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new; but one
         # beyond what the engines run at once is watched.
         if own.action is not Action.ADMIT or len(decisions) > 1 or own.reason is Reason.LEAD_FREE:

@@ -163,9 +163,9 @@ class BackendFleet:
             return ModelSlots(backend.reported_slots, "reported")
         return ModelSlots(DEFAULT_SLOTS_PER_BACKEND, "default")
 
-    def add_request(self, backend: Backend, request: Request) -> UpstreamRequest:
-        """Count the request that the current task is about to send to `backend`."""
-        sent = UpstreamRequest(backend, request)
+    def add_request(self, backend: Backend, request: Request, task: asyncio.Task[None]) -> UpstreamRequest:
+        """Count the request that `task` is about to send to `backend`."""
+        sent = UpstreamRequest(backend, request, task)
         backend.requests.add(sent)
         if backend.learned_slots is not None:
             sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, monotonic_now())

@@ -44,7 +44,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
@@ -122,8 +122,7 @@ class Proxy:
             return
         writer = self._waiting_writer(proxied, exchange)
         record = proxied.record = self._observer.begin(proxied.request, generates=proxied.route.generates)
-        task = exchange.task or asyncio.current_task()
-        assert task is not None
+        task = proxied.task = exchange.task or cast("asyncio.Task[None]", asyncio.current_task())
         exchange.watch_disconnect(task.cancel)
         try:
             if proxied.program is not None and self._programs is not None:
@@ -190,7 +189,7 @@ class Proxy:
         if not self._fleet.is_known(request.model):  # It has vanished while the request waited for memory.
             raise error_responses.model_unavailable(self._fleet, request.model)
         try:
-            slot = self._admission.submit(request, proxied.token_cost)
+            slot = self._admission.submit(request, proxied.token_cost, proxied.task)
             while True:
                 try:
                     if slot.granted is not None:
@@ -287,7 +286,7 @@ class Proxy:
     ) -> ReleaseReason:
         """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
         and ApiError if the request loses its slot before its first byte."""
-        sent, record = self._fleet.add_request(backend, proxied.request), proxied.record
+        sent, record = self._fleet.add_request(backend, proxied.request, proxied.task), proxied.record
         record.on_sent(backend, sent.on_events)
         response: UpstreamResponse | None = None
         try:

@@ -7,17 +7,12 @@ Everything that can be decided about a request by itself is decided here, before
     3. the fields   only those that decisions depend on are parsed; an invalid body is refused
     4. the class    by its header, else by `service_tier`, else `default`; never above the cap of the tenant
 
-A request that is refused here is counted by its error code, and admission never sees it.
-
-**The body budget.** A body is kept until its request has ended, because it may have to be sent again. So waiting requests cost
-memory, and a thousand clients may upload slowly at once. Each piece that is read is charged to one budget for all bodies
-(`max_parked_body_bytes`); a body that needs more than is left is refused with 503. For example, with a budget of 100 bytes and
-two bodies of 80, the one with the next piece that exceeds the remaining bytes is refused, and returns what it holds at once.
-Compiled (`tools/compile.py`).
+A request that is refused here is counted by its error code, and admission never sees it. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -29,6 +24,7 @@ from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
+from maitred.gateway.body_budget import BodyBudget, BodyLease
 from maitred.gateway.config import ForwardPriority, GatewayConfig
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.inbound_head import HeadReader, InboundHead
@@ -71,51 +67,14 @@ from maitred.wire.server_context import ServerContext
 log = logging.getLogger("maitred.gateway")
 
 
-class BodyBudget:
-    """Bytes that all bodies together may hold."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken_bytes = 0
-        """Bytes held by leases."""
-        self.server: ServerContext | None = None
-        """What keeps further requests that a connection has sent; None while there is none."""
-
-    @property
-    def parked_bytes(self) -> int:
-        """Bytes held now. More than `limit` only after a reload has lowered it, or by requests that wait behind others."""
-        return self.taken_bytes + (0 if self.server is None else self.server.parked_bytes)
-
-
-class BodyLease:
-    """The bytes of the budget that one body holds; none at first."""
-
-    __slots__ = ("_budget", "_held_bytes")
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._held_bytes = 0
-
-    def take_bytes(self, size: int) -> None:
-        """Hold `size` more bytes. Raises ApiError 503 if fewer are left in the budget."""
-        budget = self._budget
-        if budget.parked_bytes + size > budget.limit:
-            raise error_responses.body_budget_exhausted()
-        budget.taken_bytes += size
-        self._held_bytes += size
-
-    def release(self) -> None:
-        """Return all bytes to the budget. Idempotent."""
-        self._budget.taken_bytes -= self._held_bytes
-        self._held_bytes = 0
-
-
 class ProxyRequest:
     """A request that is ready to be forwarded, and what is forwarded."""
 
     # What most requests leave as it is stands in the class.
     record: RequestRecord
     """What is known of it, for metrics and logs; set as soon as it was taken in."""
+    task: asyncio.Task[None]
+    """What serves it; set likewise."""
     program: ProgramRequest | None = None
     """What the core of the programs decides by, or None if the request needs no place in KV memory."""
     step: ProgramStep | None = None
@@ -326,13 +285,18 @@ class RequestIntake:
         )
         own: Headers = [(REQUEST_ID_HEADER, request_id)]
         proxied = ProxyRequest(route, request, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease)
+        self._change_forwarded(proxied, rules, found)
+        return proxied
+
+    def _change_forwarded(self, proxied: ProxyRequest, rules: IntakeRules, found: ProgramOfRequest) -> None:
+        """Change what the backend gets where it must differ from what the client has sent."""
+        route = proxied.route
         if rules.programs is not None and route.is_json:
-            _set_program(proxied, found, body)
+            _set_program(proxied, found)
         elif route.generates and self._observer.reads_usage:
-            _ask_for_usage(proxied, body)
+            _ask_for_usage(proxied)
         if rules.forwards_priority and route.needs_slot and route.is_json:
             _set_priority(proxied, rules.config.forward_priority)
-        return proxied
 
     def _model_of(self, fields: BodyFields) -> str:
         """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several."""
@@ -363,9 +327,9 @@ class RequestIntake:
         return effective
 
 
-def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, received: bytes) -> None:
-    """Note which program a request belongs to, of which the body was `received`."""
-    request = proxied.request
+def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:
+    """Note which program a request belongs to."""
+    request, received = proxied.request, proxied.body
     proxied.body, proxied.hides_usage = found.body, found.hides_usage
     if not proxied.route.generates:  # What only reads a prompt leaves nothing in KV memory that a later request needs.
         return
@@ -386,12 +350,12 @@ def _set_priority(proxied: ProxyRequest, engine: ForwardPriority) -> None:
     proxied.body = set_body_priority(proxied.body, engine_priority(proxied.request.priority_class, engine))
 
 
-def _ask_for_usage(proxied: ProxyRequest, received: bytes) -> None:
-    """Ask for the usage of a stream that tells it on demand only. `received` is the body of the request."""
+def _ask_for_usage(proxied: ProxyRequest) -> None:
+    """Ask for the usage of a stream that tells it on demand only."""
     if proxied.request.stream and proxied.route.reports_usage_on_demand:
-        asking = ask_for_usage(received)
+        asking = ask_for_usage(proxied.body)
         proxied.hides_usage = asking is not None
-        proxied.body = asking or received
+        proxied.body = asking or proxied.body
     _ask_for_plain_answer(proxied)
 
 
