@@ -23,7 +23,7 @@ from maitred.core.units import SECOND
 
 COUNTS = st.integers(0, 600)
 READINGS = st.builds(
-    EngineReading, running=COUNTS, waiting=COUNTS, kv_usage=st.floats(0, 1), preemptions=COUNTS, progress=st.none() | COUNTS
+    EngineReading, running=COUNTS, waiting=COUNTS, kv_usage=st.floats(0, 1), kv_preemptions=COUNTS, progress=st.none() | COUNTS
 )
 LOADS = st.builds(
     OwnLoad,

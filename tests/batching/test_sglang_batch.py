@@ -77,7 +77,7 @@ def test_a_step_of_prefill_goes_before_the_decodes() -> None:
     assert played.of("FIRST_TOKEN") == [(150, 0), (410, 1)]
     assert played.of("FINISHED") == [(650, 1), (1310, 0)]
     # The gap before the token at 530 began with the token at 260.
-    assert [*zip(log.paused_request_ids, log.pauses, strict=True)] == [(0, 270)]
+    assert [*zip(log.single_gap_request_ids, log.single_gaps, strict=True)] == [(0, 270)]
     assert (instance.num_steps, instance._batch.step_index) == (11, 9)
 
 
@@ -218,7 +218,7 @@ def test_a_gap_counts_from_the_last_token_also_where_the_held_request_gives_way(
     played = Played(instance, job(0, 0, 50, 3), job(1, 200, 50, 9, priority=5), job(2, 300, 50, 1, priority=20))
     assert played.of("KV_PREEMPTED") == [(410, 0)]
     assert (560, [(0, 2)], 0) in played.steps
-    assert (0, 662 - 260) in [*zip(log.paused_request_ids, log.pauses, strict=True)]
+    assert (0, 662 - 260) in [*zip(log.single_gap_request_ids, log.single_gaps, strict=True)]
 
 
 def host(blocks: BlockManager) -> EngineHost:

@@ -118,9 +118,9 @@ class Seen:
         for number, first, end in zip(log.request_ids, log.first_stretches, log.end_stretches, strict=True):
             counts[number] += sum(log.stretch_steps[first:end])
             times[number] += sum(log.stretch_times[first:end])
-        for number, pause in zip(log.paused_request_ids, log.pauses, strict=True):
+        for number, gap in zip(log.single_gap_request_ids, log.single_gaps, strict=True):
             counts[number] += 1
-            times[number] += pause
+            times[number] += gap
         return {number: (counts[number], times[number]) for number in sorted(counts)}
 
 

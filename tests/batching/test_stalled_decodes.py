@@ -37,4 +37,4 @@ def test_the_gap_of_a_request_that_is_left_out_lasts_to_its_next_token(tmp_path:
     while (due := instance.next_event()) is not None:
         ends += [(e.at, e.seq.request.id, e.seq.stall_time) for e in instance.advance(due) if e.kind.name == "FINISHED"]
     assert ends == [(50, 0, 0), (60, 1, 0)]
-    assert sorted(zip(log.paused_request_ids, log.pauses, strict=True)) == [(0, 20), (0, 20), (1, 20), (1, 20)]
+    assert sorted(zip(log.single_gap_request_ids, log.single_gaps, strict=True)) == [(0, 20), (0, 20), (1, 20), (1, 20)]

@@ -123,8 +123,8 @@ def test_gaps_of_every_class(told: Results) -> None:
         request_id=np.array([0, 2]),
         first_stretch=np.array([0, 2]),
         end_stretch=np.array([2, 3]),
-        pause_request_id=np.array([], dtype=np.int64),
-        pauses=np.array([], dtype=np.int64),
+        single_gap_request_id=np.array([], dtype=np.int64),
+        single_gaps=np.array([], dtype=np.int64),
     )
     itl = latency_panels(msgspec.structs.replace(told, itl_gaps=gaps), Slo())[-1]
     assert itl.title.startswith("ITL")

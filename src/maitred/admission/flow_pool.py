@@ -129,7 +129,7 @@ class FlowPool(SlotPool):
 
     def preempt_one(self, now: Micros) -> Iterator[Decision]:
         """Preempt one sheddable request, if a request waits that is not sheddable; the next one only when this one has left."""
-        # The instances show a victim as load until it has left: without this pause, every input would stop another one.
+        # The instances show a victim as load until it has left: without this wait, every input would stop another one.
         waiter = self.bands.first_non_sheddable()
         victim = None if waiter is None or self._pending_victims else self.victims.newest_below(0)
         if waiter is None or victim is None:

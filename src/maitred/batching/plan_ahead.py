@@ -54,7 +54,7 @@ class AheadBatch(ContinuousBatch):
         if emitted < longest:
             self.num_ghosts += 1
         else:
-            self._blocks.pause_decode(self._stop_decode(seq))
+            self._blocks.stop_decode(self._stop_decode(seq))
 
     def drop_leaving(self) -> None:
         """Let the sequences go that completed before the step that has just been planned."""

@@ -235,7 +235,7 @@ class RunningBatch:
         """Let `seqs`, which decode, stand still in this step."""
         self._stalled = seqs
         for seq in seqs:
-            self._blocks.pause_decode(self._owned_tokens(seq))
+            self._blocks.stop_decode(self._owned_tokens(seq))
 
     def _serving_decodes(self) -> tuple[int, int]:
         """Return how many sequences decode in this step, and the tokens of KV that they hold."""

@@ -201,7 +201,7 @@ def _latencies(results: Results) -> Mapping[str, Any]:
 
     found = request_latencies(results)
     gaps = results.itl_gaps
-    return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": found["tpot"][:0] if gaps is None else gaps.pauses,
+    return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": found["tpot"][:0] if gaps is None else gaps.single_gaps,
             "e2el": found["e2e"]}  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Readings of an engine for learned slots, from its `/metrics` page: what runs, what waits, KV usage, preemptions.
+"""Readings of an engine for learned slots, from its `/metrics` page: what runs, what waits, KV usage, KV preemptions.
 
     running       vllm:num_requests_running                            sglang:num_running_reqs
     waiting       vllm:num_requests_waiting_by_reason (capacity),      sglang:num_queue_reqs
@@ -63,7 +63,7 @@ def parse_engine_reading(page: bytes | bytearray) -> EngineReading | None:
         running=round(sum(running)),
         waiting=round(sum(first_values(found, (_WAITING_FOR_CAPACITY, *WAITING_METRICS)))),
         kv_usage=min(1.0, sum(usage) / len(usage)) if usage else 0.0,
-        preemptions=round(sum(first_values(found, _PREEMPTIONS))),
+        kv_preemptions=round(sum(first_values(found, _PREEMPTIONS))),
         progress=round(sum(progress)) if progress else None,
     )
 

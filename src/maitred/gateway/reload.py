@@ -37,8 +37,8 @@ FIXED_PROGRAM_KEYS: Final = (
     *("state", "backend_type", "metrics", "metrics_interval_secs", "profile", "profile_dir"),
 )
 """Keys of the section `programs` that need a restart; see `Programs.reconfigure`."""
-PAUSE_SECS: Final = 0.5
-"""Seconds between two reloads that are requested one after the other."""
+MIN_INTERVAL_SECS: Final = 0.5
+"""Seconds between the end of a reload and the next one that was requested meanwhile."""
 _SECRET_KEYS: Final = ("upstream_api_key",)
 """Keys with values that are kept in clear; other secrets are kept as hashes."""
 
@@ -94,8 +94,8 @@ class ConfigReloader:
     def request_reload(self) -> None:
         """Start a reload, without waiting for it.
 
-        While one is running, all further requests together are one more, `PAUSE_SECS` after its end: each costs CPU time, and
-        the last one finds what all would have found.
+        While one is running, all further requests together are one more, `MIN_INTERVAL_SECS` after its end: each costs CPU
+        time, and the last one finds what all would have found.
         """
         self._is_requested = True
         if self._task is None:
@@ -107,7 +107,7 @@ class ConfigReloader:
             with contextlib.suppress(ConfigError):
                 await self.reload()
             if self._is_requested:
-                await asyncio.sleep(PAUSE_SECS)
+                await asyncio.sleep(MIN_INTERVAL_SECS)
         self._task = None
 
     async def reload(self) -> ReloadResult:

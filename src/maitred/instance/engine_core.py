@@ -238,7 +238,7 @@ class EngineCore:
         plan, held, silent = run.plan, self._held, self.batch.num_transferred + run.departed_decodes
         # Before the steps are counted: `run_steps` moves the origin steps of stalled sequences, so their old entries are stale.
         if plan.stalled:
-            self._pause(plan.stalled, run.starts_at, run.ends_at)
+            self._note_stalled(plan.stalled, run.starts_at, run.ends_at)
         if plan.holds_decodes:
             held.hold_all(self.batch.sequences.values(), self.batch.num_decodes, run.starts_at, self.itl_log)
             silent = 0
@@ -303,14 +303,14 @@ class EngineCore:
             # The first token came before a preemption, or in the instance that computed the prompt: the client has waited
             # since.
             elif self.meter is not None:
-                self.meter.add_pause(seq.request_id, now - seq.preempted_at)
+                self.meter.add_single_gap(seq.request_id, now - seq.preempted_at)
             self._completions.add(seq, seq.decode_origin_step + self._output_lengths[seq.request_id])
             if self.itl_log is not None:
                 self.itl_log.on_decode_start(seq.request_id)
             elif self._held.count:
                 self._held.on_decode_start(seq)
 
-    def _pause(self, stalled: Sequence[SequenceState], since: Micros, now: Micros) -> None:
+    def _note_stalled(self, stalled: Sequence[SequenceState], since: Micros, now: Micros) -> None:
         """Note that decoding sequences have stood still in the step that has ended, so they complete a step later."""
         for seq in stalled:
             self._completions.postpone(seq, seq.decode_origin_step + self._output_lengths[seq.request_id] + 1)

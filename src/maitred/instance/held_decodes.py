@@ -89,11 +89,11 @@ class HeldDecodes:
         for seq in resuming:
             gap = now - self._since.pop(seq)
             if meter is not None:
-                meter.add_pause(seq.request_id, gap)
+                meter.add_single_gap(seq.request_id, gap)
             if itl_log is not None:
                 itl_log.on_decode_start(seq.request_id)
         if self._num_together and meter is not None:
-            meter.add_pauses(now - self._all_since, self._num_together)
+            meter.add_single_gaps(now - self._all_since, self._num_together)
         self._num_together = 0
         self._started.clear()
         self.count = len(self._since)

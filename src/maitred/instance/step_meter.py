@@ -8,11 +8,11 @@ bucket of the sketch into the next is found by bisection. Either way the counts 
 Example: 3 sequences decode for 4 steps of 5,000 µs: 12 gaps of 5,000 µs, added at once. If the steps take 5,000, 5,020, 5,040
 and 5,060 µs, and a bucket of the sketch ends at 5,030 µs, it gets 6 gaps and the next one gets 6.
 
-To tell later which sequence had which gaps, the log knows two things: *stretches* of steps with about equal gaps (one bucket
-of the sketch), in which no sequence began or stopped to decode, and for each sequence through which stretches it
-decoded. It had one gap for every step of these. Pauses are noted one by one. That is two numbers for a stretch and three for a
-sequence, however long answers are, and nothing per step. How steps were divided into runs does not show: steps that go on in
-the same way belong to the same stretch.
+To tell later which sequence had which gaps, the log knows two things: *stretches* of steps with about equal gaps (one bucket of
+the sketch), in which no sequence began or stopped to decode, and for each sequence through which stretches it decoded. It had
+one gap for every step of these. Gaps over a preemption or a transfer are noted singly. That is two numbers for a stretch and
+three for a sequence, however long answers are, and nothing per step. How steps were divided into runs does not show: steps that
+go on in the same way belong to the same stretch.
 
 Example: request 1 decodes through 10 steps of 100 µs, and request 2 joins for the last 4 of them, which take 110 µs each:
 
@@ -49,9 +49,9 @@ class ItlLog:
         "_open_intervals",
         "end_stretches",
         "first_stretches",
-        "paused_request_ids",
-        "pauses",
         "request_ids",
+        "single_gap_request_ids",
+        "single_gaps",
         "stretch_steps",
         "stretch_times",
     )
@@ -61,8 +61,8 @@ class ItlLog:
         """By stretch: its steps, and the time that they took together (µs)."""
         self.request_ids, self.first_stretches, self.end_stretches = array("q"), array("q"), array("q")
         """By interval of decoding: the request, its first stretch, and the stretch before which it ended."""
-        self.paused_request_ids, self.pauses = array("q"), array("q")
-        """By pause: the request, and the time between its two tokens (µs)."""
+        self.single_gap_request_ids, self.single_gaps = array("q"), array("q")
+        """By single gap: the request, and the time between its two tokens (µs)."""
         self._open_intervals: dict[RequestId, int] = {}
         """Index of the interval of each request that decodes now."""
         self._last_bucket = _NO_BUCKET
@@ -94,10 +94,10 @@ class ItlLog:
         self._last_bucket = _NO_BUCKET
         self.end_stretches[self._open_intervals.pop(request_id)] = len(self.stretch_steps)
 
-    def add_pause(self, request_id: RequestId, gap: Micros) -> None:
-        """Add a pause of a request between two tokens, which came `gap` µs after each other."""
-        self.paused_request_ids.append(request_id)
-        self.pauses.append(gap)
+    def add_single_gap(self, request_id: RequestId, gap: Micros) -> None:
+        """Add a gap of one request, `gap` µs between two tokens, that is no step of a stretch."""
+        self.single_gap_request_ids.append(request_id)
+        self.single_gaps.append(gap)
 
     def close(self) -> None:
         """End the intervals of the requests that still decode: the simulation has ended."""
@@ -185,14 +185,14 @@ class StepMeter:
             if len(counts) > _MAX_EXACT_GAPS:
                 self._flush_counts()
 
-    def add_pause(self, request_id: RequestId, gap: Micros) -> None:
-        """Add a pause of one sequence between two tokens, `gap` µs after each other: its KV was lost, or being transferred."""
+    def add_single_gap(self, request_id: RequestId, gap: Micros) -> None:
+        """Add a gap of one sequence, `gap` µs between two tokens: its KV was lost, or being transferred."""
         if self._itl_log is not None:
-            self._itl_log.add_pause(request_id, gap)
-        self.add_pauses(gap, 1)
+            self._itl_log.add_single_gap(request_id, gap)
+        self.add_single_gaps(gap, 1)
 
-    def add_pauses(self, gap: Micros, count: int) -> None:
-        """Add pauses of `count` sequences, `gap` µs each. The log learns nothing of them."""
+    def add_single_gaps(self, gap: Micros, count: int) -> None:
+        """Add such gaps of `count` sequences, `gap` µs each. The log learns nothing of them."""
         counts = self._exact_counts
         counts[gap] = counts.get(gap, 0) + count
         if len(counts) > _MAX_EXACT_GAPS:

@@ -105,7 +105,7 @@ class BlockManager:
         """Free the blocks of `seq`, which does not decode: `reserved` tokens' worth, of which `computed` have content."""
         self.free += -(-reserved // self.block_size)
 
-    def pause_decode(self, tokens: int) -> None:
+    def stop_decode(self, tokens: int) -> None:
         """Count a sequence that decodes and holds `tokens` tokens no longer among those that do, until `start_decode`."""
         self._num_decodes -= 1
         self._openings_by_phase[(self._phase - tokens) % self.block_size] -= 1

@@ -137,7 +137,7 @@ class PrefixBlockManager(BlockManager):
 
     def release_decoding(self, seq: SequenceState, tokens: int) -> None:
         opened = self._close_block(seq, tokens) if self._num_opened else 0
-        self.pause_decode(tokens)
+        self.stop_decode(tokens)
         self._release(seq, tokens, opened)
 
     def release_prefilling(self, seq: SequenceState, tokens: int) -> None:

@@ -2,9 +2,9 @@
 
 Each tenant has a counter of the service it was given: 1 for a prompt token, `output_weight` for an output token. The tenant
 with the lowest counter goes first, so no tenant that has work waiting can be left behind by more than a bounded amount. A
-tenant that comes back after a pause is raised to the lowest counter among those with requests waiting, because unused service
-is not saved up. (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) How counters grow, and how tenants are
-ranked, is in `vtc_counters`.
+tenant that has requests again after it had none is raised to the lowest counter among those with requests waiting, because
+unused service is not saved up. (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) How counters grow, and
+how tenants are ranked, is in `vtc_counters`.
 
 Which request of a tenant goes first, the inner policy says; each tenant has a subqueue. With `slack`, a tenant with a counter
 at most that much above the lowest may also go first, if the inner policy prefers its head: `vtc(lpm, slack=S)` is a longest

@@ -52,7 +52,7 @@ class ServiceAccount:
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.raised = 0
-        """What was added when the tenant came back after a pause, in units (see `TokenCounters`)."""
+        """What was added when the tenant had requests again after it had none, in units (see `TokenCounters`)."""
         self.settled_prefill = 0
         """Prompt tokens computed."""
         self.settled_output = 0

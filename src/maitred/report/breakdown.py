@@ -87,12 +87,14 @@ def itl_by_group(results: Results, codes: NDArray[np.integer]) -> dict[int, Quan
     gaps = results.itl_gaps
     if gaps is None or not len(results):
         return {}
-    decoded, paused = (_entries_by_group(ids, results.request_id, codes) for ids in (gaps.request_id, gaps.pause_request_id))
+    decoded, single = (
+        _entries_by_group(ids, results.request_id, codes) for ids in (gaps.request_id, gaps.single_gap_request_id)
+    )
     stretch_buckets = bucket_indices(gaps.spans / gaps.steps)
     no_entries = np.zeros(0, dtype=np.int64)
     return {
-        code: _sketch(gaps, stretch_buckets, decoded.get(code, no_entries), paused.get(code, no_entries))
-        for code in sorted({*decoded, *paused})
+        code: _sketch(gaps, stretch_buckets, decoded.get(code, no_entries), single.get(code, no_entries))
+        for code in sorted({*decoded, *single})
     }
 
 
@@ -107,10 +109,10 @@ def _entries_by_group(entry_ids: Ints, request_ids: Ints, codes: NDArray[np.inte
     return dict(zip(present.tolist(), np.split(known[order], starts[1:]), strict=False))
 
 
-def _sketch(gaps: ItlGaps, stretch_buckets: Ints, decoded: Ints, paused: Ints) -> QuantileSketch:
-    """Return the sketch of these decoding periods and pauses, given the bucket of each stretch."""
+def _sketch(gaps: ItlGaps, stretch_buckets: Ints, decoded: Ints, single: Ints) -> QuantileSketch:
+    """Return the sketch of these decoding periods and single gaps, given the bucket of each stretch."""
     sketch = QuantileSketch()
-    sketch.add_all(gaps.pauses[paused])
+    sketch.add_all(gaps.single_gaps[single])
     if len(decoded):
         stretches, members = _covered_stretches(gaps.first_stretch[decoded], gaps.end_stretch[decoded])
         steps, spans = gaps.steps[stretches], gaps.spans[stretches]

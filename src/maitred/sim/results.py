@@ -87,7 +87,7 @@ class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     A stretch is a series of steps with about equal gaps, in which the same sequences decode (`instance.step_meter`). A
     sequence that decodes through a stretch has one gap for each of its steps. A gap that spans a preemption or a transfer is
-    recorded singly, as a pause.
+    recorded singly.
     """
 
     steps: Ints
@@ -100,10 +100,10 @@ class ItlGaps(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """By decoding period: the index of its first stretch."""
     end_stretch: Ints
     """By decoding period: the index after its last stretch."""
-    pause_request_id: Ints
-    """By pause: the request."""
-    pauses: Ints
-    """By pause: its length in µs."""
+    single_gap_request_id: Ints
+    """By single gap: the request."""
+    single_gaps: Ints
+    """By single gap: its length in µs."""
 
 
 class Timelines(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -235,8 +235,8 @@ def itl_gaps_of(logs: Iterable[ItlLog], overhead: Micros) -> ItlGaps:
         request_id=ids[decoded],
         first_stretch=first[decoded],
         end_stretch=end[decoded],
-        pause_request_id=_concatenated(log.paused_request_ids for log in logs),
-        pauses=_concatenated(log.pauses for log in logs) + overhead,
+        single_gap_request_id=_concatenated(log.single_gap_request_ids for log in logs),
+        single_gaps=_concatenated(log.single_gaps for log in logs) + overhead,
     )
 
 

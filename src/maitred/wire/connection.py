@@ -4,7 +4,7 @@
 request had been sent completely. What one read of the socket brought of a body is handed over as one piece.
 
 **Silence.** One timer watches a connection: `head_secs` until the head, then `idle_secs` between two pieces, not counting time
-in which the connection is paused. A timer that is due early is left alone and set again when it rings, so that a busy
+in which reading is paused. A timer that is due early is left alone and set again when it rings, so that a busy
 connection sets hardly any. For example, with `idle_secs: 300` and a piece every 2 s, the timer rings every 298 s or so.
 Compiled (`tools/compile.py`).
 """
@@ -51,7 +51,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._response: UpstreamResponse | None = None
         self._has_head = False
-        self._paused = False
+        self._is_reading_paused = False
         self._last_received = 0.0
 
     def send_request(
@@ -66,7 +66,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Send a request. Raises ValueError, and sends nothing, if a header contains a line end."""
         assert self._transport is not None
         head = self._framing.send_request(method, target, authority, headers, len(body), block)
-        self.has_received = self._has_head = self._paused = False
+        self.has_received = self._has_head = self._is_reading_paused = False
         self._last_received = self._loop.time()
         self._response = UpstreamResponse(self, self.limits.high_water, self._loop)
         write_message(self._transport, head, body)
@@ -82,13 +82,13 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def pause(self) -> None:
-        self._paused = True
+    def pause_reading(self) -> None:
+        self._is_reading_paused = True
         if self.is_usable:
             cast(asyncio.Transport, self._transport).pause_reading()
 
-    def resume(self) -> None:
-        self._paused = False
+    def resume_reading(self) -> None:
+        self._is_reading_paused = False
         self._last_received = self._loop.time()
         if self.is_usable:
             cast(asyncio.Transport, self._transport).resume_reading()
@@ -201,7 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._response is None:
             return
         allowed = self.limits.idle_secs if self._has_head else self.limits.head_secs
-        left = allowed if self._paused else self._last_received + allowed - self._loop.time()
+        left = allowed if self._is_reading_paused else self._last_received + allowed - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_silence)
         else:

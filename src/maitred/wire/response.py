@@ -1,13 +1,13 @@
 """A response with a body that is still arriving: read it in pieces, or have it written through.
 
-    source --on_body()--> UpstreamResponse --read_piece()------> a task        the source pauses at `high_water` bytes
-                                           --pipe_body(write)--> write(piece)  the source pauses while `write` is pending
+    source --on_body()--> UpstreamResponse --read_piece()------> a task        reading pauses at `high_water` bytes
+                                           --pipe_body(write)--> write(piece)  reading pauses while `write` is pending
 
 `pipe_body` exists because a stream of tokens is one small piece after another: calling `write` where the piece arrives saves
 the wake-up of a task for each of them. Either way, pieces that arrive together are handed over as one.
 
-Example: `high_water` is 64 KiB, and four pieces of 16 KiB arrive before the task reads. The source pauses; `read_piece` then
-returns all 64 KiB at once, and the source resumes. Compiled (`tools/compile.py`).
+Example: `high_water` is 64 KiB, and four pieces of 16 KiB arrive before the task reads. Reading pauses; `read_piece` then
+returns all 64 KiB at once, and reading resumes. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ done when the next piece may be written."""
 class ResponseSource(Protocol):
     """Where a response comes from: a connection, or a task that reads one."""
 
-    def pause(self) -> None:
+    def pause_reading(self) -> None:
         """Stop reading from the upstream."""
         ...
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         """Read on."""
         ...
 
@@ -51,7 +51,7 @@ class UpstreamResponse:
     _pending_write: asyncio.Future[None] | None = None
     _buffered = 0
     """Bytes in the buffer."""
-    _paused = False
+    _is_reading_paused = False
     _body_received = False
     """Whether the whole body has arrived."""
     _body_written = False
@@ -88,7 +88,7 @@ class UpstreamResponse:
         if not self._buffer:
             return b""
         piece = self._take_buffered()
-        self._resume()
+        self._resume_reading()
         return piece
 
     async def read_piece(self) -> bytes:
@@ -151,7 +151,7 @@ class UpstreamResponse:
         if write is not None and more and self._pending_write is None:  # The usual case of a stream, and all that it costs.
             self._write_piece(write, data)
             return
-        # A source that was told to pause may still deliver what it had read.
+        # A source that was told to pause reading may still deliver what it had read.
         if data:
             self._buffer.append(data)
             self._buffered += len(data)
@@ -160,7 +160,7 @@ class UpstreamResponse:
             self._source = None
         if write is None:
             if self._buffered >= self._high_water:
-                self._pause()
+                self._pause_reading()
             self._wake()
         elif self._pending_write is None:
             self._write_buffered()
@@ -195,7 +195,7 @@ class UpstreamResponse:
             return
         if busy is not None:
             self._pending_write = busy
-            self._pause()
+            self._pause_reading()
             busy.add_done_callback(self._on_written)
 
     def _on_written(self, busy: asyncio.Future[None]) -> None:
@@ -205,7 +205,7 @@ class UpstreamResponse:
         elif self._write is not None and (self._buffer or self._body_received > self._body_written):
             self._write_buffered()
         else:
-            self._resume()
+            self._resume_reading()
             self._wake()
 
     def _fail(self, error: BaseException | None) -> None:
@@ -213,16 +213,16 @@ class UpstreamResponse:
         self._error = error
         self._wake()
 
-    def _pause(self) -> None:
-        if not self._paused and self._source is not None:
-            self._paused = True
-            self._source.pause()
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused and self._source is not None:
+            self._is_reading_paused = True
+            self._source.pause_reading()
 
-    def _resume(self) -> None:
-        if self._paused:
-            self._paused = False
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused:
+            self._is_reading_paused = False
             if self._source is not None:
-                self._source.resume()
+                self._source.resume_reading()
 
     def _new_waiter(self) -> asyncio.Future[None]:
         self._waiter = self._loop.create_future()

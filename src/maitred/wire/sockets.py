@@ -1,9 +1,9 @@
 """What the system knows of a socket and asyncio does not say: that its peer has hung up, and what it has not taken.
 
 **Hangups.** A socket that is not read reports no end: the end is behind the bytes that are not taken. On Linux, epoll tells of
-it apart (EPOLLRDHUP). Sockets that are paused are in an epoll set of their own, which is itself a file that the loop watches.
+it apart (EPOLLRDHUP). Sockets whose reading is paused are in an epoll set of their own, itself a file that the loop watches.
 
-Example: a client has sent more requests than are kept, is paused, and waits for its first answer. It closes. The set gets
+Example: a client has sent more requests than are kept, is read no more, and waits for its first answer. It closes. The set gets
 readable, and its connection is closed within the same turn of the loop, so that its answer is no longer worked on.
 
 Where there is no epoll, a hangup is noticed when the socket is read again.
@@ -26,7 +26,7 @@ MAX_JOINED_BYTES: Final = 16_384
 
 
 class HangupWatch:
-    """The paused sockets of one event loop."""
+    """The sockets of one event loop whose reading is paused."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -73,10 +73,10 @@ class _TlsSource:
         self.may_read = asyncio.Event()
         self.may_read.set()
 
-    def pause(self) -> None:
+    def pause_reading(self) -> None:
         self.may_read.clear()
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         self.may_read.set()
 
     def abort(self) -> None:
@@ -95,7 +95,7 @@ async def _feed_response(
         async with answer:
             begun = True
             response.on_head(answer.status, [(name.lower(), value) for name, value in answer.raw_headers])
-            # A pause between two pieces is enough: aiohttp itself stops reading the socket while its buffer is full.
+            # To wait between two pieces is enough: aiohttp itself stops reading the socket while its buffer is full.
             while piece := await _read_piece(answer, limits.idle_secs):
                 response.on_body(piece, True)
                 await source.may_read.wait()

@@ -157,9 +157,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tenant_mix: str | None = None
     """Tenants by share: auth:acme:0.3,auth:globex:0.7. Over a trace they replace its own."""
     rate_scale: float | None = None
-    """Factor on the density of arrivals; pauses, deadlines and users stay."""
+    """Factor on the density of arrivals; think times, deadlines and users stay."""
     time_scale: float | None = None
-    """Factor on all times: arrivals, pauses, deadlines, targets."""
+    """Factor on all times: arrivals, think times, deadlines, targets."""
 
     @contextmanager
     def jobs(self, seed: int | None = None) -> Iterator[Iterable[Job]]:
@@ -273,13 +273,13 @@ def _check_open_loop(load: Load, spell: KeySpelling) -> None:
 
 
 def _closed_loop_replay(load: Load, trace: Trace, limit: int | None, spell: KeySpelling) -> Iterable[Job]:
-    pause = load.think_time_ms
-    if pause is not None and not 0 <= pause <= _MAX_THINK_TIME_MS:
+    think_ms = load.think_time_ms
+    if think_ms is not None and not 0 <= think_ms <= _MAX_THINK_TIME_MS:
         hint = f"from 0 to {_MAX_THINK_TIME_MS:g}"
-        raise ConfigError(f"{pause:g} cannot be used", where=spell("think_time_ms"), hint=hint)
+        raise ConfigError(f"{think_ms:g} cannot be used", where=spell("think_time_ms"), hint=hint)
     if limit is not None and limit < 1:
         raise ConfigError(f"{limit} sessions cannot be open", where=spell("concurrent_sessions"), hint="1 or more")
-    think_time, factor = None if pause is None else from_ms(pause), load.rate_factor(spell)
+    think_time, factor = None if think_ms is None else from_ms(think_ms), load.rate_factor(spell)
     return trace.closed_loop(think_time=think_time, max_sessions=limit, max_rows=load.max_requests, rate_scale=factor)
 
 

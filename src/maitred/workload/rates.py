@@ -8,7 +8,7 @@ A sender's rate over time is a sequence of segments of constant rate:
                         of them is active, so a sender that stops makes the others faster, as in BLIS. A sender with a rate of
                         its own takes no part in this
     3. shape            a cohort's `diurnal` or `drain` lowers the rate over time. BLIS switches a cohort off for a part of
-                        each hour (of each tenth of a ramp) instead: the same number of requests, with pauses
+                        each hour (of each tenth of a ramp) instead: the same number of requests, with silent parts
     4. horizon          later segments are cut off
 
 The gaps of the arrival process are amounts of expected requests: a request arrives when the rate, integrated over time, has

@@ -51,7 +51,7 @@ def test_the_rows_of_a_run_have_what_was_asked_for_and_when(path, stream):
     assert (rows.admitted < rows.first_token).all()
     assert ((rows.first_token < rows.finished) == stream).all()
     assert abs(rows.arrival - [0, 20_000, 20_000]).max() <= 500
-    assert len(rows.itl_gaps.pauses) == (10 if stream else 0)
+    assert len(rows.itl_gaps.single_gaps) == (10 if stream else 0)
     summary = summarise(rows)
     assert (summary.total.completed, summary.is_measured) == (3, True)
     assert (summary.total.itl is not None) == stream

@@ -11,11 +11,11 @@ already, the newest requests first. So the limit is computed ahead, from two thi
 *Example.* 40 answered requests hold 20,000 tokens at a usage of 0.5: c = 0.000025. Prompts have 300 tokens, and answers are
 410 tokens old on average: size = 710. With an aim of 0.92 the limit is 0.92 / (0.000025 · 710) = 51.
 
-The aim falls with each preemption at high usage and recovers slowly: 0.80 to 0.92. Before eight requests have ended, the
+The aim falls with each KV preemption at high usage and recovers slowly: 0.80 to 0.92. Before eight requests have ended, the
 size is the larger of what the answered ones hold and prompt + 2 · the longest output so far.
 
 Where most answers are not streamed, what they hold is not seen. Then the limit is aim / (usage per running request), once
-the engine has preempted or is above 0.95.
+the engine has preempted a sequence or is above 0.95.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class KvLimit:
         self._aim = _HIGHEST_AIM
         self._usage_per_token = 0.0
         self._usage_per_request = 0.0
-        self._preemptions = 0
+        self._kv_preemptions = 0
         self._is_short = False
         """Whether the memory has been full, where the size of requests is not seen."""
 
     def update(self, reading: EngineReading, own: OwnLoad, period: Micros) -> int | None:
         """Return the most requests that fit, or None if memory is no limit. `period` is the time since the last reading."""
-        has_preempted = reading.preemptions > self._preemptions
-        self._preemptions = reading.preemptions
+        has_preempted = reading.kv_preemptions > self._kv_preemptions
+        self._kv_preemptions = reading.kv_preemptions
         if has_preempted and reading.kv_usage > 0.8:
             self._aim = max(_LOWEST_AIM, 0.98 * self._aim)
         else:

@@ -21,7 +21,7 @@ class EngineReading(msgspec.Struct, frozen=True):
     """Requests in the engine's own queue that wait for capacity."""
     kv_usage: float = 0.0
     """Share of the KV memory in use, 0 to 1; 0 if the engine does not publish it."""
-    preemptions: int = 0
+    kv_preemptions: int = msgspec.field(default=0, name="preemptions")
     """Requests that lost their KV since the engine started; 0 if the engine does not publish it."""
     progress: int | None = None
     """A counter that grows while the engine works, such as generated tokens; None without one. It goes back when the engine

@@ -38,13 +38,13 @@ class StreamLooks:
         if 2 * own.unstreamed > own.in_flight:
             self._estimate(search, own, demand, now)
             return None
-        pause = max(own.service_time, SECOND)
+        interval = max(own.service_time, SECOND)
         if own.silent > max(1, 0.02 * own.in_flight):
-            if self._cap is None or now - self._cap_at >= pause:
+            if self._cap is None or now - self._cap_at >= interval:
                 self._cap = 0.9 * own.answered if self._cap is None else 0.93 * self._cap
                 self._cap_at = now
         else:
-            if self._cap is not None and now - self._cap_at >= pause:
+            if self._cap is not None and now - self._cap_at >= interval:
                 self._cap, self._cap_at = 1.02 * self._cap, now
             floor = search.largest_limit // 4
             if not own.overdue or own.answered >= floor:

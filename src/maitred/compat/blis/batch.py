@@ -147,7 +147,7 @@ class BlisBatch(ContinuousBatch):
     def _start_decode(self, seq: SequenceState) -> None:
         super()._start_decode(seq)
         if self._kv.unowned_tokens(seq):
-            self._kv.pause_decode(seq.num_computed_tokens)
+            self._kv.stop_decode(seq.num_computed_tokens)
             self._kv.start_decode(self._owned_tokens(seq))
 
     def _owned_tokens(self, seq: SequenceState) -> int:

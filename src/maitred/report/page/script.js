@@ -194,7 +194,7 @@ function drawChart(plot) {
 
 /** The parts of a request's bar: from, to, and how the part is drawn. */
 function parts(request, end) {
-  const [, , , arrival, admitted, ran, first, left, pauses] = request;
+  const [, , , arrival, admitted, ran, first, left, gaps] = request;
   const over = left < 0 ? end : left, found = [];
   const add = (from, to, kind) => { if (to > from) found.push([from, to, kind]); };
   if (admitted >= 0) add(arrival, admitted, "held");
@@ -208,10 +208,10 @@ function parts(request, end) {
       add(first, until, "decode");
     } else add(since, until, first >= 0 && since >= first ? "decode" : "prefill");
   };
-  for (let each = 0; each < pauses.length; each += 2) {
-    run(pauses[each]);
-    add(pauses[each], pauses[each + 1] < 0 ? over : pauses[each + 1], "preempted");
-    since = pauses[each + 1];
+  for (let each = 0; each < gaps.length; each += 2) {
+    run(gaps[each]);
+    add(gaps[each], gaps[each + 1] < 0 ? over : gaps[each + 1], "preempted");
+    since = gaps[each + 1];
   }
   run(over);
   return found;
@@ -250,7 +250,7 @@ function drawRequests(u, timeline) {
 }
 
 function describe(timeline, request, at) {
-  const [id, group, outcome, arrival, admitted, ran, first, left, pauses, reason] = request;
+  const [id, group, outcome, arrival, admitted, ran, first, left, gaps, reason] = request;
   const now = parts(request, timeline.end).find(([from, to]) => at >= from && at < to);
   const lines = [line(seriesColour(group), `request ${id}, ${timeline.classes[group]}`, now ? (kindsOf(timeline)[now[2]] || [""])[0] : "")];
   const told = (what, from, to) => { if (from >= 0 && to >= from) lines.push(line(null, what, milliseconds(to - from))); };
@@ -259,7 +259,7 @@ function describe(timeline, request, at) {
   if (!timeline.measured) told("waits in an instance", admitted, ran);
   told("TTFT", arrival, first);
   told("E2E", arrival, left);
-  if (pauses.length) lines.push(line(null, "KV freed", `${pauses.length / 2} times`));
+  if (gaps.length) lines.push(line(null, "KV freed", `${gaps.length / 2} times`));
   lines.push(line(null, "outcome", timeline.outcomes[outcome]));
   if (reason) timeline.reasons[reason].split("; ").forEach((each) => lines.push(line(null, "admission", each)));
   return lines;

@@ -61,7 +61,7 @@ def _data(results: Results, shown: list[int]) -> dict[str, Any]:
     for row in shown:
         request_id = int(results.request_id[row])
         stretches = freed.get(request_id, [])
-        pauses, scheduled = _pauses(stretches, int(begun[row]))
+        gaps, scheduled = _kv_gaps(stretches, int(begun[row]))
         reason = known.get(request_id, "")
         instants = (results.arrival[row], admitted[row], scheduled, results.first_token[row], results.finished[row])
         requests.append(
@@ -70,7 +70,7 @@ def _data(results: Results, shown: list[int]) -> dict[str, Any]:
                 classes.index(int(codes[row])),
                 int(results.outcome[row]),
                 *(_ms(int(at)) for at in instants),
-                [_ms(at) for at in pauses],
+                [_ms(at) for at in gaps],
                 reasons.setdefault(reason, len(reasons)),
             ]
         )
@@ -102,7 +102,7 @@ def _freed(results: Results) -> dict[int, list[tuple[Micros, Micros]]]:
     return stretches
 
 
-def _pauses(stretches: list[tuple[Micros, Micros]], scheduled: Micros) -> tuple[list[Micros], Micros]:
+def _kv_gaps(stretches: list[tuple[Micros, Micros]], scheduled: Micros) -> tuple[list[Micros], Micros]:
     """Return when the KV of a request was freed and when it ran next, in turn, and when it first ran. `scheduled` is when it
     last entered the batch: before the last of `stretches` ended, if it did not run again."""
     if not stretches:

@@ -202,6 +202,6 @@ def _gaps(request_ids: Ints, num_instants: Ints, instants: Ints) -> ItlGaps:
         request_id=none,
         first_stretch=none,
         end_stretch=none,
-        pause_request_id=request_ids[rows[1:][is_gap]],
-        pauses=np.diff(instants)[is_gap],
+        single_gap_request_id=request_ids[rows[1:][is_gap]],
+        single_gaps=np.diff(instants)[is_gap],
     )

@@ -54,7 +54,7 @@ def _figures(results: Results) -> dict[str, float]:
     found, figures = request_latencies(results), {}
     latencies = {"ttft": found["ttft"], "tpot": found["tpot"], "e2el": found["e2e"]}
     if results.itl_gaps is not None:
-        latencies["itl"] = results.itl_gaps.pauses
+        latencies["itl"] = results.itl_gaps.single_gaps
     for name, values in latencies.items():
         if len(values):
             figures[f"mean_{name}_ms"] = to_ms(float(values.mean()))
@@ -70,6 +70,6 @@ def _itls(results: Results) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in rows]
     if results.itl_gaps is not None:
         gaps = results.itl_gaps
-        for number, gap in zip(gaps.pause_request_id.tolist(), gaps.pauses.tolist(), strict=True):
+        for number, gap in zip(gaps.single_gap_request_id.tolist(), gaps.single_gaps.tolist(), strict=True):
             found[rows[number]].append(gap / SECOND)
     return found
