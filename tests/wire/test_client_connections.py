@@ -382,6 +382,7 @@ NO_HOSTS = [
     "http://a{b}",
     "http://" + "a" * 64 + ".b",
     "http://h:" + "1" * 2_000_000,
+    "http://" + "a." * 600 + "b",
 ]
 
 
@@ -391,6 +392,7 @@ def test_urls_that_are_no_origin(url: str) -> None:
         Origin.parse(url, where="--backend")
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 300
+    assert ("is too long for a URL" in str(refused.value)) == (len(url) > 1_000)
 
 
 @pytest.mark.parametrize("url", ["http://user:hunter2@a:9001", "user:hunter2@a", "http://user:hunter2@a:x"])

@@ -386,6 +386,28 @@ def test_a_flood_of_requests_behind_one_is_kept_as_bytes_and_dropped_with_its_co
     assert left == 0
 
 
+def test_a_body_that_the_handler_does_not_take_is_not_read_until_it_does() -> None:
+    async def scenario() -> tuple[int, int]:
+        kept: list[int] = []
+
+        class Late(App):
+            async def __call__(self, exchange: Exchange) -> None:
+                await asyncio.sleep(0.1)
+                kept.append(exchange.unread_bytes)
+                send_bytes(exchange, 200, b"%d" % len(await exchange.read_body(LARGE_BYTES)), b"text/plain")
+
+        async with running_server(Late(), drain_secs=0.1) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % LARGE_BYTES + bytes(LARGE_BYTES))
+            read = int((await reader.readuntil(b"%d" % LARGE_BYTES)).rsplit(b"\r\n\r\n", 1)[1])
+            writer.close()
+            return kept[0], read
+
+    kept, read = run(scenario())
+    assert protocol.MAX_PARKED_BYTES <= kept <= 3 * protocol.MAX_PARKED_BYTES
+    assert read == LARGE_BYTES
+
+
 def test_a_client_that_leaves_behind_more_than_all_buffers_hold_is_noticed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end stands behind bytes that were never taken."""
     monkeypatch.setattr(protocol, "PARKED_SECS", 0.1)

@@ -257,9 +257,7 @@ class RequestIntake:
             fields = parse_body_fields(body, route)
         else:
             route, fields = read_passed(exchange, body, rules.keys)
-        model = ANY_MODEL if route.asks_each else self._model_of(fields)
-        if not self._fleet.backends_serving(model):
-            raise error_responses.model_unavailable(self._fleet, model)
+        model = self._served_model(route, fields)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
         stream = fields.stream is True
         found, hints = NO_PROGRAM, NO_HINTS
@@ -298,16 +296,23 @@ class RequestIntake:
         if rules.forwards_priority and route.needs_slot and route.is_json:
             _set_priority(proxied, rules.config.forward_priority)
 
-    def _model_of(self, fields: BodyFields) -> str:
-        """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several."""
-        if fields.model is not None:
-            return str(fields.model)
-        served = self._fleet.list_models()
-        if not served:
-            raise error_responses.upstream_failed(None)
-        if len(served) > 1:
-            raise model_required()
-        return str(served[0]["id"])
+    def _served_model(self, route: Route, fields: BodyFields) -> str:
+        """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several, or
+        if no backend that is up serves it."""
+        if route.asks_each:
+            model = ANY_MODEL
+        elif fields.model is not None:
+            model = str(fields.model)
+        else:
+            served = self._fleet.list_models()
+            if not served:
+                raise error_responses.upstream_failed(None)
+            if len(served) > 1:
+                raise model_required()
+            model = str(served[0]["id"])
+        if not self._fleet.backends_serving(model):
+            raise error_responses.model_unavailable(self._fleet, model)
+        return model
 
     def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str) -> PriorityClass:
         """Return the lower of the requested class and the cap of the tenant. Counts unknown and lowered classes."""
