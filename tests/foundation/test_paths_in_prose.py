@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,23 @@ def test_a_module_names_files_that_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_names_files_that_exist(path: Path) -> None:
     assert missing(path.read_text(encoding="utf-8"), *everywhere(path)) == []
+
+
+def unnamed(docstring: str, stems: Iterable[str]) -> list[str]:
+    return sorted(stem for stem in stems if not re.search(rf"\b{stem}\b", docstring))
+
+
+@pytest.mark.parametrize(
+    "init", sorted(PACKAGE.glob("*/**/__init__.py")), ids=lambda path: str(path.parent.relative_to(PACKAGE))
+)
+def test_a_package_says_what_each_of_its_files_decides(init: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+    stems = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+    assert unnamed(docstring, stems) == []
+
+
+def test_a_file_that_its_package_does_not_name_is_noticed() -> None:
+    assert unnamed("pools.py  what all pools have in common", {"pools", "pool"}) == ["pool"]
 
 
 def definitions(file: str) -> set[str]:

@@ -4,16 +4,20 @@ A batch former fills each step of an engine with work: a token for each sequence
 the token budget, the sequence limit and the KV blocks go. It owns the running batch; the wait queue decides which sequence is
 next, `kv` what memory is left, and the instance when a step begins and ends.
 
-    running_batch.py     RunningBatch: the books of a batch, whoever plans its steps
-    continuous.py        ContinuousBatch: as vLLM plans its steps; plan_ahead.py: the same one step ahead
-    schedulers.py        the interfaces of TensorRT-LLM: capacity first, then the micro-batch
-    capacity.py          its capacity policies, on block_needs.py (arithmetic) and capacity_budgets.py (what a pass counts)
-    micro_batch.py       the requests of a step, with the chunks of context_chunking.py
-    kv_cache_view.py     KV memory as schedulers see it; kv_cache_manager.py: KV memory of an engine of one's own
-    batch_schedulers.py  the kind of plug-in
-    maitred_scheduler.py our own way: maitred_step.py plans a step, on answer_lengths.py (what is learned), memory_forecast.py
-                         (what will be needed), victims.py and prompt_shares.py
-    scheduler_batch.py   SchedulerBatch: an instance with steps that a scheduler decides, over instance_kv_cache.py
+    running_batch.py      RunningBatch: the books of a batch, whoever plans its steps
+    continuous.py         ContinuousBatch: as vLLM plans its steps; plan_ahead.py: the same one step ahead
+    limits.py             the limits of a step, and which sequence loses its KV
+    step_plan.py          StepPlan: what was decided about one step
+    schedulers.py         the interfaces of TensorRT-LLM: capacity first, then the micro-batch; llm_request.py: a request as
+                          they see it
+    capacity.py           its capacity policies, on block_needs.py (arithmetic) and capacity_budgets.py (what a pass counts)
+    micro_batch.py        the requests of a step, with the chunks of context_chunking.py
+    kv_cache_view.py      KV memory as schedulers see it; kv_cache_manager.py: KV memory of an engine of one's own
+    batch_schedulers.py   the kind of plug-in
+    maitred_scheduler.py  our own way: maitred_step.py plans a step, on maitred_state.py (what is known from step to step),
+                          answer_lengths.py (what is learned), memory_forecast.py (what will be needed), victims.py (who is
+                          paused) and prompt_shares.py (whose prompt goes on)
+    scheduler_batch.py    SchedulerBatch: an instance with steps that a scheduler decides, over instance_kv_cache.py
 """
 
 from __future__ import annotations

@@ -8,6 +8,17 @@ A mistake of the user ends with one line on stderr and exit code 2, and so does 
 Ctrl-C ends with 130. If the reader of the output is gone (`| head`), the command ends with 1 and prints nothing, as typer and
 rich do. A character that the encoding of the terminal does not have is printed as `?`. Any other exception is a defect of
 maitred and shows its traceback.
+
+    serve, engine, demo                     the gateway; an emulated engine; both under load
+    simulate, study, validation             `simulate`; `compare`, `sweep` and `capacity`; `validate`
+    bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
+    check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`
+    config_flags                            a row for each flag that stands for a key: its key and its aliases
+    flags                                   the type, default and help of a flag, from its key
+    shared_flags, program_flags, smg_flags  flags that stand for no single key
+    usage                                   the short help, and errors about flags in our words; completion: what a shell
+                                            offers
+    outputs, terminal                       files that a run writes; what a terminal can show
 """
 
 from __future__ import annotations

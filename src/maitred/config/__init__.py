@@ -5,6 +5,11 @@ key: defaults < file < admission file < environment < flags. An unknown key is a
 
 Reading has no side effects and keeps nothing, so a configuration can be read again at any time. A gateway that serves keeps its
 configuration if the next one is invalid, and may start with a part of the first one (`load_or_fall_back`).
+
+    sources.py        ConfigSources: the way of a key from file, environment or flag to its struct
+    merged.py         the sources merged key by key, and which source a key is from
+    root.py           all sections, and the keys of each as users see them
+    policy_bundle.py  a policy bundle of BLIS, as keys of maitred
 """
 
 from __future__ import annotations

@@ -1,1 +1,12 @@
-"""What every package stands on: requests, contracts, decisions, the registry of plug-ins, units and errors."""
+"""What every package stands on: requests, contracts, decisions, the registry of plug-ins, units and errors.
+
+request.py        Request: all that a policy sees; sequence.py: SequenceState, a request inside an instance
+contracts.py      the protocols by which the rooms meet: cores, queues, routers, prefix caches
+decisions.py      a decision, and the log of inputs and decisions
+registry.py       the registry of plug-ins; policy_spec.py: how a policy and its parameters are written
+units.py          microseconds, and seconds at the edge; slo_classes.py: classes in the words of BLIS and GAIE
+errors.py         what every error tells: what, where, and what would be right
+yaml_document.py  a YAML file with the line of each value; yaml_schema.py: as a struct
+histogram.py      distributions as counts, with quantiles
+lazy_heap.py      heaps with lazy deletion
+"""

@@ -1,5 +1,6 @@
 """The emulated engine: an inference instance behind the OpenAI API, paced in real time, and the tools to try it.
 
+    config                       the keys of an emulated engine
     engine, schemas, responses   the API: endpoints and the way from a request to sequences, request bodies, response bodies
     pacer, metrics               the instance on a real clock; vLLM's metrics
     tokens                       tokens without a tokenizer: how they are counted; how long an answer is, and why it ends

@@ -22,6 +22,19 @@ With agent programs, memory comes before the slot: `program_driver` asks the pro
 backends from `kv_pages` and `program_memories`; `waiting_stream` sends comments meanwhile. `program_views`,
 `program_endpoints`, `program_metrics` and `program_profiles` show the programs, `program_state` keeps them across restarts, and
 `program_parts` puts all of this together.
+
+The other files:
+
+    app               the parts, and which of them serves which path; config: the keys
+    inbound_head      tenant, class and headers of a request; passed_routes: routes that are only passed on
+    body_budget       the bytes of all bodies; plain_runs: text of a large body that is not parsed
+    program_fields    which program a request belongs to
+    served_models     which backends serve a model; engine_readings: what an engine says of its load
+    deadline_timer    one timer for the next deadline of a core; loop_lag: how late the event loop is
+    error_responses   every error that the gateway answers with
+    answer_usage      tokens of an answer; request_record, request_observer, request_metrics: what is told of a request
+    access_log, logs  lines on standard error; background_writer: files without holding up the loop
+    program_store     the programs in a SQLite file
 """
 
 from __future__ import annotations

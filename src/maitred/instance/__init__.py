@@ -2,13 +2,19 @@
 
 The owner of the time steps it: the simulator in virtual time, the emulated engine in real time. It decides nothing itself.
 
-    instance.py            when steps start and end; time skipping
-    engine_core.py         the sequences, and what a run of steps does to them
-    async_scheduling.py    planning one step ahead
-    config.py, events.py   what goes in, what comes out
-    step_meter.py          how busy it was, and the gaps between tokens: how often each, and which request had which
-    latency/               how long a step takes
-    catalogue/             models and GPUs as data
+    instance.py           when steps start and end; time skipping
+    engine_core.py        the sequences, and what a run of steps does to them; which request is refused
+    step_run.py           a step and its repetitions, and where an input cuts them off
+    completion_heap.py    after which step each sequence completes; held_decodes.py: sequences that stand still
+    async_scheduling.py   planning one step ahead
+    length_limits.py      which lengths are let in, where an answer ends; queue_caps.py: how many requests may wait
+    config.py, events.py  what goes in, what comes out; vllm_keys.py and sglang_config.py: the keys of these engines
+    flavours.py           the engines whose way an instance follows; batch_former.py makes KV memory and batch by the
+                          configuration
+    step_meter.py         how busy it was, and the gaps between tokens: how often each, and which request had which
+    throughput_limit.py   the most that it can take of a traffic
+    latency/              how long a step takes
+    catalogue/            models and GPUs as data
 """
 
 from __future__ import annotations

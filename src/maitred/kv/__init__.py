@@ -5,6 +5,12 @@ KV memory is cut into blocks of a fixed number of tokens. As long as nothing rea
 
 * `BlockPool`: block by block, as vLLM does; the least recently used block is evicted first.
 * `RadixCache`: in a tree of runs, as SGLang does; evicted a leaf at a time, by one of the `EVICTIONS`.
+
+    block_manager.py         BlockManager: how many blocks are free, now and after k more steps
+    prefix_block_manager.py  PrefixBlockManager: which cached blocks a sequence finds, fills and leaves behind
+    prefix_cache.py          PrefixCache: what both caches promise; block_hashes.py: the names of blocks
+    block_pool.py            BlockPool, whose blocks are kept in runs: block_runs.py, key_ranges.py
+    radix_cache.py           RadixCache, of radix_node.py; eviction.py: which leaf goes first
 """
 
 from __future__ import annotations

@@ -1,4 +1,18 @@
-"""Programs: may the agent program of a request hold KV memory now, and at which backend? See `core`."""
+"""Programs: may the agent program of a request hold KV memory now, and at which backend?
+
+core.py                  Programs: the inputs and their answers
+places.py                every change of a program's state, and the passes that make room and use it: pause, mark, resume
+model_pool.py            which programs of a model are paused for want of memory, and for the one that has waited longest
+placement.py             which paused programs fit now, and where; waiting_programs.py: their order
+backend_memory.py        the memory of one backend and who holds it; backend_table.py: all backends
+departures.py            programs that leave: their backend, the queue, the table
+program.py               a program and its requests; program_table.py: all of them, and when each is forgotten
+acting_estimators.py     how many tokens count while a tool works; token_estimator.py: tokens from characters
+adoption.py              what outlives a core, and how another one takes it over
+config.py, rules.py      the keys of the section `programs`; what differs by flavour
+enums.py, invariants.py  states, actions and reasons; what is always true
+replay.py                a core that writes a log, and a log run again
+"""
 
 from maitred.programs.acting_estimators import ACTING_ESTIMATORS, ActingEstimator, ToolTimes
 from maitred.programs.adoption import ProgramRecord, record_of

@@ -2,6 +2,11 @@
 
 A router decides among the instances that it is shown; its driver leaves out those that cannot serve the request. Routers are
 registered under the name that users type (`ROUTERS`), and so are the scorers that `weighted` adds up (`SCORERS`).
+
+    policies.py   the routers; base.py: their registry, what they look at, ties
+    scorers.py    the scorers; scorer_weights.py: how they are written with weights
+    per_fleet.py  what a router keeps of a fleet
+    config.py     the keys
 """
 
 from __future__ import annotations

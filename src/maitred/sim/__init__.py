@@ -2,6 +2,8 @@
 
     simulator.py         simulate: the event loop
     event_queue.py       the heap, the order of events at one instant, the arrivals
+    direct_pipeline.py   the same path where only a router stands before the instances
+    stages.py            what else may stand there
     pipeline.py          the path of a request: admission, routing, entry, end
     request_state.py     a request on this path, and the delays that it spends
     programs_driver.py   the programs core in front of admission, and its choice of an instance
@@ -9,6 +11,7 @@
     shared_tokens.py     the KV tokens that programs at one instance share
     program_statistics.py    makespans, pauses, imbalance
     admission_driver.py  the admission core in front of the router
+    slot_learning.py     learned slots in virtual time
     lifecycle.py         what both may do to a request
     fleet.py             the instances, and when each is due next
     replica.py           one of them, as routers see it

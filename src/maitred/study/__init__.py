@@ -6,6 +6,7 @@
     calibration/      latency models from measurements, and the error of predictions
     candidate.py      a candidate: the sections of a configuration that a simulation reads; the error of its latency model
     runs.py           the runs of a study: tasks as bytes, and what all runs have in common
+    page.py           each kind of study as one HTML page
     metrics.py        figures by name, and which direction is better
     workers.py        processes that make the runs: this one, several, or a Ray cluster
 

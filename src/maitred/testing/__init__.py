@@ -7,6 +7,10 @@
 
 A plug-in is given as users write it, or as a class. A kit drives it with requests, loads and batches drawn from a seed, which
 stands in the message of the AssertionError that a broken promise raises. Nothing but the standard library is needed: no pytest.
+
+    kits.py      admission policies, latency models, routers, scorers, acting estimators, trace formats
+    queueing.py  queue policies, priority policies, length predictors; batching.py: batch schedulers
+    samples.py   what plug-ins are tried on
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ and `trained-physics` work out arithmetic and memory traffic of a model on a GPU
     base, parse             the registry, and how users write a model
     base, linear_steps      `linear`: β0 + β1 · prefill tokens + β2 · decode tokens
     affine, floor_sums      runs of steps summed exactly, and the bases of models that sum theirs so
-    roofline                limits of the hardware
+    roofline, roofline_steps  limits of the hardware; what a step costs by them
     trained_physics         the parts of a roofline, times fitted coefficients
     table, step_table       measurements
     deployment              a model on GPUs, as data
