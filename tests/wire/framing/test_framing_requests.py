@@ -273,6 +273,7 @@ ENDLESS = {
     "the name of a header": ((GET,), b"a" * 1000, 431),
     "headers": ((GET,), b"x: y\r\n" * 100, 431),
     "trailers": ((CHUNKED + b"1\r\na\r\n0\r\n",), b"x: y\r\n" * 100, 400),
+    "trailers behind much data": ((CHUNKED, b"fff0\r\n%b\r\n0\r\n" % bytes(0xFFF0)), b"x: y\r\n" * 100, 400),
     "a trailer": ((CHUNKED + b"1\r\na\r\n0\r\nx: ",), b"a" * 1000, 400),
     "an extension": ((CHUNKED + b"1;",), b"a" * 1000, 400),
     "extensions": ((CHUNKED,), (b"1;" + b"x" * 500 + b"\r\na\r\n") * 10, 400),

@@ -157,6 +157,7 @@ ENDLESS = {
     "headers": (OK, b"x: y\r\n" * 100),
     "interim responses": (b"", b"HTTP/1.1 103 X\r\n\r\n" * 100),
     "trailers": (CHUNKED + b"1\r\na\r\n0\r\n", b"x: y\r\n" * 100),
+    "trailers behind much data": (CHUNKED + b"fff0\r\n%b\r\n0\r\n" % bytes(0xFFF0), b"x: y\r\n" * 100),
     "a trailer": (CHUNKED + b"1\r\na\r\n0\r\nx: ", b"a" * 1000),
     "an extension": (CHUNKED + b"1;", b"a" * 1000),
 }
