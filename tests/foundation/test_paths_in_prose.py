@@ -57,11 +57,13 @@ def unnamed(docstring: str, stems: Iterable[str]) -> list[str]:
 )
 def test_a_package_says_what_each_of_its_files_decides(init: Path) -> None:
     docstring = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
-    stems = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+    stems = {path.stem for path in init.parent.glob("*.py") if not holds_plugins(path)} - {"__init__", "__main__"}
     assert unnamed(docstring, stems) == []
 
 
 def test_a_file_that_its_package_does_not_name_is_noticed() -> None:
+    assert holds_plugins(PACKAGE / "queueing" / "orders.py")
+    assert not holds_plugins(PACKAGE / "queueing" / "base.py")
     assert unnamed("pools.py  what all pools have in common", {"pools", "pool"}) == ["pool"]
 
 
