@@ -52,6 +52,11 @@ def unnamed(docstring: str, stems: Iterable[str]) -> list[str]:
     return sorted(stem for stem in stems if not re.search(rf"\b{stem}\b", docstring))
 
 
+def holds_plugins(path: Path) -> bool:
+    """Return whether a module registers plug-ins. A new one need not be named: adding it is one file and its test."""
+    return re.search(r"^@[A-Z_]+\.register\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
 @pytest.mark.parametrize(
     "init", sorted(PACKAGE.glob("*/**/__init__.py")), ids=lambda path: str(path.parent.relative_to(PACKAGE))
 )
