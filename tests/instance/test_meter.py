@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from maitred.batching import StepPlan
 from maitred.core.contracts import BatchShape, LatencyModel, Overheads
-from maitred.core.histogram import QuantileSketch, bucket_index
+from maitred.core.histogram import QuantileSketch, bucket_end, bucket_index
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
+from maitred.instance.latency.affine import AffineCost, MaxOfLinesModel
 from maitred.instance.step_meter import StepMeter
 from maitred.instance.step_run import StepRun
 
@@ -38,6 +39,20 @@ class Growing(msgspec.Struct, frozen=True):
 
     def steps_within(self, batch: BatchShape, span: Micros, limit: int) -> int:
         return next(steps for steps in range(limit, -1, -1) if self.run_time(batch, steps) <= span)
+
+
+class OnLine(MaxOfLinesModel):
+    """Steps that get longer with the context along one line: 1 µs and `slope` µs for each token, with an overhead of 5 µs."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__(Overheads(per_output_token=5))
+        self._slope = slope
+
+    def decode_lines(self, decodes: int) -> list[AffineCost]:
+        return [AffineCost(1 + decodes / 3, self._slope)]
+
+    def prefill_step_time(self, batch: BatchShape) -> float:
+        return 100 + batch.prefill_tokens + self._slope * batch.context_tokens
 
 
 def metered(jobs: list[tuple[int, int, int]], config: InstanceConfig) -> StepMeter:
@@ -77,12 +92,12 @@ def test_a_pause_counts_as_the_gap_that_it_is() -> None:
 @given(
     jobs=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 60), st.integers(1, 200)), min_size=1, max_size=8),
     blocks=st.sampled_from([18, 40, 1000]),
-    grows=st.booleans(),
+    model=st.sampled_from([LINEAR.compiled(), Growing(), OnLine(0.0), OnLine(0.37), OnLine(1.6)]),
 )
-def test_skipping_measures_the_same(jobs: list[tuple[int, int, int]], blocks: int, grows: bool) -> None:
+def test_skipping_measures_the_same(jobs: list[tuple[int, int, int]], blocks: int, model: LatencyModel) -> None:
     class Config(InstanceConfig, frozen=True, kw_only=True):
         def latency_model(self) -> LatencyModel:
-            return Growing() if grows else LINEAR.compiled()
+            return model
 
     skipping = metered(sorted(jobs), Config(total_kv_blocks=blocks))
     stepping = metered(sorted(jobs), Config(total_kv_blocks=blocks, step_by_step=True))
@@ -96,6 +111,13 @@ def test_a_long_run_passes_through_many_buckets() -> None:
     meter.add_run(run, 1000, run.ends_at)
     assert len(meter.itl_sketch.bucket_counts) > 50
     assert sum(meter.itl_sketch.bucket_counts.values()) == meter.itl_sketch.count == 3000
+
+
+@given(st.integers(-1, 3000))
+def test_a_bucket_ends_where_the_next_one_begins(index: int) -> None:
+    end = bucket_end(index)
+    assert bucket_index(end) > index
+    assert end == 1 or bucket_index(end - 1) <= index
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200), st.integers(0, 100))

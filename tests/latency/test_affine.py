@@ -17,7 +17,7 @@ from maitred.instance.latency.affine import (
     step_time_at,
     steps_within_span,
 )
-from maitred.instance.latency.floor_sums import SHIFT, sum_of_floors
+from maitred.instance.latency.floor_sums import SHIFT, Line, steps_on_line_within, sum_of_floors
 
 FINE = 1 / 2**40
 LINES = st.lists(
@@ -112,6 +112,23 @@ def test_steps_within_are_those_that_fit(lines: list[AffineCost], context: int, 
 @given(st.integers(0, 2**60), st.integers(0, 2**56), st.integers(0, 300))
 def test_floors_of_a_progression(first: int, growth: int, steps: int) -> None:
     assert sum_of_floors(first, growth, steps) == sum((first + growth * j) >> SHIFT for j in range(steps))
+
+
+@given(
+    base=st.integers(1 << SHIFT, 2**60),
+    slope=st.integers(0, 2**52),
+    decodes=st.integers(1, 300),
+    runs=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 80), st.floats(0, 1.2)), max_size=5),
+)
+def test_what_a_line_keeps_changes_no_sum(base: int, slope: int, decodes: int, runs: list[tuple[int, int, float]]) -> None:
+    line = Line(base, slope, decodes)
+    for context, steps, share in runs:
+        first = base + slope * context
+        total = line.time_from(first, steps)
+        assert total == sum((first + line.growth * step) >> SHIFT for step in range(steps))
+        span = int(share * total)
+        within = steps_on_line_within(first, line.growth, span, steps, line)
+        assert within == steps_on_line_within(first, line.growth, span, steps)
 
 
 @pytest.mark.parametrize("steps", [10**6, 10**12])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import exp, floor, log
 from operator import mul
 from typing import TYPE_CHECKING, Any, Final
@@ -203,6 +204,18 @@ def bucket_indices(values: NDArray[Any]) -> NDArray[Any]:
 def bucket_index(value: float) -> int:
     """Return the index of the bucket in which `value` lies."""
     return floor(log(value) * _BUCKETS_PER_E) if value >= 1 else _BELOW_ONE
+
+
+@lru_cache(maxsize=4096)
+def bucket_end(index: int) -> int:
+    """Return the smallest whole number beyond a bucket."""
+    end = max(1, floor(exp((index + 1) / _BUCKETS_PER_E))) if index > _BELOW_ONE else 1
+    # The exponential may be off by one.
+    while bucket_index(end) <= index:
+        end += 1
+    while end > 1 and bucket_index(end - 1) > index:
+        end -= 1
+    return end
 
 
 def bucket_midpoint(index: int) -> float:

@@ -210,8 +210,8 @@ class EngineCore:
         if not plan.is_plain or run.departed_decodes or self._held.count:
             self._count_gaps(run)
         elif self.meter is not None:
-            if run.step_time:
-                self.meter.add_equal_steps(run.num_decodes, run.steps, run.step_time)
+            if run.step_time or run.steps == 1:
+                self.meter.add_equal_steps(run.num_decodes, run.steps, run.step_time or now - run.starts_at)
             else:
                 self.meter.add_run(run, run.steps, now - run.starts_at)
         batch.run_steps(run.steps)

@@ -31,9 +31,10 @@ from typing import Final
 
 from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
-from maitred.core.histogram import QuantileSketch, bucket_index
+from maitred.core.histogram import QuantileSketch, bucket_end, bucket_index, bucket_indices
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
+from maitred.instance.latency.floor_sums import SHIFT
 from maitred.instance.latency.linear_steps import LinearSteps
 from maitred.instance.step_run import StepRun
 
@@ -124,6 +125,7 @@ class StepMeter:
         "_is_constant",
         "_itl_log",
         "_largest_growing",
+        "_lines",
         "_overhead",
         "_sketch",
         "_smallest_growing",
@@ -142,6 +144,8 @@ class StepMeter:
         self._sketch = QuantileSketch()
         self._exact_counts: dict[Micros, int] = {}
         """Counts of the gaps (µs, without overhead) that are not in the sketch yet."""
+        self._lines: list[tuple[int, int, int, int, Micros]] = []
+        """Runs that are not in the buckets yet: `first` and `growth` of the run, steps, sequences that decode, time."""
         self._growing_counts: dict[int, int] = {}
         """Counts, by bucket, of the gaps in runs of growing steps that are not in the sketch yet."""
         self._growing_total: Micros = 0
@@ -161,6 +165,12 @@ class StepMeter:
         decodes = run.num_decodes - not_emitting
         if steps == 1 or not decodes:
             self.add_equal_steps(decodes, 1, time)
+            return
+        if run.growth >= 0 and self._itl_log is None:
+            self.busy_time += time
+            self._lines.append((run.first, run.growth, steps, decodes, time))
+            if len(self._lines) > _MAX_EXACT_GAPS:
+                self._flush_lines()
             return
         # More context never makes a step shorter. So if the first step times the number of steps is the whole time, all are
         # equal.
@@ -200,6 +210,8 @@ class StepMeter:
 
     def _flush_counts(self) -> None:
         """Put the gaps that are not in the sketch yet into it."""
+        if self._lines:
+            self._flush_lines()
         if self._growing_counts:
             totals = (self._growing_total, self._smallest_growing, self._largest_growing)
             self._sketch.add_buckets(self._growing_counts, *totals)
@@ -208,6 +220,28 @@ class StepMeter:
         overhead, counts = self._overhead, self._exact_counts
         self._sketch.add_counts({gap + overhead: times for gap, times in counts.items()} if overhead else counts)
         counts.clear()
+
+    def _flush_lines(self) -> None:
+        """Count the gaps of the runs on a line by bucket. Their first and last buckets are found for all runs at once."""
+        import numpy as np
+
+        lines, overhead = self._lines, self._overhead
+        self._growing_total += sum([(time + steps * overhead) * decodes for _, _, steps, decodes, time in lines])
+        firsts = [(first >> SHIFT) + overhead for first, _, _, _, _ in lines]
+        lasts = [((first + growth * (steps - 1)) >> SHIFT) + overhead for first, growth, steps, _, _ in lines]
+        self._smallest_growing = min(self._smallest_growing, *firsts)
+        self._largest_growing = max(self._largest_growing, *lasts)
+        buckets = bucket_indices(np.array(firsts)).tolist(), bucket_indices(np.array(lasts)).tolist()
+        counts = self._growing_counts
+        for (first, growth, steps, decodes, _), bucket, last_bucket in zip(lines, *buckets, strict=True):
+            step = 0
+            for passed in range(bucket, last_bucket):
+                beyond = -((first - ((bucket_end(passed) - overhead) << SHIFT)) // growth)
+                if beyond > step:
+                    counts[passed] = counts.get(passed, 0) + (beyond - step) * decodes
+                    step = beyond
+            counts[last_bucket] = counts.get(last_bucket, 0) + (steps - step) * decodes
+        lines.clear()
 
     def _add_growing(self, run: StepRun, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""

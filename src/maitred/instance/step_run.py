@@ -16,7 +16,7 @@ from maitred.batching import StepPlan
 from maitred.core.contracts import BatchShape, LatencyModel
 from maitred.core.units import Micros
 from maitred.instance.latency.affine import PiecewiseAffineModel
-from maitred.instance.latency.floor_sums import SHIFT, steps_on_line_within, sum_of_floors
+from maitred.instance.latency.floor_sums import SHIFT, Line, steps_on_line_within, sum_of_floors
 from maitred.instance.latency.linear_steps import LinearSteps
 
 
@@ -26,15 +26,16 @@ class StepRun:
     __slots__ = (
         "_affine",
         "_context_tokens",
-        "_first",
-        "_growth",
         "_latency",
+        "_line",
         "_linear",
+        "_lines",
         "_mixed",
         "_shape",
-        "_single_lines",
         "departed_decodes",
         "ends_at",
+        "first",
+        "growth",
         "num_decodes",
         "outcome_at",
         "partially_committed",
@@ -57,11 +58,13 @@ class StepRun:
         self._context_tokens = 0
         """Tokens of KV that they read in its first step."""
         self._shape: BatchShape | None = None
-        self._single_lines: dict[int, tuple[int, int] | None] = {}
-        """What the latency model says of each number of sequences that decode."""
-        self._first = 0
-        """Duration of its first step in units of 2^-48 µs, if `_growth` is not -1."""
-        self._growth = -1
+        self._lines: dict[int, Line] = {}
+        """The lines that the latency model has for numbers of sequences that decode, if there is one for all contexts."""
+        self._line: Line | None = None
+        """The one that its steps are on, or None."""
+        self.first = 0
+        """Duration of its first step in units of 2^-48 µs, if `growth` is not -1."""
+        self.growth = -1
         """How much longer each step takes than the one before it, in these units; -1: only the latency model knows."""
         self.steps = 0
         self.step_time: Micros = 0
@@ -105,11 +108,19 @@ class StepRun:
             self.step_time = step_time = self._linear.time_of(prefill_tokens, num_decodes)
             self.ends_at = self.outcome_at = starts_at + step_time * steps
         else:
-            self._growth = -1
-            if self._mixed is not None and plan.chunks and shape is None:
-                time = int(self._mixed.time_of(plan.chunks, num_decodes, context_tokens)) or 1
+            self.growth, self._line = -1, None
+            if plan.chunks:
+                if self._mixed is not None and shape is None:
+                    time = int(self._mixed.time_of(plan.chunks, num_decodes, context_tokens)) or 1
+                else:
+                    time = self.time_of(steps)
+            elif num_decodes in self._lines:
+                self._line = line = self._lines[num_decodes]
+                self.growth = line.growth
+                self.first = first = line.base + line.slope * context_tokens
+                time = line.time_from(first, steps)
             else:
-                if self._affine is not None and not plan.chunks:
+                if self._affine is not None:
                     self._find_line(self._affine)
                 time = self.time_of(steps)
             self.ends_at = self.outcome_at = starts_at + time
@@ -118,30 +129,29 @@ class StepRun:
 
     def _find_line(self, affine: PiecewiseAffineModel) -> None:
         """Find the line of its steps, if they are on one."""
-        decodes, lines = self.num_decodes, self._single_lines
-        if decodes not in lines:
-            lines[decodes] = affine.single_line(decodes)
-        line = lines[decodes]
+        line = affine.single_line(self.num_decodes)
         if line is None:
-            self._first, self._growth = affine.decode_line(decodes, self._context_tokens, self.steps)
+            self.first, self.growth = affine.decode_line(self.num_decodes, self._context_tokens, self.steps)
         else:
-            self._first = line[0] + line[1] * self._context_tokens
-            self._growth = line[1] * decodes
+            self._lines[self.num_decodes] = line
+            self._line, self.growth, self.first = line, line.growth, line.base + line.slope * self._context_tokens
 
     def time_of(self, steps: int) -> Micros:
         """Return the time of its first `steps` steps."""
         if self.step_time:
             return self.step_time * steps
-        if self._growth < 0:
+        if self.growth < 0:
             return self._latency.run_time(self.shape, steps)
-        return sum_of_floors(self._first, self._growth, steps)
+        if self._line is not None:
+            return self._line.time_from(self.first, steps)
+        return sum_of_floors(self.first, self.growth, steps)
 
     def time_of_step(self, step: int) -> Micros:
         """Return the duration of a step, the first of which is step 0."""
         if self.step_time:
             return self.step_time
-        if self._growth >= 0:
-            return (self._first + self._growth * step) >> SHIFT
+        if self.growth >= 0:
+            return (self.first + self.growth * step) >> SHIFT
         shape = self.shape
         if step:
             context = shape.context_tokens + step * shape.num_decodes
@@ -152,9 +162,9 @@ class StepRun:
         """Return how many steps, at most `limit`, end within `span` of its start."""
         if self.step_time:
             return min(limit, span // self.step_time)
-        if self._growth < 0:
+        if self.growth < 0:
             return self._latency.steps_within(self.shape, span, limit)
-        return steps_on_line_within(self._first, self._growth, span, limit)[0]
+        return steps_on_line_within(self.first, self.growth, span, limit, self._line)[0]
 
     def truncate(self, now: Micros) -> None:
         """End the run at the first step boundary at or after `now`, and not before its first step has ended."""
@@ -172,14 +182,14 @@ class StepRun:
 
     def _truncate_growing(self, now: Micros) -> None:
         """As `truncate`, where steps do not take equally long."""
-        if self._growth < 0:
+        if self.growth < 0:
             steps = self._steps_until(now)
             if steps < self.steps:
                 self.truncated = True
                 self.shorten(steps)
             return
-        first, growth, span = self._first, self._growth, now - self.starts_at - 1
-        before, left = steps_on_line_within(first, growth, span, self.steps - 1) if span > 0 else (0, span)
+        first, growth, span = self.first, self.growth, now - self.starts_at - 1
+        before, left = steps_on_line_within(first, growth, span, self.steps - 1, self._line) if span > 0 else (0, span)
         if before < self.steps - 1:
             self.truncated = True
             self.steps = before + 1
@@ -206,7 +216,7 @@ class StepRun:
         self.starts_at += time
         self.steps -= steps
         self.partially_committed = True
-        self._first += self._growth * steps
+        self.first += self.growth * steps
         self._context_tokens += self.num_decodes * steps
         self._shape = None
 

@@ -5,16 +5,15 @@ of that object. The cache holds the object as long as it holds what belongs to i
 identity meanwhile. Fleets come and go: a gateway makes new ones when the health of a backend changes, and for each second
 attempt of a request. So only the `_MAX_FLEETS` that were shown last are kept.
 
-**The order** finds the instance with the fewest requests in flight without looking at all of them. Each instance has one entry
-in a sorted list: (requests in flight when it was last looked at, serial number of that look, position in the fleet). A choice
-looks again at the instances that a request has left since the last choice, and then takes the first of the list. If that
-instance has more in flight by now, it gets a new entry and the next one is taken. Both happen at most as often as requests
-are sent and end, so a choice takes O(log n) comparisons on average, with n instances, and moves the entries behind a few places
-of the list, which costs less than the comparisons up to some thousands of instances. Among equals the instance wins that was
-looked at longest ago, so an idle fleet is used in turn. For example, with three instances that have 0, 1 and 1 in flight:
+**The order** finds the instance with the fewest requests in flight without looking at all of them. There is a queue for each
+count: the instances with so many in flight when they were last looked at, in the order of these looks. A choice looks again at
+the instances that a request has left since the last choice, and then takes the first one of the lowest queue. If that instance
+has more in flight by now, it moves to the end of another queue and the next one is taken. Both happen at most as often as
+requests are sent and end, so a choice is O(1) on average, however many instances there are. Among equals the instance wins that
+was looked at longest ago, so an idle fleet is used in turn. For example, with three instances that have 0, 1 and 1 in flight:
 
-    (0, 0, A)  (1, 1, B)  (1, 2, C)      the choice is A
-    (1, 1, B)  (1, 2, C)  (1, 3, A)      the next choice finds that A has 1 by now, looks behind it and takes B
+    0: A    1: B C      the choice is A
+    0:      1: B C A    the next choice finds that A has 1 by now, puts it behind C and takes B
 
 Counts are read from the views and not kept here. So the count of a backend contains what other models sent there, and it does
 not matter whether a driver counts before or after it says that a request has ended. A count that falls without a word is
@@ -25,10 +24,9 @@ This module is compiled with mypyc where a build asks for it (tools/compile.py).
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from maitred.core.contracts import Choice, FleetView
 from maitred.core.request import Request
@@ -88,23 +86,24 @@ class InFlightRouter:
             order.changed[instance] = None
 
 
-_Entry: TypeAlias = tuple[int, int, int]
-"""Requests in flight, serial number of the look, position in the fleet."""
-
-
 class InFlightOrder:
     """The instances of one fleet by `in_flight`."""
 
-    __slots__ = ("_choices", "_entries", "_fleet", "_next_check", "_num_looks", "_order", "_position_of", "changed")
+    __slots__ = ("_choices", "_counts", "_fleet", "_least", "_next_check", "_position_of", "_queues", "changed")
 
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
         self._position_of = {view.index: position for position, view in enumerate(fleet)}
         self._choices = [Choice(view.index, "least_loaded") for view in fleet]
-        self._entries: list[_Entry] = [(view.in_flight, position, position) for position, view in enumerate(fleet)]
-        """The entry of each instance, by position."""
-        self._order = sorted(self._entries)
-        self._num_looks = len(fleet)
+        self._counts: list[int] = []
+        """What was in flight in each instance when it was last looked at, by position."""
+        self._queues: list[dict[int, None]] = []
+        """The positions with each count, in the order in which they were looked at."""
+        for position, view in enumerate(fleet):
+            self._counts.append(view.in_flight)
+            self._queue_of(view.in_flight)[position] = None
+        self._least = 0
+        """No queue of a lower count holds an instance."""
         self.changed: dict[int, None] = {}
         """The indices of the instances that a request has left since the last choice."""
         self._next_check = 0
@@ -112,26 +111,27 @@ class InFlightOrder:
 
     def least_loaded(self) -> Choice:
         """Choose an instance with the fewest in flight: of several, the one that was looked at longest ago."""
-        fleet, entries, order = self._fleet, self._entries, self._order
+        fleet, counts, queues = self._fleet, self._counts, self._queues
         if self.changed:
             self._look_again()
         # And one more is looked at in turn, whose count may have fallen without a word.
         check = self._next_check + 1
-        self._next_check = check = check if check < len(entries) else 0
+        self._next_check = check = check if check < len(counts) else 0
         count = fleet[check].in_flight
-        if count < entries[check][0]:
+        if count < counts[check]:
             self._move(check, count)
+        least = self._least
         while True:
-            count_then, _, position = order[0]
+            while not queues[least]:
+                least += 1
+            position = next(iter(queues[least]))
             count = fleet[position].in_flight
-            if count <= count_then:
+            if count <= least:
+                self._least = least
                 return self._choices[position]
-            # More is in flight than the entry says, as after each request that was sent there. A driver need not report that:
-            # an entry that is too low comes up by itself.
-            self._num_looks += 1
-            entries[position] = entry = (count, self._num_looks, position)
-            del order[0]
-            insort(order, entry)
+            # More is in flight than the last look said, as after each request that was sent there. A driver need not report
+            # that: an instance with a count that is too low comes up by itself.
+            self._move(position, count)
 
     def _look_again(self) -> None:
         """Look again at the instances that requests have left."""
@@ -143,8 +143,17 @@ class InFlightOrder:
 
     def _move(self, position: int, count: int) -> None:
         """Put the instance behind all others with the same count."""
-        entries, order = self._entries, self._order
-        del order[bisect_left(order, entries[position])]
-        self._num_looks += 1
-        entries[position] = entry = (count, self._num_looks, position)
-        insort(order, entry)
+        counts, queues = self._counts, self._queues
+        del queues[counts[position]][position]
+        counts[position] = count
+        if count < len(queues):
+            queues[count][position] = None
+            self._least = count if count < self._least else self._least
+        else:
+            self._queue_of(count)[position] = None
+
+    def _queue_of(self, count: int) -> dict[int, None]:
+        queues = self._queues
+        while len(queues) <= count:
+            queues.append({})
+        return queues[count]

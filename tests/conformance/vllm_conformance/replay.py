@@ -24,6 +24,7 @@ from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceConfig, InstanceEvent, LinearLatency
 from maitred.instance.batch_former import EngineParts, standard_parts
 from maitred.instance.engine_core import EngineCore
+from maitred.instance.length_limits import LengthLimits
 from maitred.kv import PromptTokenIds
 from maitred.queueing import KeyPolicy
 
@@ -204,7 +205,7 @@ class Replay:
             batch = NotingBatch(config.batch_limits, parts.blocks, policy)
         batch.replay = self
         core = EngineCore(config, Random(0), EngineParts(parts.prefix_cache, parts.blocks, batch))
-        core._max_model_len = asked["max_model_len"]
+        core.lengths = LengthLimits(asked["max_model_len"])
         return core
 
     def _add(self, asked: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ import msgspec
 
 from maitred.core.contracts import UNIFORM_CONTEXTS, BatchShape, ChunkShape, ContextSpread, Overheads
 from maitred.core.units import Micros
-from maitred.instance.latency.floor_sums import SHIFT, steps_on_line_within, sum_of_floors
+from maitred.instance.latency.floor_sums import SHIFT, Line, steps_on_line_within, sum_of_floors
 
 _ONE = 1 << SHIFT
 
@@ -148,6 +148,7 @@ class PiecewiseAffineModel(ABC):
     def __init__(self, overheads: Overheads) -> None:
         self.overheads = overheads
         self._envelopes = _Envelopes(self.envelope_of)
+        self._lines: dict[int, Line | None] = {}
         self._last_asked: BatchShape | None = None
         self._last_part = RunPart(0, 0)
         """The answer of the last `steps_within`, which was about `_last_asked`."""
@@ -161,11 +162,12 @@ class PiecewiseAffineModel(ABC):
     def prefill_step_time(self, batch: BatchShape) -> float:
         """Return the µs of a step that prefills."""
 
-    def single_line(self, decodes: int) -> tuple[int, int] | None:
-        """Return base and slope of all decode-only steps of `decodes` sequences, in units of 2^-48 µs and for each token of
-        context, or None if they are on several lines."""
-        times = self._envelopes[decodes]
-        return (times[0].base, times[0].slope) if len(times) == 1 else None
+    def single_line(self, decodes: int) -> Line | None:
+        """Return the line of all decode-only steps of `decodes` sequences, or None if they are on several."""
+        if decodes not in self._lines:
+            times = self._envelopes[decodes]
+            self._lines[decodes] = Line(times[0].base, times[0].slope, decodes) if len(times) == 1 else None
+        return self._lines[decodes]
 
     def decode_line(self, decodes: int, context: int, steps: int) -> tuple[int, int]:
         """Return the line of the decode-only steps of a run that begins with `context` tokens: the time of the first one, and
@@ -259,7 +261,7 @@ class SpreadAwareModel(PiecewiseAffineModel):
     def envelope_of(self, decodes: int) -> Envelope:
         return self.envelope_within(decodes, UNIFORM_CONTEXTS, 0, 0)
 
-    def single_line(self, decodes: int) -> tuple[int, int] | None:
+    def single_line(self, decodes: int) -> Line | None:
         return None  # lines are known for one spread alone
 
     def decode_line(self, decodes: int, context: int, steps: int) -> tuple[int, int]:

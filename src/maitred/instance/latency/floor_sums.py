@@ -13,6 +13,7 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import sqrt
 from typing import Final
 
@@ -27,10 +28,49 @@ _HALF: Final = 1 << 47
 _FEW_ROWS: Final = 12
 _FEW_STEPS: Final = 48
 """Up to so many rows or steps these are added up one by one; with more of both Euclid's algorithm is faster."""
+_MOST_KEPT: Final = 64
+"""Steps of the longest run for which a `Line` keeps something: 80 kB at most, for runs of every length."""
 
 
-def steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> tuple[int, Micros]:
-    """Return the largest number of steps, at most `limit`, within `span`, and what is left of the span.
+class Line:
+    """The line of all decode-only steps of so many sequences, whatever their context.
+
+    Runs on it have one growth, so what they have in common is kept by their number of steps: the fractions that they would
+    have if the first step had none, sorted. Where it has one, those steps take 1 µs more whose own and this one make a whole,
+    and a bisection counts them.
+
+    Example: a growth of 0.4 and 4 steps give 0, 0.4, 0.8 and 1.2: 1 whole µs, and the fractions 0, 0.2, 0.4 and 0.8. If the
+    first step takes 100.7 µs, they take 400 + 1 + 2 µs, since two of these are at least 0.3: 100, 101, 101 and 101.
+    """
+
+    __slots__ = ("_kept", "base", "growth", "slope")
+
+    def __init__(self, base: int, slope: int, decodes: int) -> None:
+        """`base` and `slope` are the time without context and for each token of it, in units of 2^-48 µs."""
+        self.base = base
+        self.slope = slope
+        self.growth = slope * decodes
+        """How much longer each step takes than the one before it."""
+        self._kept: list[tuple[int, list[int]] | None] = [None] * (_MOST_KEPT + 1)
+
+    def time_from(self, first: int, steps: int) -> Micros:
+        """Return the µs of `steps` steps, the first of which takes `first`."""
+        if steps > _MOST_KEPT:
+            return sum_of_floors(first, self.growth, steps)
+        kept = self._kept[steps]
+        if kept is None:
+            kept = self._kept[steps] = self._fractions(steps)
+        return (first >> SHIFT) * steps + kept[0] - bisect_left(kept[1], _ONE - (first & _FRACTION_MASK))
+
+    def _fractions(self, steps: int) -> tuple[int, list[int]]:
+        """Return the whole µs of `steps` steps of which the first takes none, plus `steps`, and their fractions, sorted."""
+        times = [self.growth * step for step in range(steps)]
+        return steps + sum([time >> SHIFT for time in times]), sorted([time & _FRACTION_MASK for time in times])
+
+
+def steps_on_line_within(first: int, growth: int, span: Micros, limit: int, line: Line | None = None) -> tuple[int, Micros]:
+    """Return the largest number of steps, at most `limit`, within `span`, and what is left of the span. `line` is theirs, if
+    it is kept.
 
     Each round makes as many steps at once as are sure to fit, which is at least half of those that do. Mostly it is all of
     them, or all but one, so there are few rounds.
@@ -43,7 +83,7 @@ def steps_on_line_within(first: int, growth: int, span: Micros, limit: int) -> t
             steps = min(steps, _untruncated_steps(first * _UNIT, growth * _UNIT, span))
         elif last * steps > span:
             steps = span // last
-        span -= sum_of_floors(first, growth, steps)
+        span -= sum_of_floors(first, growth, steps) if line is None else line.time_from(first, steps)
         first += growth * steps
         made += steps
     return made, span

@@ -51,8 +51,9 @@ class RooflineSteps:
         prefill = tokens * self._prefill_token + pairs * self._prefill_pair
         compute = prefill + decodes * self.decode_token + context_tokens * self.decode_pair
         tokens += decodes
-        memory = self.weights_time(tokens) + tokens * self.written + (history + context_tokens) * self.kv_read
-        return max(compute, memory)
+        weights = self.weights_time(tokens) if self._experts else self._weights
+        memory = weights + tokens * self.written + (history + context_tokens) * self.kv_read
+        return compute if compute > memory else memory
 
     def weights_time(self, tokens: float) -> float:
         """Return the µs to load the weights that a step of `tokens` tokens needs."""
