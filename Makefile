@@ -54,7 +54,7 @@ compile: $(COMPILED)/.made
 test-compiled: $(COMPILED)/.made
 	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py \
-		wire gateway/test_gateway_proxying.py gateway/test_gateway_interruptions.py gateway/test_gateway_failures.py \
+		wire gateway/test_gateway_proxying.py gateway/test_gateway_plain_runs.py gateway/test_gateway_interruptions.py gateway/test_gateway_failures.py \
 		gateway/test_gateway_preemption.py gateway/test_gateway_program_failures.py admission/test_admission_core.py \
 		admission/test_admission_properties.py admission/test_every_mode.py admission/test_preemption.py \
 		admission/test_adaptive_reserve.py) $(ARGS)
