@@ -88,6 +88,7 @@ class OwnRequests:
         if not request.pieces:
             request.started_at = now
             if request.is_streamed:
+                # A longer prompt takes longer by itself, and only what exceeds that is a sign of a queue.
                 allowed = 20 * MILLISECOND + (6 + request.prompt_tokens / 1000) * self._token_gap
                 self._ttft_excesses.append(max(0, now - request.sent_at - round(allowed)))
         request.pieces = pieces
@@ -115,18 +116,21 @@ class OwnRequests:
             prompts += request.prompt_tokens
             unstreamed += not request.is_streamed
             if not request.pieces:
+                # After a dispatch and two steps without data it may be in the engine's own queue.
                 age = now - request.sent_at
                 unanswered += age > 10 * MILLISECOND + 2 * gap
+                # A longer prompt takes longer by itself, and only what exceeds that is a sign of a queue.
                 allowed = 20 * MILLISECOND + (6 + request.prompt_tokens / 1000) * gap
                 overdue += bool(gap) and request.is_streamed and age > allowed
             elif request.is_streamed:
+                # Its KV was taken, as far as can be told from outside: a stream that runs has a token after each step.
                 if gap and now - request.last_data_at > 10 * gap:
                     silent += 1
                 else:
                     answered += 1
                     held += request.prompt_tokens + request.pieces
         count, most = len(self._requests), self._most_in_flight
-        if is_reading:
+        if is_reading:  # The reading covers the time up to now, so the largest number is counted anew from here.
             self._most_in_flight = count
         return OwnLoad(
             in_flight=count,
