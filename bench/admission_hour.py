@@ -2,10 +2,10 @@
 
     python bench/admission_hour.py [--clients 10000] [--hours 1] [--seed 1]
 
-Each client sends a request, waits for its end, thinks, and sends the next; some leave while they wait. The capacity changes
-every second, backends are drained and come back (their requests are stranded), and the rules are reloaded every minute. It is
-an error if more slots are in use after an admission than the capacity is at that moment, if the books do not balance, or if
-anything is left at the end.
+Each client sends a request, waits for its end, thinks, and sends the next; some leave while they wait. The capacity and its
+lead change every second, backends are drained and come back (their requests are stranded), or fail (their requests go on to
+others), and the rules are reloaded every minute. It is an error if more slots are in use after an admission than the capacity
+is at that moment, if the books do not balance, or if anything is left at the end.
 """
 
 from __future__ import annotations
@@ -92,9 +92,12 @@ class Hour:
         draw = self.draw
         model = draw.choice(MODELS)
         self.capacity[model] = draw.choice((0, draw.randrange(1, 256), draw.randrange(200, 256)))
-        self.follow(self.core.resize(model, self.capacity[model], self.now))
+        lead = min(draw.choice((0, 0, 1, 2)), self.capacity[model])
+        self.follow(self.core.resize(model, self.capacity[model], self.now, lead))
         for number in draw.sample(list(self.tickets), min(8, len(self.tickets))):
             self.follow(self.core.set_stranded(number, stranded=draw.random() < 0.5, now=self.now))
+        for number in draw.sample(list(self.tickets), min(4, len(self.tickets))):
+            self.follow(self.core.leave_backend(number, self.now))
         if not draw.randrange(60):
             self.follow(self.core.reconfigure(rules(draw), self.now))
         self.at(self.now + SECOND, "change", 0)

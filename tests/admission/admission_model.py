@@ -203,6 +203,12 @@ class AdmissionModel:
             self.firsts -= 1
             one.turn, one.state, one.stranded = self.firsts, "queued", False
             return
+        if decision.reason is Reason.LOST_BACKEND:
+            assert one.state == "admitted"
+            assert self.free(one) < 0, "its slot counts"
+            self.firsts -= 1
+            one.turn, one.state, one.stranded = self.firsts, "queued", False
+            return
         if one.state == "awaiting":
             assert decision.reason in (Reason.BUDGET_SPENT, Reason.NO_SLOT)
             self.firsts -= 1

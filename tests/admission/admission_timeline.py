@@ -56,6 +56,9 @@ class Timeline:
     def strand(self, at: float, name: str, *, stranded: bool = True) -> list[str]:
         return self._lines(self.core.set_stranded(self._names.index(name), stranded=stranded, now=from_seconds(at)))
 
+    def leave_backend(self, at: float, name: str) -> list[str]:
+        return self._lines(self.core.leave_backend(self._names.index(name), from_seconds(at)))
+
     def resize(self, at: float, slots: int, pool: str = "m") -> list[str]:
         return self._lines(self.core.resize(pool, slots, from_seconds(at)))
 

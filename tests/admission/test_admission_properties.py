@@ -98,6 +98,8 @@ class AnyOrder:
                 self.first_byte(n)
             case "strand" if self.model.requests:
                 self.strand(n, stranded=kind > 0)
+            case "leave" if self.model.requests:
+                self.leave_backend(n)
             case "resize":
                 self.resize(POOLS[n % 2], n // 2 % 7)
             case "reconfigure":
@@ -149,6 +151,16 @@ class AnyOrder:
             one.stranded = stranded
         self.model.decided(self.core.set_stranded(one.number, stranded=stranded, now=self.now))
 
+    def leave_backend(self, n: int) -> None:
+        """Afterwards its slot counts, or it holds none."""
+        one = self.model.requests[n % len(self.model.requests)]
+        was_admitted = one.state == "admitted"
+        if one.holds:
+            one.stranded = False
+        self.model.decided(self.core.leave_backend(one.number, self.now))
+        if was_admitted and one.state == "admitted" and one.pool in self.core.pool_names:
+            assert not self.core._pool_of_model[one.pool].is_overdrawn
+
     def resize(self, pool: str, capacity: int) -> None:
         self.model.capacities[pool] = capacity
         self.model.decided(self.core.resize(pool, capacity, self.now))
@@ -181,7 +193,7 @@ class AnyOrder:
 
 
 ENDS = (ReleaseReason.DRAINED, ReleaseReason.CLIENT_GONE, ReleaseReason.FAILED)
-STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure", "strand")
+STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure", "strand", "leave")
 STEP_SPANS = (0, 0, 0, 0, *SPANS)
 
 
@@ -245,7 +257,7 @@ def drive(
             case "resize":
                 said += core.resize(POOLS[n % 2], k, now, n % 3)
             case "strand":
-                said += core.set_stranded(n, stranded=k > 0, now=now)
+                said += core.leave_backend(n, now) if k > 2 else core.set_stranded(n, stranded=k > 0, now=now)
             case "advance":
                 said += core.advance(now)
             case "reconfigure" if n < 4:

@@ -258,6 +258,43 @@ def test_a_victim_that_is_tried_again_has_a_slot_that_stays() -> None:
     assert t.strand(1.003, "bulk") == []
 
 
+def test_a_request_whose_backend_has_taken_a_slot_along_waits_again_and_the_chat_goes_first() -> None:
+    """Two backends of one slot each: the first goes down, and its request must not be the second one at the other."""
+    t = Timeline(2, {"on_preempt": "retry", "promotion_burst": 0})
+    t.submit(0, "moved", BULK)
+    t.submit(0, "stays", BULK)
+    t.strand(0.5, "moved")
+    t.resize(0.5, 1)
+    assert t.submit(0.6, "vip", INTERACTIVE) == ["vip queue no_slot"]
+
+    assert t.leave_backend(0.7, "moved") == [
+        *("moved queue lost_backend", "stays preempt higher_class vip", "vip queue victim_leaving stays"),
+    ]
+    assert t.release(0.71, "stays", GONE) == ["stays queue to_be_retried", "vip admit victim_gone stays"]
+    assert t.release(0.9, "vip") == ["stays admit slot_free"]
+    assert t.release(1.0, "stays") == ["moved admit slot_free"]
+    assert not t.core._tickets[0].stranded
+
+
+def test_a_request_that_leaves_its_backend_keeps_a_slot_that_counts() -> None:
+    t = Timeline(2)
+    t.submit(0, "moved", BULK)
+    t.strand(0.5, "moved")
+    t.resize(0.5, 1)
+
+    assert t.leave_backend(0.7, "moved") == []
+    assert t.submit(0.8, "vip", INTERACTIVE)[0] == "moved preempt higher_class vip"
+
+
+def test_a_request_that_loses_its_backend_after_its_timeout_is_rejected() -> None:
+    t = Timeline(1, bulk={"queue_timeout_secs": 5})
+    t.submit(0, "bulk", BULK)
+    t.resize(6, 0)
+
+    assert t.leave_backend(6, "bulk") == ["bulk queue lost_backend", "bulk reject queue_timeout"]
+    assert not t.core._tickets
+
+
 def test_only_a_request_that_holds_a_slot_can_lose_it_with_its_backend() -> None:
     t = Timeline(1)
     t.submit(0, "held", BULK)

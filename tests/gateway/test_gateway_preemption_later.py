@@ -9,7 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 from test_gateway_preemption import BULK, INTERACTIVE, PREEMPTING, RETRYING, STREAM, Engine
-from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, GatewayWorld, admission_config, run, whole, world
+from world import (
+    ANSWER,
+    CHAT,
+    Backend,
+    BackendRequest,
+    ClientConnection,
+    GatewayWorld,
+    admission_config,
+    answer,
+    run,
+    whole,
+    world,
+)
 
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.reload import GatewaySettings
@@ -150,6 +162,26 @@ def test_a_victim_is_at_a_backend_whose_slot_the_preemptor_can_have(leave: Calla
             assert (await old.read_response())[0] == 503
             assert engines[1].gone == 0
             new.disconnect()
+
+    run(scenario())
+
+
+def test_the_request_of_a_refusing_backend_takes_no_slot_of_another_and_waits_behind_a_chat() -> None:
+    async def scenario() -> None:
+        engines = Engine(), Engine()
+        async with world(*map(Backend, engines), slots=1, admission=RETRYING, routing=ROUND_ROBIN) as w:
+            first, second = w.backends
+            stays, moved = [await hold_bulk(w) for _ in range(2)]
+            second.status = b"503 Service Unavailable"
+            await w.wait_until(lambda: (w.state.capacity, w.state.in_flight, w.state.waiting) == (1, 1, 1))
+            assert (len(first.received), engines[0].gone) == (1, 0)
+            first.respond = answer
+
+            assert (await w.request(**INTERACTIVE))[::2] == (200, ANSWER)
+            assert engines[0].gone == 1
+            for bulk in (stays, moved):
+                assert (await bulk.read_response())[::2] == (200, ANSWER)
+            assert len(second.received) == 1
 
     run(scenario())
 

@@ -11,6 +11,7 @@ input is the release of a at 30.2 s. It first rejects b, with the time 30.0 s, a
     submit(ticket)    rate gate ─▶ policy gate ─▶ pool: admit, queue or reject
     release(id)       the slot, or the place in the queue, is free ─▶ waiting requests enter, in other pools too
     advance(now)      timeouts, preemption budgets, starvation, ticks
+    leave_backend(id)  its backend has failed it: it goes on to another with its slot, or waits for one again
     resize, reconfigure     capacity and rules may change at any time, also for the requests that are there
     set_stranded(id)  the slot of a request goes when it leaves, so it is no victim; or stays after all
     forget(model)           a model that is not served any more, and has no requests, is removed; its counters stay
@@ -194,6 +195,28 @@ class Admission:
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.set_stranded(ticket, stranded=stranded, now=now)
         self._coordinator.forget_rejected(decisions)
+        self._coordinator.schedule(pool.next_admission_at())
+        self._coordinator.schedule_new_deadline(pool)
+        elsewhere = self._coordinator.dispatch_past_preemptors(pool, now)
+        return [*settled, *decisions, *elsewhere, *self._coordinator.dispatch_past_limited(decisions, now)]
+
+    def leave_backend(self, request_id: RequestId, now: Micros) -> Sequence[Decision]:
+        """Note that a request leaves its backend, which has failed it before its response began, and is to be sent to another.
+
+        It keeps its slot if there are as many slots as are held. Otherwise its backend has taken a slot along, and the request
+        waits for one again (`queue`), so that it takes no slot of another backend. Ignored for a request that holds none.
+        """
+        settled = self._coordinator.run_due(now - self._settle_lag)
+        ticket = self._tickets.get(request_id)
+        if ticket is None or ticket.state not in SLOT_HOLDING_STATES:
+            return settled
+        pool = self._pool_of_model[ticket.pool]
+        decisions = pool.leave_backend(ticket, now)
+        self._coordinator.forget_rejected(decisions)
+        if ticket.state is TicketState.QUEUED:
+            self._coordinator.schedule(pool.deadline_of(ticket))
+        if ticket.tenant_account is not None:
+            decisions += self._coordinator.dispatch_tenant_elsewhere(ticket.tenant_account, pool, now)
         self._coordinator.schedule(pool.next_admission_at())
         self._coordinator.schedule_new_deadline(pool)
         elsewhere = self._coordinator.dispatch_past_preemptors(pool, now)

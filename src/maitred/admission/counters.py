@@ -46,7 +46,7 @@ class ClassCounters:
         """Requests that held a slot and gave it back for good, by how they ended."""
         self.promoted = 0
         self.retried = 0
-        """Victims of a preemption that wait, or waited, again."""
+        """Requests that have lost their slot, by a preemption or with their backend, and wait, or waited, again."""
         self.preempted_by = dict.fromkeys(PriorityClass, 0)
         """Victims of a preemption, by the class of the preemptor."""
         self.queue_wait = Histogram()

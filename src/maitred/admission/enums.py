@@ -49,6 +49,8 @@ class Reason(StrEnum):
     """Its victim did not leave in time: it waits in the queue of its class now."""
     TO_BE_RETRIED = "to_be_retried"
     """It was preempted and is first in its class now."""
+    LOST_BACKEND = "lost_backend"
+    """Its backend has failed it before its response began, and has taken a slot along: it is first in its class now."""
 
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"

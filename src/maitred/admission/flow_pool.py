@@ -110,6 +110,10 @@ class FlowPool(SlotPool):
     def _set_slot_units(self, ticket: Ticket) -> None:
         ticket.slot_units = 1
 
+    @property
+    def is_overdrawn(self) -> bool:
+        return False  # Slots are no limit here.
+
     def _requeue_front(self, ticket: Ticket, now: Micros) -> None:
         ticket.sequence_number, ticket.queued_at = self._sequence_numbers.next_front(), now
         self.bands.add(ticket)

@@ -89,6 +89,9 @@ class RecordedAdmission(Admission):
         decisions = super().set_stranded(request_id, stranded=stranded, now=now)
         return self._record("strand", now, decisions, id=request_id, stranded=stranded)
 
+    def leave_backend(self, request_id: RequestId, now: Micros) -> Sequence[Decision]:
+        return self._record("leave_backend", now, super().leave_backend(request_id, now), id=request_id)
+
     def resize(self, pool: str, capacity: int, now: Micros, lead: int = 0) -> Sequence[Decision]:
         decisions = super().resize(pool, capacity, now, lead)
         return self._record("resize", now, decisions, pool=pool, capacity=capacity, lead=lead)

@@ -55,6 +55,7 @@ _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], obj
     "first_byte": lambda core, e: core.confirm_first_byte(e["id"], e["at"]),
     "release": lambda core, e: core.release(e["id"], ReleaseReason(e["end"]), e["at"]),
     "strand": lambda core, e: core.set_stranded(e["id"], stranded=e["stranded"], now=e["at"]),
+    "leave_backend": lambda core, e: core.leave_backend(e["id"], e["at"]),
     "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"], e.get("lead", 0)),
     "forget": lambda core, e: core.forget(e["pool"], e["at"]),
     "reconfigure": lambda core, e: core.reconfigure(_decode_config(e), e["at"]),

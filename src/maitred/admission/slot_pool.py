@@ -112,6 +112,27 @@ class SlotPool(ABC):
             self.victims.restore(ticket)
         return self.dispatch(now) if self.waiting else []
 
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether more slots are held than there are, so that none of them may be used for another dispatch."""
+        return self.slots.in_use > self.slots.capacity
+
+    def leave_backend(self, ticket: Ticket, now: Micros) -> list[Decision]:
+        """Let a request go on to another backend with its slot, or wait for one again, first in its lane, if there are fewer
+        slots than are held. Its timeout counts from its submission: if that has passed, it is rejected."""
+        if ticket.state is not _ADMITTED or not self.is_overdrawn:
+            return self.set_stranded(ticket, stranded=False, now=now)
+        self._release_slot(ticket, now)
+        ticket.transition(TicketEvent.QUEUE)
+        ticket.stranded = False
+        ticket.counters.retried += 1
+        decisions = [Decision(now, ticket.id, Action.QUEUE, Reason.LOST_BACKEND)]
+        if self._is_in_time(ticket, now):
+            self._requeue_front(ticket, now)
+        else:
+            decisions.append(self._reject(ticket, _QUEUE_TIMEOUT, now))
+        return decisions + self.dispatch(now)
+
     @abstractmethod
     def dispatch(self, now: Micros) -> list[Decision]:
         """Admit waiting requests, as far as the rules let them in now."""
@@ -221,13 +242,17 @@ class SlotPool(ABC):
         there, and its queue timeout has not passed."""
         if release_reason is not _PREEMPTED or not self.rules.retries_victims:
             return False
-        # The timeout counts from the submission, so a victim beyond it would wait only to be rejected at once.
+        return self._is_in_time(ticket, now)
+
+    def _is_in_time(self, ticket: Ticket, now: Micros) -> bool:
+        """Return whether the timeout of a request, which counts from its submission, has not passed: otherwise it would wait
+        only to be rejected at once."""
         timeout = self.rules.lanes[ticket.lane].queue_timeout
         return not timeout or ticket.submitted_at + timeout > now
 
     @abstractmethod
     def _requeue_front(self, ticket: Ticket, now: Micros) -> None:
-        """Let a victim wait again, before all others of its lane."""
+        """Let a request that has lost its slot wait again, before all others of its lane."""
 
     def _start_waiting(self, ticket: Ticket) -> None:
         self.waiting += 1

@@ -14,9 +14,10 @@
      └──reject──▶ LEFT
 
 An event that the table does not name for a state raises. Three states hold a slot. The slot of an ADMITTED request can
-be taken back. The response of a STREAMING request has started, so its slot cannot be taken back. A VICTIM has lost its
-slot and is about to give it up. So first byte and preemption exclude each other, whichever comes first. An AWAITING
-request is a preemptor that waits until its victim has left.
+be taken back; and if its backend fails and takes a slot along, the request queues again. The response of a STREAMING
+request has started, so its slot cannot be taken back. A VICTIM has lost its slot and is about to give it up. So first
+byte and preemption exclude each other, whichever comes first. An AWAITING request is a preemptor that waits until its
+victim has left.
 
 A core forgets a ticket when it has LEFT. Events for such a request are ignored: they never reach the table.
 Compiled (`tools/compile.py`).
@@ -76,6 +77,7 @@ TRANSITIONS: dict[TicketState, dict[TicketEvent, TicketState]] = {
     TicketState.ADMITTED: {
         TicketEvent.FIRST_BYTE: TicketState.STREAMING,
         TicketEvent.PREEMPT_SLOT: TicketState.VICTIM,
+        TicketEvent.QUEUE: TicketState.QUEUED,
         TicketEvent.RELEASE: TicketState.LEFT,
     },
     TicketState.STREAMING: {

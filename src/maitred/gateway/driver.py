@@ -154,6 +154,16 @@ class RealTimeAdmission:
         """Note that the slot of a request goes when it leaves its backend, or that it does not."""
         self._apply_decisions(self.core.set_stranded(request_id, stranded=stranded, now=self.now()))
 
+    async def leave_backend(self, request_id: RequestId) -> bool:
+        """Note that a request leaves a backend that has failed it, and return when it may be sent to another: at once (False)
+        if its slot counts, else when it has waited for one (True). Raises AdmissionRejected if it gets none."""
+        self._apply_decisions(self.core.leave_backend(request_id, self.now()))
+        lease = self._leases.get(request_id)
+        if lease is None or lease.granted is None or not lease.is_waiting:
+            return False
+        await lease.granted
+        return True
+
     def resize_pool(self, pool: str, capacity: int, lead: int = 0) -> None:
         """Set the number of slots of `pool`, of which `lead` are beyond what its backends run at once."""
         self._apply_decisions(self.core.resize(pool, capacity, self.now(), lead))

@@ -121,7 +121,12 @@ def scheduler_families(state: GatewayState) -> Iterator[Metric]:
     yield counter(SCHEDULER_PREFIX + "preemption", "Slots taken away.", ["victim_class", "by_class"], victims)
     promoted = _per_class(state, lambda c: c.promoted)
     yield counter(SCHEDULER_PREFIX + "starvation_promotion", "Starved requests that went first.", ["class"], promoted)
-    yield counter(SCHEDULER_PREFIX + "retry", "Victims that waited again.", ["class"], _per_class(state, lambda c: c.retried))
+    yield counter(
+        SCHEDULER_PREFIX + "retry",
+        "Requests that lost their slot and waited again.",
+        ["class"],
+        _per_class(state, lambda c: c.retried),
+    )
     yield gauge(SCHEDULER_PREFIX + "inflight", "Slots in use.", ["class"], _per_class(state, lambda c: c.in_flight))
     waiting = _per_class(state, lambda c: c.waiting)
     yield gauge(SCHEDULER_PREFIX + "queue_depth", "Requests waiting for a slot.", ["class"], waiting)

@@ -227,7 +227,6 @@ class Proxy:
         while untried:
             if failure is not None:
                 self._counters.retries += 1
-                self._admission.set_stranded(proxied.request.id, stranded=False)  # It leaves the backend that failed.
             proxied.may_be_elsewhere = proxied.route.asks_each and len(untried) > 1
             choice = self._router.choose(proxied.request, self._fleet.with_free_slots(untried), monotonic_now())
             backend = self._fleet.backends[choice.instance]
@@ -245,6 +244,9 @@ class Proxy:
             untried = [other for other in serving if other not in tried]
             if not untried and _was_kept(failure) and backend in serving:
                 untried = [backend]
+            if untried and await self._admission.leave_backend(proxied.request.id):
+                tried.clear()  # It has waited for a slot, and what has failed it may be well again.
+                untried = self._fleet.backends_serving(model)
         raise error_responses.upstream_failed(failure)
 
     async def _try_granted(self, step: ProgramStep, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
@@ -268,7 +270,7 @@ class Proxy:
                 if step.num_attempts == self._config.max_attempts or not isinstance(failure, RETRYABLE_ERRORS):
                     break
                 self._counters.retries += 1
-                self._admission.set_stranded(proxied.request.id, stranded=False)
+                self._admission.set_stranded(proxied.request.id, stranded=False)  # It keeps its slot, since it has its memory.
                 if _was_kept(failure):
                     continue
             moved_to = self._programs.move(
