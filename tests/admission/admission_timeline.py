@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from maitred.admission import Admission, AdmissionConfig, ClassView, ReleaseReason, Ticket
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass
 from maitred.core.units import from_seconds, to_seconds
@@ -59,8 +60,8 @@ class Timeline:
     def leave_backend(self, at: float, name: str) -> list[str]:
         return self._lines(self.core.leave_backend(self._names.index(name), from_seconds(at)))
 
-    def resize(self, at: float, slots: int, pool: str = "m") -> list[str]:
-        return self._lines(self.core.resize(pool, slots, from_seconds(at)))
+    def resize(self, at: float, slots: int, pool: str = "m", lead: Lead = NO_LEAD) -> list[str]:
+        return self._lines(self.core.resize(pool, slots, from_seconds(at), lead))
 
     def reconfigure(self, at: float, said: dict[str, Any] | None = None, **given: dict[str, float]) -> list[str]:
         return self._lines(self.core.reconfigure(classes(said, **given), from_seconds(at)))

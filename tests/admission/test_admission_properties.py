@@ -22,6 +22,7 @@ from maitred.admission import (
     TicketState,
     replay,
 )
+from maitred.admission.lead import Lead
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.core.units import MILLISECOND, Micros
@@ -255,7 +256,7 @@ def drive(
                 if ticket.state not in (TicketState.QUEUED, TicketState.AWAITING):
                     core.confirm_first_byte(n, now)
             case "resize":
-                said += core.resize(POOLS[n % 2], k, now, n % 3)
+                said += core.resize(POOLS[n % 2], k, now, Lead(n % 3, n % 2))
             case "strand":
                 said += core.leave_backend(n, now) if k > 2 else core.set_stranded(n, stranded=k > 0, now=now)
             case "advance":

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.admission import EMPTY_LOAD, Action, AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket, TicketState, replay
+from maitred.admission.lead import Lead
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
@@ -94,7 +95,7 @@ class CoreAndFleet:
             case "advance":
                 self.advance()
             case "resize":
-                self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now, n % 3))
+                self.obey(self.core.resize(POOLS[n % 2], n % 5, self.now, Lead(n % 3, n % 2)))
             case "busy":
                 self.busy = n % 4
             case "reconfigure" if n < 20:

@@ -9,6 +9,7 @@ from admission_timeline import BULK, INTERACTIVE, Timeline, classes
 from engine_model import Engine, Gateway, World
 
 from maitred.admission import RecordedAdmission, ReleaseReason, Ticket, replay
+from maitred.admission.lead import Lead
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import MILLISECOND, SECOND
 
@@ -19,7 +20,7 @@ LIMITS = {"interactive": {"reserved_per_slot": 0.3}, "bulk": {"queue_size": 100}
 def saturated(said: dict[str, object] | None = None, lead: int = 1) -> Timeline:
     """Return a pool of 17 slots with a lead, in which bulk waits, after 20 chats have come and gone."""
     t = Timeline(17, said or ADAPTIVE, **LIMITS)
-    t.core.resize("m", 17, 0, lead)
+    t.resize(0, 17, lead=Lead(lead))
     for number in range(20):
         t.submit(0.01 * number, f"early{number}", INTERACTIVE)
         t.release(0.01 * number, f"early{number}")
@@ -66,6 +67,17 @@ def test_a_chat_that_finds_the_lead_in_use_preempts_and_is_watched() -> None:
     assert t.advance(2.0035) == ["b14 preempt higher_class c2"]
 
 
+@pytest.mark.parametrize("num_ended", [0, 1, 2])
+def test_behind_lent_slots_as_many_victims_leave_as_places_are_needed(num_ended: int) -> None:
+    t = saturated()
+    assert t.resize(2, 18, lead=Lead(1, 1)) == ["b16 admit slot_free"]
+    assert t.submit(2.0001, "c", INTERACTIVE) == ["c admit lead_free"]
+    for number in range(num_ended):
+        t.release(2.001, f"b{number}")
+    stopped = t.advance(2.0021)
+    assert len([line for line in stopped if "preempt" in line]) == 2 - num_ended
+
+
 @pytest.mark.parametrize(("said", "lead"), [({"on_preempt": "retry", "reserve": "fixed"}, 1), (ADAPTIVE, 0)])
 def test_without_a_lead_or_with_fixed_reservations_nothing_is_watched(said: dict[str, object], lead: int) -> None:
     t = saturated(said, lead)
@@ -82,7 +94,7 @@ def test_a_reload_keeps_the_lead() -> None:
 def test_the_log_runs_again() -> None:
     lines: list[bytes] = []
     core = RecordedAdmission(classes(ADAPTIVE, **LIMITS), {"m": 3}, DecisionLog(lines.append))
-    core.resize("m", 3, 0, 1)
+    core.resize("m", 3, 0, Lead(1))
     for number in range(20):
         core.submit(Ticket(number, "m", INTERACTIVE), number)
         core.release(number, ReleaseReason.DRAINED, number)
@@ -100,7 +112,7 @@ def test_a_log_of_before_the_lead_runs_again() -> None:
     core = RecordedAdmission(classes(), {"m": 3}, DecisionLog(lines.append))
     core.resize("m", 2, 1)
     core.submit(Ticket(1, "m", BULK), 2)
-    older = [line.replace(b',"lead":0', b"") for line in lines]
+    older = [line.replace(b',"lead":0,"lent":0', b"") for line in lines]
     assert older != lines
     again: list[bytes] = []
     replay(older, DecisionLog(again.append))

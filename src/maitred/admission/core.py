@@ -32,6 +32,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.coordinator import PoolCoordinator
 from maitred.admission.counters import ClassView
 from maitred.admission.enums import ReleaseReason
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool_directory import PoolDirectory
@@ -222,7 +223,7 @@ class Admission:
         elsewhere = self._coordinator.dispatch_past_preemptors(pool, now)
         return [*settled, *decisions, *elsewhere, *self._coordinator.dispatch_past_limited(decisions, now)]
 
-    def resize(self, pool: str, capacity: int, now: Micros, lead: int = 0) -> Sequence[Decision]:
+    def resize(self, pool: str, capacity: int, now: Micros, lead: Lead = NO_LEAD) -> Sequence[Decision]:
         """Set the slots of a model, known or new, of which `lead` are beyond what its engines run at once. After growth waiting
         requests enter at once. After a shrink the requests in flight stay, and none enters before enough have ended. Raises
         ValueError for less than 0 slots."""
@@ -311,7 +312,7 @@ class Admission:
         self._pools.reconfigure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
         self._policy_gate.total_slots = self._pools.total_slots
 
-    def _resize(self, model: str, capacity: int, lead: int = 0) -> SlotPool:
+    def _resize(self, model: str, capacity: int, lead: Lead = NO_LEAD) -> SlotPool:
         pool = self._pools.resize(model, capacity, lead)
         self._policy_gate.total_slots = self._pools.total_slots
         return pool

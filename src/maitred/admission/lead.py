@@ -11,15 +11,22 @@ pool was freed for it, and its response has not started 2 ms after its admission
 newcomer that finds no slot. The victim's slot is then part of the lead again. A newcomer that finds the lead in use preempts at
 once, and is watched as well: the victim's place in the engine goes to the request that waits there already.
 
+While learning probes the limit, some slots are *lent* to all classes. A newcomer then stands behind the requests that have
+these, so as many victims are stopped as places must become free for it. (Only the newest hold lent slots, and are stopped
+first: they stand in the engine's queue, and lose nothing.)
+
 *Example.* 17 slots, of which 1 is lead; 16 bulk requests run, and one of them ends every 12 ms. Chat c1 takes the lead at 0. A
 bulk request ends at 1 ms: c1 has its place, and the lead is free again. c2 comes at 30 ms, and nothing ends until 32 ms: the
-newest bulk request is stopped, and c2 has its place. Compiled (`tools/compile.py`).
+newest bulk request is stopped, and c2 has its place. Now another slot is lent: 17 bulk requests are there, 16 of them run.
+Chat c3 takes the lead, and needs two places. One becomes free within 2 ms, so one victim is stopped.
+
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 from maitred.admission.ticket import Ticket, TicketState
 from maitred.core.units import MILLISECOND, Micros
@@ -31,33 +38,59 @@ LEAD_TIME: Final = 2 * MILLISECOND
 cost chats 1 ms more than 2 ms (p50) and 29 ms at p99, for 1 % more bulk; 0.5 ms saved nothing."""
 
 
+class Lead(NamedTuple):
+    """The slots of a pool beyond what its engines run at once."""
+
+    kept: int = 0
+    """Slots for requests that may preempt."""
+    lent: int = 0
+    """Slots for all, while a probe is under way."""
+
+
+NO_LEAD: Final = Lead()
+
+
+class _Watched:
+    """A request that has no place in its engine yet, perhaps."""
+
+    __slots__ = ("num_ahead", "ticket")
+
+    def __init__(self, ticket: Ticket, num_ahead: int) -> None:
+        self.ticket = ticket
+        self.num_ahead = num_ahead
+        """Places that must become free before it has one, its own included."""
+
+
 class LeadWatch:
     """The requests of one pool that have taken a slot of the lead, and wait in their engine perhaps."""
 
     __slots__ = ("_watched",)
 
     def __init__(self) -> None:
-        self._watched: deque[Ticket] = deque()
+        self._watched: deque[_Watched] = deque()
         """In the order of admission, the oldest first."""
 
-    def add(self, ticket: Ticket) -> None:
-        """Watch a request that has just taken a slot of the lead."""
-        self._watched.append(ticket)
+    def add(self, ticket: Ticket, num_ahead: int) -> None:
+        """Watch a request that takes a slot of the lead, and has a place once `num_ahead` others have become free."""
+        self._watched.append(_Watched(ticket, num_ahead))
 
     def on_freed(self) -> None:
-        """Note that a slot was freed: the oldest one has a place in its engine."""
-        if self._watched:
+        """Note that a slot was freed: all that are watched move up by one place."""
+        for watched in self._watched:
+            watched.num_ahead -= 1
+        while self._watched and self._watched[0].num_ahead <= 0:
             self._watched.popleft()
 
     @property
     def next_due_at(self) -> Micros | None:
         """Return when the oldest one has waited long enough, µs, or None if none is watched."""
-        return self._watched[0].admitted_at + LEAD_TIME if self._watched else None
+        return self._watched[0].ticket.admitted_at + LEAD_TIME if self._watched else None
 
-    def pop_overdue(self, now: Micros) -> Ticket | None:
-        """Return a request that has waited long enough and has no response, and watch it no more; or None if there is none."""
-        while self._watched and self._watched[0].admitted_at + LEAD_TIME <= now:
-            ticket = self._watched.popleft()
-            if ticket.state is _ADMITTED:
-                return ticket
+    def pop_overdue(self, now: Micros) -> tuple[Ticket, int] | None:
+        """Return a request that has waited long enough and has no response, with the number of places that it still needs, and
+        watch it no more; or None if there is none."""
+        while self._watched and self._watched[0].ticket.admitted_at + LEAD_TIME <= now:
+            watched = self._watched.popleft()
+            if watched.ticket.state is _ADMITTED:
+                return watched.ticket, watched.num_ahead
         return None

@@ -16,6 +16,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.flow_dispatcher import Dispatcher
 from maitred.admission.flow_pool import FlowPool
+from maitred.admission.lead import Lead
 from maitred.admission.pool_views import PoolView
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
@@ -38,7 +39,7 @@ class PoolDirectory:
         self.counters: dict[str, Sequence[ClassCounters]] = {}
         """The counters of each model, by class."""
         self._capacities: dict[str, int] = {}
-        self._leads: dict[str, int] = {}
+        self._leads: dict[str, Lead] = {}
         self._former: dict[PriorityClass, ClassView] = {}
         """What the models counted that have been removed, by class."""
         self._load_probe = load_probe
@@ -71,7 +72,7 @@ class PoolDirectory:
         for name in self.by_name.keys() & former.keys():
             self.by_name[name].inherit_from(former[name])
 
-    def resize(self, model: str, capacity: int, lead: int) -> SlotPool:
+    def resize(self, model: str, capacity: int, lead: Lead) -> SlotPool:
         """Set the slots of a model, known or new, and its lead among them. Return its pool, where `dispatch` is due then."""
         if model not in self._capacities:
             self.counters[model] = [ClassCounters() for _ in LANES]

@@ -18,6 +18,7 @@ from typing import Any, Final
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.core import EMPTY_LOAD, Admission, no_load
 from maitred.admission.enums import ReleaseReason
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.pool_views import HeadroomChange
 from maitred.admission.slot_pool import LoadProbe
 from maitred.admission.ticket import Ticket
@@ -92,9 +93,9 @@ class RecordedAdmission(Admission):
     def leave_backend(self, request_id: RequestId, now: Micros) -> Sequence[Decision]:
         return self._record("leave_backend", now, super().leave_backend(request_id, now), id=request_id)
 
-    def resize(self, pool: str, capacity: int, now: Micros, lead: int = 0) -> Sequence[Decision]:
+    def resize(self, pool: str, capacity: int, now: Micros, lead: Lead = NO_LEAD) -> Sequence[Decision]:
         decisions = super().resize(pool, capacity, now, lead)
-        return self._record("resize", now, decisions, pool=pool, capacity=capacity, lead=lead)
+        return self._record("resize", now, decisions, pool=pool, capacity=capacity, lead=lead.kept, lent=lead.lent)
 
     def forget(self, pool: str, now: Micros) -> Sequence[Decision]:
         return self._record("forget", now, super().forget(pool, now), pool=pool)

@@ -13,6 +13,7 @@ import msgspec
 
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.enums import ReleaseReason
+from maitred.admission.lead import Lead
 from maitred.admission.recorded_core import LOG_ROOM, LOGGED_TICKET_FIELDS, RecordedAdmission
 from maitred.admission.ticket import Ticket
 from maitred.core.contracts import FleetLoad
@@ -56,7 +57,7 @@ _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], obj
     "release": lambda core, e: core.release(e["id"], ReleaseReason(e["end"]), e["at"]),
     "strand": lambda core, e: core.set_stranded(e["id"], stranded=e["stranded"], now=e["at"]),
     "leave_backend": lambda core, e: core.leave_backend(e["id"], e["at"]),
-    "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"], e.get("lead", 0)),
+    "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"], Lead(e.get("lead", 0), e.get("lent", 0))),
     "forget": lambda core, e: core.forget(e["pool"], e["at"]),
     "reconfigure": lambda core, e: core.reconfigure(_decode_config(e), e["at"]),
     "advance": lambda core, e: core.advance(e["at"]),

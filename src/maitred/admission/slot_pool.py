@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.enums import Action, Reason, ReleaseReason
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool_views import PoolView
 from maitred.admission.preemption import PreemptionCandidates
@@ -57,7 +58,7 @@ class SlotPool(ABC):
         self._sequence_numbers = sequence_numbers
         self._bucket: TokenBucket | None = None
 
-    def resize(self, capacity: int, lead: int = 0) -> None:
+    def resize(self, capacity: int, lead: Lead = NO_LEAD) -> None:
         """Set the capacity, in slots, of which `lead` are beyond what the engines run at once. `dispatch` is due then."""
         self.slots.resize(capacity if self.rules.capacity is None else self.rules.capacity, self.rules, lead)
 

@@ -29,10 +29,11 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from maitred.admission.config import MAX_SLOTS
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.rules import LANES, PoolRules
 
 
@@ -69,8 +70,8 @@ class Slots:
     """The units of one pool, reserved and in flight, per lane. Queues and time play no part here."""
 
     __slots__ = (
-        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "lead", "reserved", "reserved_above"),
-        "units_per_slot",
+        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "lead", "lent", "reserved"),
+        *("reserved_above", "units_per_slot"),
     )
 
     def __init__(self) -> None:
@@ -86,7 +87,9 @@ class Slots:
         self.headroom = [ALL_UNITS] * len(LANES)
         """The most units that are held back for the lanes beyond those they have in flight, apart from the floors."""
         self.lead = 0
-        """Units of the capacity beyond what the engines run at once (`lead`)."""
+        """Units of the capacity beyond what the engines run at once, for classes that may preempt (`lead`)."""
+        self.lent = 0
+        """Units beyond that, for all classes."""
         self.reserved_above = [0] * len(LANES)
         """Units that all higher lanes reserve together."""
         self.in_flight = [0] * len(LANES)
@@ -94,11 +97,12 @@ class Slots:
         self.in_use = 0
         """The sum of `in_flight`. Above `capacity` after a shrink: then requests in flight stay, and none enters."""
 
-    def resize(self, slots: int, rules: PoolRules, lead: int = 0) -> None:
+    def resize(self, slots: int, rules: PoolRules, lead: Lead = NO_LEAD) -> None:
         """Set the capacity, in slots, of which `lead` are beyond what the engines run, and derive the reservations from it."""
         self.units_per_slot = rules.units_per_slot
         self.capacity = slots * self.units_per_slot
-        self.lead = min(lead, slots) * self.units_per_slot if rules.adapts_reservations else 0
+        kept, lent = lead if rules.adapts_reservations else NO_LEAD
+        self.lead, self.lent = min(kept, slots) * self.units_per_slot, min(lent, slots) * self.units_per_slot
         self.desired = [lane.wanted_slots(slots) * self.units_per_slot for lane in rules.lanes]
         self.reserved = fit_reservations(
             self.desired, self.capacity, unit=self.units_per_slot, keeps_exact_fit=rules.keeps_exact_fit
@@ -134,10 +138,10 @@ class Slots:
         """Return the units that `lane` could ever take: all that higher lanes do not reserve; at least 1."""
         return max(1, self.capacity - self.reserved_above[lane])
 
-    @property
-    def uses_lead(self) -> bool:
-        """Whether more is in flight than the engines run at once."""
-        return self.in_use > self.capacity - self.lead
+    def num_beyond(self, units: int = 0) -> int:
+        """Return how many slots would be in use beyond what the engines run at once, with `units` more in flight; not positive
+        if none."""
+        return -((self.capacity - self.lead - self.lent - self.in_use - units) // self.units_per_slot)
 
     def fits(self, lane: int, units: int) -> bool:
         """Return whether `lane` could take `units` now."""
@@ -155,3 +159,10 @@ class Slots:
         """Give units back that were taken."""
         self.in_flight[lane] -= units
         self.in_use -= units
+
+    def find_violations(self, *, keeps_exact_fit: bool) -> Iterator[str]:
+        """Yield a line for each sum that does not come out. With `keeps_exact_fit` reservations may leave nothing."""
+        if self.in_use != sum(self.in_flight) or min(self.in_flight) < 0:
+            yield f"{self.in_use} used, but in flight {self.in_flight}"
+        if sum(self.reserved) > max(0, self.capacity - (0 if keeps_exact_fit else self.units_per_slot)):
+            yield f"reservations {self.reserved} leave nothing of {self.capacity}"

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from maitred.admission import QueueEstimate
+from maitred.admission.lead import NO_LEAD
 from maitred.admission.learned_slots import EngineReading, OwnRequest, OwnRequests, SlotController
 from maitred.core.histogram import Histogram
 from maitred.core.request import Request
@@ -57,7 +58,7 @@ class Backend:
         """Requests that the backend reports it can run at once, or None if it reports no number."""
         self.learned_slots: SlotController | None = None
         """What learns its slots, or None if they are told or no limit."""
-        self.lead = 0
+        self.lead = NO_LEAD
         """Learned slots beyond what it runs at once, as last told to admission."""
         self.slot_shares: dict[str, int] = {}
         """Its learned slots by model, if it serves several models."""

@@ -32,6 +32,7 @@ from maitred.admission import (
     ReleaseReason,
     no_load,
 )
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.core.decisions import Decision
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
@@ -164,7 +165,7 @@ class RealTimeAdmission:
         await lease.granted
         return True
 
-    def resize_pool(self, pool: str, capacity: int, lead: int = 0) -> None:
+    def resize_pool(self, pool: str, capacity: int, lead: Lead = NO_LEAD) -> None:
         """Set the number of slots of `pool`, of which `lead` are beyond what its backends run at once."""
         self._apply_decisions(self.core.resize(pool, capacity, self.now(), lead))
 

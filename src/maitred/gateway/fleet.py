@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from maitred.admission import fleet_load
+from maitred.admission.lead import Lead
 from maitred.core.contracts import FleetLoad
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
@@ -136,9 +137,10 @@ class BackendFleet:
         held_elsewhere = sum(sent.model == model for b in self.backends if b not in serving for sent in b.requests)
         return self.offered_slots(model).slots + held_elsewhere
 
-    def lead(self, model: str) -> int:
+    def lead(self, model: str) -> Lead:
         """Return how many of the slots of `model` are beyond what its backends run at once."""
-        return sum(b.learned_slots.lead for b in self.backends_serving(model) if b.learned_slots is not None)
+        leads = [b.learned_slots.lead for b in self.backends_serving(model) if b.learned_slots is not None]
+        return Lead(sum(lead.kept for lead in leads), sum(lead.lent for lead in leads))
 
     def offered_slots(self, model: str) -> ModelSlots:
         """Return the slots that the healthy backends of `model` offer."""

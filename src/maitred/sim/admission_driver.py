@@ -26,6 +26,7 @@ from maitred.admission import (
     ReleaseReason,
     overcommit_problem,
 )
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots import START_SLOTS
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.errors import ConfigError
@@ -58,7 +59,7 @@ class AdmissionDriver:
         self.core = Admission(config, {}, load_probe) if log is None else RecordedAdmission(config, {}, log, load_probe)
         self._load_probe = load_probe
         self._config = config
-        self._capacity, self._lead = capacity, 0
+        self._capacity, self._lead = capacity, NO_LEAD
         self._event_queue = event_queue
         self.known_models: dict[str, None] = {}
         """The models for which requests have come, in that order."""
@@ -102,7 +103,7 @@ class AdmissionDriver:
         """Report the end of a request, and carry out the decisions that follow, such as the admission of the next one."""
         self._apply(self.core.release(request_id, end, now), now)
 
-    def resize(self, capacity: int, now: Micros, lead: int) -> None:
+    def resize(self, capacity: int, now: Micros, lead: Lead) -> None:
         """Set the slots of each model, of which `lead` are beyond what instances run at once, and carry out what follows."""
         self._capacity, self._lead = capacity, lead
         for model in self.known_models:

@@ -31,6 +31,7 @@ from __future__ import annotations
 from typing import Final
 
 from maitred.admission.config import MAX_SLOTS
+from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots.kv_limit import KvLimit
 from maitred.admission.learned_slots.limit_search import LimitSearch, lead_of
 from maitred.admission.learned_slots.shared_engine import SharedEngine
@@ -105,10 +106,11 @@ class SlotController:
         return self._search.limit
 
     @property
-    def lead(self) -> int:
-        """How many of the slots are beyond the limit, and for urgent requests only."""
+    def lead(self) -> Lead:
+        """The slots beyond the limit that are for urgent requests only, and those that are lent to all for a probe."""
         limit = self.limit
-        return 0 if limit is None or self._is_blind else max(0, min(self._search.urgent_lead, self.slots - limit))
+        kept = 0 if limit is None or self._is_blind else max(0, min(self._search.urgent_lead, self.slots - limit))
+        return Lead(kept, self._search.lent) if kept else NO_LEAD
 
     @property
     def state(self) -> SlotState:

@@ -79,7 +79,12 @@ class LimitSearch:
         self._short_since: Micros = 0
         self._probe_looks = 0
         self._filled_looks = 0
-        self._probed_limit = 0
+        self._probed_limit = self._num_lent = 0
+
+    @property
+    def lent(self) -> int:
+        """The slots beyond the limit and the lead that a probe has lent."""
+        return self._num_lent if self.is_probing else 0
 
     def forget(self) -> None:
         """Forget the limit, and keep the slots: it may be another engine now."""
@@ -192,7 +197,8 @@ class LimitSearch:
         self.is_probing, self._raised_at, self._probed_limit = True, now, limit
         self._probe_looks = self._filled_looks = 0
         wanted = ceil((limit + max(1.0, 0.03 * limit) + lead) / (1 - share)) + bool(demand.held)
-        self._set(max(self.slots, wanted), SlotReason.PROBE)
+        self._num_lent = max(self.slots, wanted) - limit - lead
+        self._set(limit + lead + self._num_lent, SlotReason.PROBE)
 
     def _watch_probe(self, own: OwnLoad, lead: int, now: Micros) -> None:
         """End a probe that is in vain: nothing has used it, or no more runs although more was sent."""
