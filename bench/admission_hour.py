@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from maitred.admission import Action, Admission, AdmissionConfig, ReleaseReason
+from maitred.admission.lead import Lead
 from maitred.admission.ticket import Ticket
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass
@@ -92,7 +93,7 @@ class Hour:
         draw = self.draw
         model = draw.choice(MODELS)
         self.capacity[model] = draw.choice((0, draw.randrange(1, 256), draw.randrange(200, 256)))
-        lead = min(draw.choice((0, 0, 1, 2)), self.capacity[model])
+        lead = Lead(min(draw.choice((0, 0, 1, 2)), self.capacity[model]), draw.choice((0, 0, 1)))
         self.follow(self.core.resize(model, self.capacity[model], self.now, lead))
         for number in draw.sample(list(self.tickets), min(8, len(self.tickets))):
             self.follow(self.core.set_stranded(number, stranded=draw.random() < 0.5, now=self.now))
