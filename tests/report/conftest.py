@@ -90,6 +90,11 @@ def make() -> Callable[[tuple[Row, ...], int], Results]:
 
 
 @pytest.fixture
+def sketch_of() -> Callable[..., QuantileSketch]:
+    return gaps_of
+
+
+@pytest.fixture
 def five() -> Results:
     return results_of(FIVE, 2_000_000)
 

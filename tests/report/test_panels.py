@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import pytest
 
-from conftest import gaps_of
+from maitred.core.histogram import QuantileSketch
 from maitred.report import Slo
 from maitred.report.panels import Curve, Panel, latency_panels, time_panels
 from maitred.sim import Results
@@ -115,8 +117,8 @@ def test_a_measured_request_waits_until_its_first_token(five: Results) -> None:
     assert waiting[index] == known.sum() < present[index]  # type: ignore[index]
 
 
-def test_gaps_of_every_class(told: Results) -> None:
-    sketches = {name: gaps_of(*gaps) for name, gaps in (("interactive", (10_000, 20_000)), ("bulk", (90_000,)))}
+def test_gaps_of_every_class(told: Results, sketch_of: Callable[..., QuantileSketch]) -> None:
+    sketches = {name: sketch_of(*gaps) for name, gaps in (("interactive", (10_000, 20_000)), ("bulk", (90_000,)))}
     gaps = ItlGaps(
         steps=np.array([1, 1, 1]),
         spans=np.array([10_000, 20_000, 90_000]),

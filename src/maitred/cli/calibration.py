@@ -239,10 +239,11 @@ def _fit_timeline(measured: Sequence[Path], name: str) -> Fit:
     from maitred.study.calibration.fitting import fit_timeline
     from maitred.study.calibration.importers import read_any_timeline
 
+    timelines = [read_any_timeline(path) for path in measured]  # first, so that a file of another kind is not called one
     if name != "linear":
         hint = "fit linear, or give measured steps: prefill_tokens, decode_tokens, context_tokens, step_us"
         raise ConfigError(f"a timeline of requests does not show enough for {name}", where=str(measured[0]), hint=hint)
-    return fit_timeline(*(read_any_timeline(path) for path in measured))
+    return fit_timeline(*timelines)
 
 
 def _instance_config(model: str, hardware: str, tensor_parallel_size: int) -> InstanceConfig:

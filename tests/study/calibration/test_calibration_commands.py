@@ -244,7 +244,11 @@ def test_what_is_wrong_with_a_timeline_is_said(maitred: Maitred) -> None:
     assert "t.csv:2: scheduled_ts should be between queued_ts and first_token_ts" in maitred("calibrate", "t.csv")[2]
     Path("t.csv").write_text(header.replace("\n", ",prefix_blocks16_seen_before\n") + "5,5,1,2,3,-4\n")
     assert "t.csv:2: prefix_blocks16_seen_before should be a whole number from 0" in maitred("calibrate", "t.csv")[2]
+    Path("t.csv").write_text(header + "5,5,1,2,3\n")
     assert "does not show enough for table" in maitred("calibrate", "t.csv", "--latency-model", "table")[2]
+    for content, said in (("x", "x.csv:1: there is no column 'input_tokens'"), ("", "x.csv: the file is empty")):
+        Path("x.csv").write_text(content)
+        assert said in maitred("calibrate", "x.csv", "--latency-model", "table")[2]
 
 
 def test_what_is_wrong_with_a_folder_is_said(maitred: Maitred, tmp_path: Path) -> None:
