@@ -128,7 +128,7 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         ),
         (
             "gateway: {backends: ['http://a:99999']}",
-            "1: gateway.backends: 'http://a:99999' is no URL: Port out of range 0-65535 (write it as http://host:port)",
+            "1: gateway.backends: 'http://a:99999' is no URL: its port is no number from 1 to 65535 (write it as http://host:port)",
         ),
         (
             "gateway: {backends: [http://a, http://a:80/]}",

@@ -33,9 +33,12 @@ class Origin(msgspec.Struct, frozen=True):
             raise ConfigError(f"{shown} has a space or control character in it", where=where, hint=hint)
         try:
             parts = urlsplit(url)
+        except ValueError as error:
+            raise ConfigError(f"{shown} is no URL: its host cannot be read", where=where, hint=hint) from error
+        try:
             port = parts.port
         except ValueError as error:
-            raise ConfigError(f"{shown} is no URL: {error}", where=where, hint=hint) from error
+            raise ConfigError(f"{shown} is no URL: its port is no number from 1 to 65535", where=where, hint=hint) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{shown} is no http or https URL", where=where, hint=hint)
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
