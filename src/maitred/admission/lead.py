@@ -26,6 +26,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from maitred.admission.ticket import Ticket, TicketState
@@ -48,6 +49,15 @@ class Lead(NamedTuple):
 
 
 NO_LEAD: Final = Lead()
+
+
+def sum_leads(leads: Iterable[Lead]) -> Lead:
+    """Return the lead of several engines together."""
+    kept = lent = 0
+    for lead in leads:
+        kept += lead.kept
+        lent += lead.lent
+    return Lead(kept, lent)
 
 
 class _Watched:

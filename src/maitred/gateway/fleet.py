@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from maitred.admission import fleet_load
-from maitred.admission.lead import Lead
+from maitred.admission.lead import Lead, sum_leads
 from maitred.core.contracts import FleetLoad
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
@@ -139,8 +139,7 @@ class BackendFleet:
 
     def lead(self, model: str) -> Lead:
         """Return how many of the slots of `model` are beyond what its backends run at once."""
-        leads = [b.learned_slots.lead for b in self.backends_serving(model) if b.learned_slots is not None]
-        return Lead(sum(lead.kept for lead in leads), sum(lead.lent for lead in leads))
+        return sum_leads(b.learned_slots.lead for b in self.backends_serving(model) if b.learned_slots is not None)
 
     def offered_slots(self, model: str) -> ModelSlots:
         """Return the slots that the healthy backends of `model` offer."""

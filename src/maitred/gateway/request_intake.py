@@ -304,15 +304,18 @@ class RequestIntake:
         elif fields.model is not None:
             model = str(fields.model)
         else:
-            served = self._fleet.list_models()
-            if not served:
-                raise error_responses.upstream_failed(None)
-            if len(served) > 1:
-                raise model_required()
-            model = str(served[0]["id"])
+            model = self._only_model()
         if not self._fleet.backends_serving(model):
             raise error_responses.model_unavailable(self._fleet, model)
         return model
+
+    def _only_model(self) -> str:
+        served = self._fleet.list_models()
+        if not served:
+            raise error_responses.upstream_failed(None)
+        if len(served) > 1:
+            raise model_required()
+        return str(served[0]["id"])
 
     def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str) -> PriorityClass:
         """Return the lower of the requested class and the cap of the tenant. Counts unknown and lowered classes."""

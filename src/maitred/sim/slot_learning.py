@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.lead import Lead
+from maitred.admission.lead import sum_leads
 from maitred.admission.learned_slots import (
     START_SLOTS,
     TICK_INTERVAL,
@@ -115,9 +115,7 @@ class SimulatedSlots:
                 changed = self._look(engine, demand, now) or changed
         if changed:
             controllers = [engine.controller for engine in self._engines]
-            leads = [controller.lead for controller in controllers]
-            lead = Lead(sum(lead.kept for lead in leads), sum(lead.lent for lead in leads))
-            self._driver.resize(sum(c.slots for c in controllers), now, lead)
+            self._driver.resize(sum(c.slots for c in controllers), now, sum_leads(c.lead for c in controllers))
         busy = [engine.controller.look_interval for engine in self._engines if engine.requests]
         self._is_ticking = bool(busy)
         if busy:

@@ -105,10 +105,9 @@ async def _serve_until_signal(
     certificate: ServerCertificate | None,
 ) -> None:
     server = _Server(app, drain_secs, certificate)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(handle_signals((signal.SIGINT, signal.SIGTERM), server.on_stop_signal))
-        if on_hangup is not None and hasattr(signal, "SIGHUP"):  # not on Windows
-            stack.enter_context(handle_signals((signal.SIGHUP,), on_hangup))
+    hangup = (signal.SIGHUP,) if on_hangup is not None and hasattr(signal, "SIGHUP") else ()  # not on Windows
+    stops = (signal.SIGINT, signal.SIGTERM)
+    with handle_signals(stops, server.on_stop_signal), handle_signals(hangup, on_hangup or server.on_stop_signal):
         await server.start(listener)
         on_ready(listener_url(listener, certificate))
         await server.told_to_stop.wait()
