@@ -81,7 +81,7 @@ clean:
 
 $(COMPILED)/.made: pyproject.toml tools/compile.py $(shell find src -name '*.py') | $(VENV)/.installed-dev
 	@rm -rf $(COMPILED)
-	@MAITRED_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) .
+	@MAITRED_COMPILE=1 nice $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) .
 	@touch $@
 
 $(BIN)/python:

@@ -119,7 +119,7 @@ class SlotPool(ABC):
         return self.slots.in_use > self.slots.capacity
 
     def leave_backend(self, ticket: Ticket, now: Micros) -> list[Decision]:
-        """Let a request keep its slot, or wait again, first in its lane, if fewer slots are left; or reject it after its timeout."""
+        """Let a request keep its slot, or wait again, first in its lane, if fewer are left; or reject it after its timeout."""
         if ticket.state is not _ADMITTED or not self.is_overdrawn:
             return self.set_stranded(ticket, stranded=False, now=now)
         self._release_slot(ticket, now)
