@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from maitred.core.contracts import BatchShape, ChunkShape
 from maitred.core.request import Request
@@ -107,6 +108,19 @@ def test_what_clients_see_beyond_the_steps_comes_back(kind, per_sequence):
     other = seen_by_clients(truth, rate_per_s=4, seed=9)
     assert validate("other", other, InstanceConfig(latency=latency)).worst_error < 0.05
     assert validate("other", other, InstanceConfig(latency=inside)).worst_error > 0.15
+
+
+def test_for_which_part_of_a_step_a_request_waits_is_chance_and_no_part_of_alpha():
+    """Requests come up to 10 ms earlier or later than the clock of the clients says: a step takes 20."""
+    truth, rng = LinearLatency((20_000, 1, 0), (3_000, 0, 0)), Random(9)
+    rows = []
+    for row in seen_by_clients(truth, rate_per_s=5, seed=8, requests=600):
+        moved = max(0.0, row.sent + rng.uniform(-0.01, 0.01))
+        rows.append(replace(row, sent=moved, queued=moved, scheduled=moved))
+    rows.sort(key=lambda row: row.sent)
+    _, outside = fit_outside(LinearLatency((20_000, 1, 0)), [rows], InstanceConfig())
+    typical = outside.alpha + 1_000 * outside.alpha_per_token
+    assert typical == pytest.approx(3_000, abs=1_500)
 
 
 def test_a_line_through_most_points():

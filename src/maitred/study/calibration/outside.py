@@ -7,8 +7,10 @@ saw are simulated with the step times that are known. Then
     c0, c1       (measured - simulated) decode time per step  =  c0 + c1 · sequences, robustly over requests: a server that
                  sends the tokens of all sequences works longer for more of them. `sequences` is how many were between their
                  first and last token meanwhile, on average; where that hardly differs, c1 is 0 and c0 the median
-    α0, α1       TTFT measured - simulated  =  α0 + α1 · prompt tokens, robustly, of the half of the requests that waited least
-                 in the simulated queue: where requests wait long, a small error of the steps is a large one of the wait
+    α0, α1       TTFT measured - simulated  =  α0 + α1 · prompt tokens, robustly, of the requests that waited for two steps at
+                 most in the simulated queue, or the half that waited least: where requests wait long, a small error of the
+                 steps is a large one of the wait. (Not fewer: for which part of a step a request waits is chance, so those
+                 that waited least in the simulation waited longer in the measurement, and α would be half a step too high)
 
 A longer step changes the queue, and so the rest, hence this is repeated. c0 and c1 go into the latency model (β0 and β2, the
 `sequences` of a table), because they hold the engine up. α does not.
@@ -75,7 +77,9 @@ def fit_outside(
     waits, prompts, missing = (
         np.concatenate(columns) for columns in zip(*(each.first_tokens() for each in simulated), strict=True)
     )
-    few = waits <= np.median(waits)
+    step_times = np.concatenate([each.step_times() for each in simulated])
+    step = np.median(step_times) if len(step_times) else 0.0
+    few = waits <= max(np.median(waits), 2 * step)
     alpha, per_token = robust_line(prompts[few], missing[few])
     found = OutsideTimes(per_step, per_sequence, alpha, per_token)
     return _with_alpha(_with_step(latency, per_step, per_sequence), found, float(np.median(prompts))), found
@@ -130,6 +134,12 @@ class _Simulated(msgspec.Struct, frozen=True, eq=False):
         first, arrival = results.first_token[order], results.arrival[order]
         decode, waited = results.finished[order] - first, results.scheduled[order] - arrival
         return cls(rows, (first - arrival).astype(float), decode.astype(float), waited.astype(float))
+
+    def step_times(self) -> Floats:
+        """Return the mean simulated time of a step, by request of several tokens."""
+        steps = np.array([row.output_tokens - 1 for row in self.rows])
+        times: Floats = self.decode[steps > 0] / steps[steps > 0]
+        return times
 
     def missing_per_step(self) -> Floats:
         """Return how much longer than simulated a step took, by request."""
