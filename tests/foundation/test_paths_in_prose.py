@@ -93,26 +93,29 @@ def definitions(file: str) -> set[str]:
 
 
 def rows_of_the_map(page: str) -> list[list[tuple[str, str]]]:
-    """Return the files and the names of each row of "Where it is decided"; a name belongs to the file before it."""
-    section = page.partition("## Where it is decided")[2].partition("\n## ")[0]
+    """Return the files and the names of each row of the page, from its last column; a name belongs to the file before it, and
+    `.name` to the class before it."""
     rows = [
-        re.findall(r"`([^`]+)`", line.split("|")[2])
-        for line in section.splitlines()
+        re.findall(r"`([^`]+)`", line.rstrip(" |").rpartition(" | ")[2])
+        for line in page.splitlines()
         if line.startswith("| ") and ".py`" in line
     ]
     named: list[list[tuple[str, str]]] = []
     for words in rows:
-        file, row = "", list[tuple[str, str]]()
+        file, owner, row = "", "", list[tuple[str, str]]()
         for word in words:
             if word.endswith(".py"):
-                file = word
+                file, owner = word, ""
             elif file and re.fullmatch(r"[\w.]+", word):
-                row.append((file, word))
+                name = owner + word if word.startswith(".") else word
+                owner = name.rpartition(".")[0]
+                row.append((file, name))
         named.append(row)
     return named
 
 
-MAP = rows_of_the_map((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+MAP_PAGE = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
+MAP = rows_of_the_map(MAP_PAGE)
 
 
 @pytest.mark.parametrize("row", MAP, ids=lambda row: row[0][1] if row else "files only")
@@ -121,13 +124,24 @@ def test_the_map_names_what_its_files_define(row: list[tuple[str, str]]) -> None
 
 
 def test_a_name_of_the_map_that_is_not_there_is_noticed() -> None:
-    page = "## Where it is decided\n| which | `core/units.py` `SECOND`, `Nothing.at_all`; `core/errors.py` `quote` |\n## Next"
+    page = "## A part\n| which | `core/units.py` `SECOND`, `Nothing.at_all`, `.nor_this`; `core/errors.py` `quote` |\n## Next"
     assert rows_of_the_map(page) == [
-        [("core/units.py", "SECOND"), ("core/units.py", "Nothing.at_all"), ("core/errors.py", "quote")]
+        [
+            ("core/units.py", "SECOND"),
+            ("core/units.py", "Nothing.at_all"),
+            ("core/units.py", "Nothing.nor_this"),
+            ("core/errors.py", "quote"),
+        ]
     ]
     assert "SECOND" in definitions("core/units.py")
     assert "Nothing.at_all" not in definitions("core/units.py")
     assert "DecisionLog.log_input" in definitions("core/decisions.py")
+
+
+def test_the_map_is_one_print() -> None:
+    assert len(MAP_PAGE) < 24_000, "a reader prints the page whole: shorten a row for each that is added"
+    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md"):
+        assert "where.md)" in (ROOT / page).read_text(encoding="utf-8").partition("\n## ")[0]
 
 
 def test_a_file_that_is_not_there_is_noticed() -> None:

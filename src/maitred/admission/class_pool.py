@@ -110,6 +110,7 @@ class ClassPool(SlotPool):
             preemptor = ticket.preemption_peer
             if preemptor is None and ticket.state is _VICTIM:
                 self._leaving -= _leaving_units(ticket)
+            self._free_slot(ticket, now)
             decisions = self._end_or_retry(ticket, release_reason, now)
             self.lead.on_freed()
             if preemptor is None:

@@ -85,6 +85,7 @@ class FlowPool(SlotPool):
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         if ticket.state in SLOT_HOLDING_STATES:
             self._pending_victims -= ticket.state is _VICTIM
+            self._free_slot(ticket, now)
             return [*self._end_or_retry(ticket, release_reason, now), *self.dispatch(now)]
         self._remove_waiter(ticket, now)
         ticket.transition(_RELEASE)

@@ -2,8 +2,9 @@
 
 The core finds tickets and settles what falls due in time. A pool decides which request enters, where a request waits,
 and which one is next. Two kinds of pools do this differently: `class_pool` by slots, `flow_pool` by the load of the
-instances. What both have in common stands here: holding and giving back a slot, waiting, being rejected, what becomes
-of a victim (`_end_or_retry`), and the counters and tenants' accounts that follow. Compiled (`tools/compile.py`).
+instances. What both have in common stands here: holding a slot and freeing it (`_free_slot`), waiting, being rejected,
+what becomes of a victim (`_end_or_retry`), and the counters and tenants' accounts that follow.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class SlotPool(ABC):
         """Let a request keep its slot, or wait again, first in its lane, if fewer are left; or reject it after its timeout."""
         if ticket.state is not _ADMITTED or not self.is_overdrawn:
             return self.set_stranded(ticket, stranded=False, now=now)
-        self._release_slot(ticket, now)
+        self._free_slot(ticket, now)
         ticket.transition(TicketEvent.QUEUE)
         ticket.stranded = False
         ticket.counters.retried += 1
@@ -207,7 +208,8 @@ class SlotPool(ABC):
             ticket.tenant_account.in_flight += 1
         self.victims.add(ticket)
 
-    def _release_slot(self, ticket: Ticket, now: Micros) -> None:
+    def _free_slot(self, ticket: Ticket, now: Micros) -> None:
+        """Free the slot of a request that gives it up. Its state, by which this counts, changes afterwards."""
         self.slots.give_back(ticket.lane, ticket.slot_units)
         if ticket.state is _ADMITTED:
             self.victims.discard(ticket)
@@ -221,8 +223,7 @@ class SlotPool(ABC):
             self.on_tenant_slot_freed(ticket.tenant_account.name)
 
     def _end_or_retry(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
-        """Free the slot of a request. It has left then; or it is a victim that is tried again, and waits."""
-        self._release_slot(ticket, now)  # First, because what it counts depends on the state, which changes below.
+        """End a request whose slot has just been freed; or let it wait again, if it is a victim that is tried again."""
         if ticket.state is not _VICTIM:
             ticket.counters.ended[release_reason] += 1
             ticket.transition(_RELEASE)

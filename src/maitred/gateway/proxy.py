@@ -12,8 +12,8 @@ preempted. When a client disconnects, the exchange cancels the task of its reque
 queue (`slot.granted`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request
 has ended with CLIENT_GONE; so it does at a shutdown, for every cancellation that gets so far counts as that. The core
 (`Admission.release`) hands it to the pool, which frees what the request has: its place in the queue, or its slot
-(`ClassPool.release`, or `FlowPool.release` under flow control). A victim that is not retried has left with `yield_slot`, and
-the core ignores the release by `finally`.
+(`ClassPool.release`, or `FlowPool.release` under flow control; the slot in `SlotPool._free_slot`). A victim that is not retried
+has left with `yield_slot`, and the core ignores the release by `finally`.
 
 **Memory** comes before the slot, so a paused program holds none; `_hold_memory` alone ends the step of a program, in its
 `finally`, as `_hold_slot` does for slots. If a program has to wait for memory elsewhere because its backend has failed, its

@@ -45,7 +45,9 @@ def new_memory(config: InstanceConfig) -> tuple[PrefixCache[Any] | None, BlockMa
 
 
 def new_batch(config: InstanceConfig, blocks: BlockManager) -> ContinuousBatch:
-    """Return an empty batch over `blocks`. Raises ConfigError for a batch scheduler that cannot be made or used here."""
+    """Return an empty batch over `blocks`; without `batching` by vLLM's rules, with the KV victim by `preemption_policy`, or by
+    the clients' priorities under `scheduling_policy: priority`. Raises ConfigError for a batch scheduler that cannot be made or
+    used here."""
     limits, name = config.batch_limits, config.batching
     if name is None:
         victims = PreemptionPolicy(config.preemption_policy)

@@ -167,7 +167,11 @@ class StepRun:
         return steps_on_line_within(self.first, self.growth, span, limit, self._line)[0]
 
     def truncate(self, now: Micros) -> None:
-        """End the run at the first step boundary at or after `now`, and not before its first step has ended."""
+        """End the run at the first step boundary at or after `now`, and not before its first step has ended.
+
+        Its callers decide whether an input ends it: an arrival only while the batch has room (`Instance.enqueue`), a withdrawal
+        and another limit always (`Instance`), another order of the wait queue as well (`EngineCore.start_run`).
+        """
         if self.steps == 1 or self.ends_at <= now:
             return
         step_time = self.step_time

@@ -121,7 +121,7 @@ class ModelPool:
         """Return the open backend that has most left, even if that is negative, or None if none is open."""
         return max(self.open_backends, key=lambda backend: (backend.remaining, -backend.active_tokens), default=None)
 
-    def _roomiest(self, backends: Sequence[BackendMemory]) -> BackendMemory | None:
+    def _with_most_room(self, backends: Sequence[BackendMemory]) -> BackendMemory | None:
         """Return the one of `backends` with most room for a new program, or None if there are none."""
         if len(backends) == 1:
             return backends[0]
@@ -158,7 +158,7 @@ class ModelPool:
         caller places each before it asks for the next."""
         held = yield from self._serve_oldest(now)
         open_backends = [backend for backend in backends if backend.is_open and backend is not held]
-        best = self._roomiest(open_backends)
+        best = self._with_most_room(open_backends)
         # Most events leave no room at all: then one comparison is all they cost.
         while best is not None and self._has_room_for_smallest(best):
             room = self.room(best)
@@ -166,7 +166,7 @@ class ModelPool:
             if program is None:
                 return
             yield Placement(program, best.index)
-            best = self._roomiest(open_backends)
+            best = self._with_most_room(open_backends)
 
     def _has_room_for_smallest(self, backend: BackendMemory) -> bool:
         smallest = self.waiting.smallest()
@@ -176,7 +176,7 @@ class ModelPool:
         """Yield a place for each program that has waited for `patience_secs`, oldest first. Return the backend that is held for
         the first one that does not fit, or None."""
         while (oldest := self._waits_too_long(self._patience, now)) is not None:
-            best = self._roomiest(self.open_backends)
+            best = self._with_most_room(self.open_backends)
             if best is None or oldest.tokens + self._buffer > self.room(best):
                 return best
             yield Placement(oldest, best.index)
@@ -214,7 +214,7 @@ class ModelPool:
         """Return the idle programs of the backend with most room without which the program that has waited longest, for any
         time, fits there; none of a higher class than that."""
         oldest = self._waits_too_long(0, now) if self._rules.bounds_waiting else None
-        best = self._roomiest(self.open_backends)
+        best = self._with_most_room(self.open_backends)
         if oldest is None or best is None:
             return ()
         missing = oldest.tokens + self._buffer - self.room(best)
