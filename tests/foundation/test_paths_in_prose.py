@@ -98,18 +98,19 @@ def rows_of_the_map(page: str) -> list[list[tuple[str, str]]]:
     rows = [
         re.findall(r"`([^`]+)`", line.rstrip(" |").rpartition(" | ")[2])
         for line in page.splitlines()
-        if line.startswith("| ") and ".py`" in line
+        if line.startswith("| ") and ".py" in line
     ]
     named: list[list[tuple[str, str]]] = []
     for words in rows:
         file, owner, row = "", "", list[tuple[str, str]]()
         for word in words:
-            if word.endswith(".py"):
-                file, owner = word, ""
-            elif file and re.fullmatch(r"[\w.]+", word):
-                name = owner + word if word.startswith(".") else word
-                owner = name.rpartition(".")[0]
-                row.append((file, name))
+            if found := re.match(r"([\w/]+\.py)(: |$)", word):
+                file, owner = found[1], ""
+            for name in re.split(", ", word[found.end() :] if found else word):
+                if file and re.fullmatch(r"[\w.]+", name):
+                    full = owner + name if name.startswith(".") else name
+                    owner = full.rpartition(".")[0]
+                    row.append((file, full))
         named.append(row)
     return named
 
@@ -124,7 +125,7 @@ def test_the_map_names_what_its_files_define(row: list[tuple[str, str]]) -> None
 
 
 def test_a_name_of_the_map_that_is_not_there_is_noticed() -> None:
-    page = "## A part\n| which | `core/units.py` `SECOND`, `Nothing.at_all`, `.nor_this`; `core/errors.py` `quote` |\n## Next"
+    page = "## A part\n| which | `core/units.py: SECOND, Nothing.at_all` (x), `.nor_this`; `core/errors.py: quote` |\n## Next"
     assert rows_of_the_map(page) == [
         [
             ("core/units.py", "SECOND"),
