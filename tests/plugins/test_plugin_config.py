@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from maitred.core.errors import ConfigError
+from maitred.plugins.vllm import check_version
 from maitred.plugins.vllm.config import made_policy, read_config
-from maitred.plugins.vllm.version import check_version
 from maitred.queueing.bounded import Bounded
 from maitred.queueing.orders import FirstComeFirstServed, ShortestJobFirst
 from maitred.queueing.priority import ByPriority

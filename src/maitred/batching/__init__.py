@@ -4,10 +4,9 @@ A batch former fills each step of an engine with work: a token for each sequence
 the token budget, the sequence limit and the KV blocks go. It owns the running batch; the wait queue decides which sequence is
 next, `kv` what memory is left, and the instance when a step begins and ends.
 
-    running_batch.py      RunningBatch: the books of a batch, whoever plans its steps
+    running_batch.py      RunningBatch: the books of a batch, whoever plans its steps; StepPlan: what was decided about one
     continuous.py         ContinuousBatch: as vLLM plans its steps; plan_ahead.py: the same one step ahead
     limits.py             the limits of a step, and which sequence loses its KV
-    step_plan.py          StepPlan: what was decided about one step
     schedulers.py         the interfaces of TensorRT-LLM: capacity first, then the micro-batch; llm_request.py: a request as
                           they see it
     capacity.py           its capacity policies, on block_needs.py (arithmetic) and capacity_budgets.py (what a pass counts)
@@ -46,6 +45,7 @@ from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk,
 from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.micro_batch import TokenBudgetScheduler
 from maitred.batching.plan_ahead import AheadBatch
+from maitred.batching.running_batch import StepPlan
 from maitred.batching.scheduler_batch import SchedulerBatch
 from maitred.batching.schedulers import (
     CapacityScheduler,
@@ -55,7 +55,6 @@ from maitred.batching.schedulers import (
     SimpleScheduler,
     insert_by_priority,
 )
-from maitred.batching.step_plan import StepPlan
 
 __all__ = [
     "BATCH_SCHEDULERS",

@@ -29,8 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
-from maitred.batching.running_batch import RunningBatch
-from maitred.batching.step_plan import StepPlan
+from maitred.batching.running_batch import RunningBatch, StepPlan
 from maitred.core.contracts import WaitQueue
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros

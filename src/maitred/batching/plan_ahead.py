@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from maitred.batching.continuous import ContinuousBatch
 from maitred.batching.limits import BatchLimits, PreemptionPolicy
-from maitred.batching.step_plan import StepPlan
+from maitred.batching.running_batch import StepPlan
 from maitred.core.contracts import WaitQueue
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros

@@ -37,8 +37,8 @@ from maitred.batching.instance_kv_cache import ActiveRequest, InstanceKvCache
 from maitred.batching.kv_cache_view import KvCacheView
 from maitred.batching.limits import BatchLimits, PrefillChunk
 from maitred.batching.llm_request import LlmRequest, LlmRequestState
+from maitred.batching.running_batch import StepPlan
 from maitred.batching.schedulers import RequestScheduler, SchedulerOutput, SimpleScheduler
-from maitred.batching.step_plan import StepPlan
 from maitred.core.contracts import WaitQueue
 from maitred.core.errors import ConfigError, InvariantError, MaitredError
 from maitred.core.sequence import SequenceState

@@ -4,6 +4,10 @@ A flag that stands for a key of the configuration is a `KeyFlag`, a row of the t
 and its text come from the field of the config struct. Every other flag is a field of the command's own frozen dataclass,
 annotated with `flag(...)`. `command` makes one signature of both, which typer reads; the config structs are imported only when
 that signature is asked for, so that other commands start without them.
+
+What a shell offers for a value, after `maitred --install-completion`: the values of a key with fixed ones, and the names that
+are known where a flag names a plug-in, a model or a GPU. A file in their place is left to the shell, which completes files
+where nothing is offered.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_args
 import typer
 from typer.models import OptionInfo, ParameterInfo
 
-from maitred.cli.completion import offer, offered_names
 from maitred.core.errors import ConfigError
 from maitred.core.units import to_ms
 
@@ -285,3 +288,49 @@ def _help(text: str, default: object, known: Mapping[str, str]) -> str:
     without = null if default is None else "" if isinstance(default, (bool, tuple)) else shown
     whole = f"{first} Default: {without}." if without else first
     return re.sub(r"`([^`]*)`", lambda quoted: known.get(quoted[1], quoted[1]), whole).replace("[", r"\[")
+
+
+_REGISTRIES = {
+    "--scheduler": "scheduler",
+    "--batching": "batch scheduler",
+    "--priority-policy": "priority policy",
+    "--admission-policy": "admission policy",
+    "--routing-policy": "routing policy",
+    "--latency-model": "latency model",
+    "--radix-eviction-policy": "eviction policy",
+    "--acting-estimator": "acting estimator",
+}
+"""The kind of plug-in that a flag names."""
+
+
+def offer(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a function for typer that offers these values."""
+    known = [str(value) for value in values]
+
+    def matching(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return matching
+
+
+def offered_names(flag: str) -> Callable[[str], list[str]] | None:
+    """Return a function for typer that offers the names which a flag takes, or None if it names nothing that is known."""
+    if flag not in (*_REGISTRIES, "--model", "--hardware"):
+        return None
+
+    def matching(incomplete: str) -> list[str]:
+        return offer(_names(flag))(incomplete)
+
+    return matching
+
+
+def _names(flag: str) -> Iterable[str]:
+    """Return the names that a flag takes. What knows them is imported only when a shell asks."""
+    from maitred.config.root import KINDS
+    from maitred.instance.catalogue import hardware_names, model_names
+
+    if flag == "--model":
+        return model_names()
+    if flag == "--hardware":
+        return hardware_names()
+    return next(kind for kind in KINDS if kind.kind == _REGISTRIES[flag])

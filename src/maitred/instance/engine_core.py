@@ -37,11 +37,10 @@ from maitred.instance.async_scheduling import UnseenArrivals
 from maitred.instance.batch_former import EngineParts
 from maitred.instance.completion_heap import CompletionHeap
 from maitred.instance.config import InstanceConfig
+from maitred.instance.entry_limits import LengthLimits, QueueCaps
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
-from maitred.instance.length_limits import LengthLimits
-from maitred.instance.queue_caps import QueueCaps
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.instance.step_run import StepRun
 from maitred.kv import PrefixBlockManager

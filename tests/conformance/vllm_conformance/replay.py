@@ -24,7 +24,7 @@ from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceConfig, InstanceEvent, LinearLatency
 from maitred.instance.batch_former import EngineParts, standard_parts
 from maitred.instance.engine_core import EngineCore
-from maitred.instance.length_limits import LengthLimits
+from maitred.instance.entry_limits import LengthLimits
 from maitred.kv import PromptTokenIds
 from maitred.queueing import KeyPolicy
 

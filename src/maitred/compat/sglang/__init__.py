@@ -7,9 +7,9 @@ batch.py                SGLangBatch: the steps of an instance; parts.py makes it
                         joins it to queue and KV
 rules.py                the options that bound its prefill batches
 prefill_pass.py         how one prefill batch is formed, of requests as prefill_request.py sees them
-prefill_adder.py        how many requests and tokens it takes; prefill_delayer.py: when prefill waits for the other ranks
+prefill_adder.py        how many requests and tokens it takes, and whether memory lasts until others end;
+                        prefill_delayer.py: when prefill waits for the other ranks
 retraction.py           which decoding request gives up its KV
 new_token_ratio.py      how much of its allowed answer a request is expected to generate
 expected_answers.py     the sum of that over the running requests
-free_token_forecast.py  whether memory lasts until others end
 """

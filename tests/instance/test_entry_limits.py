@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.request import Request
-from maitred.instance.length_limits import LengthLimits
+from maitred.instance.entry_limits import LengthLimits
 
 
 @given(
