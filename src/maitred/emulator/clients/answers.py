@@ -17,6 +17,7 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Final
 
 from maitred.core.units import Micros
@@ -29,8 +30,11 @@ _CACHED: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})\b')
 _USAGE: Final = b'"usage"'
 _ERROR: Final = re.compile(rb'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _DONE: Final = b"data: [DONE]"
-_END_PIECES: Final = 4
-"""Pieces at the end of a stream in which the usage is looked for."""
+_KEPT_PIECES: Final = 16
+"""Pieces at the end in which the usage is looked for, or what an error says."""
+_ODD_PIECES: Final = 4
+"""Pieces at the end of many that are counted one by one: those with a reason, the usage and the end have no text."""
+_LINE_END: Final = {*b"\n"}
 _HALF_EVENT: Final = 64
 """Bytes of a piece that are kept while it is not known how the endpoint writes a text."""
 _MAX_ERROR_BYTES: Final = 4_096
@@ -71,7 +75,7 @@ class Answer:
         """How the endpoint begins a text, and how it writes an empty one."""
         self._before = b""
         """The end of the piece before, in which a mark may have begun."""
-        self._last_pieces: deque[bytes] = deque(maxlen=_END_PIECES)
+        self._last_pieces: deque[bytes] = deque(maxlen=_KEPT_PIECES)
         self._pieces: list[bytes] | None = [] if keeps_text or not is_stream else None
 
     def on_piece(self, piece: bytes, now: Micros) -> None:
@@ -85,7 +89,7 @@ class Answer:
     def on_pieces(self, pieces: Sequence[bytes], instants: Sequence[Micros]) -> None:
         """Take pieces of a stream that came one after another, each at its instant."""
         # Nearly always each of them but the last few is one whole event with a text or several, and they are counted at once.
-        calm = 0 if self._before or not self.instants else max(0, len(pieces) - _END_PIECES)
+        calm = 0 if self._before or not self.instants else max(0, len(pieces) - _ODD_PIECES)
         counts = self._counts(pieces[:calm]) if calm else None
         if counts is None:
             calm = 0
@@ -95,16 +99,15 @@ class Answer:
             self.instants.extend([now for now, count in zip(instants, counts, strict=False) for _ in range(count)])
         for piece, now in zip(pieces[calm:], instants[calm:], strict=True):
             self._count_tokens(piece, now)
-        self._last_pieces.extend(pieces[-_END_PIECES:])
+        self._last_pieces.extend(pieces[-_KEPT_PIECES:])
         if self._pieces is not None:
             self._pieces.extend(pieces)
 
     def _counts(self, pieces: Sequence[bytes]) -> list[int] | None:
         """Return how many texts begin in each piece, or None if more is to be known of them: a piece has none, or
-        one that is written otherwise; a text is empty, or begins where a piece ends."""
-        mark, whole = self._mark, b"".join(pieces)
-        counts = [piece.count(mark) for piece in pieces]
-        if 0 in counts or sum(counts) != whole.count(mark) or self._empty in whole or not pieces[-1].endswith(b"\n"):
+        one that is written otherwise; a text is empty; or a piece ends within an event, where a text may begin."""
+        counts = list(map(bytes.count, pieces, repeat(self._mark)))
+        if 0 in counts or {piece[-1] for piece in pieces} != _LINE_END or b"".join(pieces).rfind(self._empty) >= 0:
             return None
         return counts
 
@@ -148,7 +151,7 @@ class Answer:
     def is_whole(self) -> bool:
         """Whether a stream has said that it is complete, or has given its usage."""
         end = self._end()
-        return not self._is_stream or _DONE in end or bool(_OUTPUT.search(end))
+        return not self._is_stream or end.rfind(_DONE) >= 0 or bool(_OUTPUT.search(end))
 
     def usage(self) -> tuple[int | None, int | None, int | None]:
         """Return the prompt tokens, output tokens and cached tokens that the endpoint reports; None for what it does not."""

@@ -1,12 +1,18 @@
 """LoadConnection: one connection of a load, and the response that it carries, in as few steps as possible.
 
 `wire.client_framing` says where a response ends, and `answers` which tokens have come. A stream of tokens is one small piece
-after another, and looking into each when it comes would cost more than everything else. So the pieces of a stream in chunks are
-gathered with the instants at which they came, once its first token is there. They are counted and parsed together when one ends
-as the last chunk does, is unusually large, or when `_MAX_GATHERED` are there. Whatever else a server sends is parsed at once.
+after another, and looking into each when it comes would cost more than everything else. So
+
+    1. the body of a stream in chunks is skipped by the parser, and its tokens are counted in the reads as they came, since the
+       framing of chunks does no harm there;
+    2. once the first token is there, reads are only gathered, with the instants at which they came. They are counted and
+       parsed together when one ends as the last chunk does, is unusually large, or when `_MAX_GATHERED` are there.
+
+Any other response (an error, an answer that does not stream or whose text is kept) is parsed at once, with its body. Which of
+the two it is shows in the head, so a stream that was expected and did not come is parsed again from its first byte.
 
 Example: a head and 50 events in 50 reads, then the last chunk. The framing sees the first read, and then all others at once;
-the answer sees the first two as they come, and then all others at once.
+the answer sees the first read as it comes, and then all others at once.
 """
 
 from __future__ import annotations
@@ -25,7 +31,8 @@ from maitred.wire.sse import is_event_stream
 
 _MAX_HEAD: Final = 65_536
 _MAX_GATHERED: Final = 256
-_LAST_CHUNK: Final = b"\r\n\r\n"
+_HEAD_END: Final = b"\r\n\r\n"
+_LAST_CHUNK: Final = _HEAD_END
 _SHORT: Final = 8
 """Bytes of a read that may be the rest of the last chunk."""
 _LARGE: Final = 16_384
@@ -46,16 +53,15 @@ class LoadConnection(asyncio.Protocol):
         self._on_response: Callable[[str], object] | None = None
         self._answer: Answer
         self._gathered: list[bytes] = []
-        """Pieces of the response that are not parsed yet."""
-        self._uncounted: list[bytes] = []
-        """The last pieces of `_gathered`, whose tokens are not counted yet."""
+        """Reads that are not counted and parsed yet."""
         self._came_at: list[int] = []
-        """When the pieces of `_uncounted` came, in ns."""
-        self._may_count_raw = False
-        self._counts_raw = False
-        """Whether pieces are counted before they are parsed."""
+        """When the reads of `_gathered` came, in ns."""
+        self._expects_stream = False
+        """Whether the body of the present response is skipped, because a stream is expected."""
         self._gathers = False
-        """Whether pieces are only gathered, to be counted and parsed later."""
+        """Whether reads are only gathered, to be counted and parsed later."""
+        self._head = b""
+        """What has come of a response whose body is skipped, until its head is complete."""
         self.status = 0
         """Status of the present response; 0 before its head."""
         self.headers: Headers = []
@@ -76,22 +82,23 @@ class LoadConnection(asyncio.Protocol):
         answer: Answer,
         on_response: Callable[[str], object],
         *,
-        keeps_text: bool,
+        expects_stream: bool,
     ) -> None:
-        """Send a request. `on_response` gets "" when the whole response has come, or else what went wrong."""
+        """Send a request. `on_response` gets "" when the whole response has come, or else what went wrong. With
+        `expects_stream` the answer is told of a stream as it was read, with the framing of its chunks."""
         assert self._transport is not None
-        head = self._framing.send_request("POST", target, authority, headers, len(body))
+        head = self._framing.send_request("POST", target, authority, headers, len(body), skips_body=expects_stream)
         self._answer, self._on_response = answer, on_response
-        self.status, self.headers = 0, []
-        self._may_count_raw = not keeps_text
+        self.status, self.headers, self._head = 0, [], b""
+        self._expects_stream = expects_stream
         write_message(self._transport, head, body)
 
     def count_gathered(self) -> None:
         """Tell the answer of all that has come."""
-        if self._uncounted:
-            uncounted, came_at = self._uncounted, self._came_at
-            self._uncounted, self._came_at = [], []
-            self._answer.on_pieces(uncounted, self._instants_of(came_at))
+        if self._gathered:
+            gathered, came_at = self._gathered, self._came_at
+            self._gathered, self._came_at = [], []
+            self._answer.on_pieces(gathered, self._instants_of(came_at))
 
     def close(self) -> None:
         """Close the connection; a request that it carries ends."""
@@ -103,19 +110,14 @@ class LoadConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._gathers:
-            self._uncounted.append(data)
+            self._gathered.append(data)
             self._came_at.append(monotonic_ns())
-            is_end = data.endswith(_LAST_CHUNK) or not _SHORT <= len(data) <= _LARGE
-            if is_end or len(self._uncounted) == _MAX_GATHERED:
+            if data.endswith(_LAST_CHUNK) or not _SHORT <= len(data) <= _LARGE or len(self._gathered) == _MAX_GATHERED:
                 self._parse_gathered()
         elif self._on_response is None:
             self.close()
-        elif self._counts_raw:
-            self._answer.on_piece(data, self._now())
-            self._gathered.append(data)
-            self._gathers = bool(self._answer.instants)
-            if data.endswith(_LAST_CHUNK) or not _SHORT <= len(data) <= _LARGE or len(self._gathered) == _MAX_GATHERED:
-                self._parse_gathered()
+        elif self._expects_stream:
+            self._begin_stream(data)
         else:
             self._handle(self._framing.receive_data(data))
 
@@ -133,21 +135,42 @@ class LoadConnection(asyncio.Protocol):
     def _now(self) -> Micros:
         return self._instants_of((monotonic_ns(),))[0]
 
+    def _begin_stream(self, data: bytes) -> None:
+        """Take a read of a response whose body is skipped, before its first token."""
+        events = self._framing.receive_data(data)
+        if not self.status:
+            self._head += data
+            data = b""
+            if events and type(events[0]) is ResponseHead:
+                if not _is_stream_in_chunks(events[0]):
+                    self._parse_again()
+                    return
+                self.status, self.headers = events[0].status, events[0].headers
+                data = self._head[self._head.index(_HEAD_END) + len(_HEAD_END) :]
+        if data:
+            self._answer.on_piece(data, self._now())
+            self._gathers = bool(self._answer.instants)
+        self._handle(events)
+
+    def _parse_again(self) -> None:
+        """Parse what has come of a response with its body, which is needed after all."""
+        self._framing.close()
+        self._expects_stream, self._framing = False, ClientFraming(_MAX_HEAD)
+        self._framing.send_request("POST", "/", "", (), 0)
+        self._handle(self._framing.receive_data(self._head))
+
     def _parse_gathered(self) -> None:
-        gathered = b"".join((*self._gathered, *self._uncounted))
+        gathered = b"".join(self._gathered)
         self.count_gathered()
-        self._gathered.clear()
         if gathered and self._on_response is not None:
             self._handle(self._framing.receive_data(gathered))
 
     def _handle(self, events: Sequence[object]) -> None:
         now = 0
-        # Pieces that were counted say nothing more: only their end does, which comes last.
-        for event in events[-1:] if self._counts_raw else events:
+        for event in events:
             if type(event) is bytes:
-                if not self._counts_raw:
-                    now = now or self._now()
-                    self._answer.on_piece(event, now)
+                now = now or self._now()
+                self._answer.on_piece(event, now)
             elif type(event) is ResponseHead:
                 self.status, self.headers = event.status, event.headers
             elif event is END:
@@ -158,11 +181,6 @@ class LoadConnection(asyncio.Protocol):
                 self.close()
                 self._end(str(cast(FramingError, event)))
                 return
-        # From the read after the head on.
-        if self._may_count_raw and self.status == 200 and not self._counts_raw:
-            chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
-            self._counts_raw = chunked and is_event_stream(self.headers)
-            self._may_count_raw = False
 
     def _finish(self) -> None:
         transport, framing = self._transport, self._framing
@@ -175,8 +193,12 @@ class LoadConnection(asyncio.Protocol):
 
     def _end(self, problem: str) -> None:
         self.count_gathered()
-        self._gathered.clear()
-        self._counts_raw = self._gathers = False
+        self._gathers = False
         on_response, self._on_response = self._on_response, None
         if on_response is not None:
             on_response(problem)
+
+
+def _is_stream_in_chunks(head: ResponseHead) -> bool:
+    is_chunked = any(name == b"transfer-encoding" for name, _ in head.headers)
+    return is_chunked and head.status == 200 and is_event_stream(head.headers)

@@ -245,7 +245,7 @@ class RequestSender:
             body,
             sent.answer,
             on_response,
-            keeps_text=keeps_text,
+            expects_stream=request.stream and not keeps_text,
         )
 
     def _headers_of(self, request: Request) -> Sequence[tuple[bytes, bytes]]:
