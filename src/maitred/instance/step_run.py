@@ -7,6 +7,9 @@ that line, and `floor_sums` adds it up. Other models are asked.
 Example: a run of 30 steps of 120 µs starts at t = 0 and ends at t = 3,600. A request arrives at t = 250. The next step
 boundary is ceil(250 / 120) = 3 steps after the start, so the run has 3 steps and ends at t = 360.
 
+What truncates a run: an arrival, but only while the batch has room for it (`Instance.enqueue`); a withdrawal and another limit
+(`Instance`); another order of the wait queue (`EngineCore.start_run`).
+
 Compiled (`tools/compile.py`).
 """
 
@@ -167,11 +170,7 @@ class StepRun:
         return steps_on_line_within(self.first, self.growth, span, limit, self._line)[0]
 
     def truncate(self, now: Micros) -> None:
-        """End the run at the first step boundary at or after `now`, and not before its first step has ended.
-
-        Its callers decide whether an input ends it: an arrival only while the batch has room (`Instance.enqueue`), a withdrawal
-        and another limit always (`Instance`), another order of the wait queue as well (`EngineCore.start_run`).
-        """
+        """End the run at the first step boundary at or after `now`, and not before its first step has ended (when: see above)."""
         if self.steps == 1 or self.ends_at <= now:
             return
         step_time = self.step_time
