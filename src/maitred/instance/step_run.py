@@ -170,7 +170,7 @@ class StepRun:
         return steps_on_line_within(self.first, self.growth, span, limit, self._line)[0]
 
     def truncate(self, now: Micros) -> None:
-        """End the run at the first step boundary at or after `now`, and not before its first step has ended (when: see above)."""
+        """End the run at the first step boundary at or after `now`, not before the end of its first step (when: see above)."""
         if self.steps == 1 or self.ends_at <= now:
             return
         step_time = self.step_time
