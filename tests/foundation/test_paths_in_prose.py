@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,79 +70,6 @@ def test_a_file_that_its_package_does_not_name_is_noticed() -> None:
     assert holds_plugins(PACKAGE / "queueing" / "orders.py")
     assert not holds_plugins(PACKAGE / "queueing" / "base.py")
     assert unnamed("pools.py  what all pools have in common", {"pools", "pool"}) == ["pool"]
-
-
-def definitions(file: str) -> set[str]:
-    """Return the names that a module defines, those in classes as `Class.name`."""
-
-    def names(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-        for node in body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield node.name, node
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                yield node.target.id, node
-            elif isinstance(node, ast.Assign):
-                yield from ((target.id, node) for target in node.targets if isinstance(target, ast.Name))
-
-    found = set[str]()
-    for name, node in names(ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body):
-        found.add(name)
-        if isinstance(node, ast.ClassDef):
-            found.update(f"{name}.{member}" for member, _ in names(node.body))
-    return found
-
-
-def rows_of_the_map(page: str) -> list[list[tuple[str, str]]]:
-    """Return the files and the names of each row of the page, from its last column; a name belongs to the file before it, and
-    `.name` to the class before it."""
-    rows = [
-        re.findall(r"`([^`]+)`", line.rstrip(" |").rpartition(" | ")[2])
-        for line in page.splitlines()
-        if line.startswith("| ") and ".py" in line
-    ]
-    named: list[list[tuple[str, str]]] = []
-    for words in rows:
-        file, owner, row = "", "", list[tuple[str, str]]()
-        for word in words:
-            if found := re.match(r"([\w/]+\.py)(: |$)", word):
-                file, owner = found[1], ""
-            for name in re.split(", ", word[found.end() :] if found else word):
-                if file and re.fullmatch(r"[\w.]+", name):
-                    full = owner + name if name.startswith(".") else name
-                    owner = full.rpartition(".")[0]
-                    row.append((file, full))
-        named.append(row)
-    return named
-
-
-MAP_PAGE = (ROOT / "docs" / "where.md").read_text(encoding="utf-8")
-MAP = rows_of_the_map(MAP_PAGE)
-
-
-@pytest.mark.parametrize("row", MAP, ids=lambda row: row[0][1] if row else "files only")
-def test_the_map_names_what_its_files_define(row: list[tuple[str, str]]) -> None:
-    assert [(file, name) for file, name in row if name not in definitions(file)] == []
-
-
-def test_a_name_of_the_map_that_is_not_there_is_noticed() -> None:
-    page = "## A part\n| which | `core/units.py: SECOND, Nothing.at_all` (x), `.nor_this`; `core/errors.py: quote` |\n## Next"
-    assert rows_of_the_map(page) == [
-        [
-            ("core/units.py", "SECOND"),
-            ("core/units.py", "Nothing.at_all"),
-            ("core/units.py", "Nothing.nor_this"),
-            ("core/errors.py", "quote"),
-        ]
-    ]
-    assert "SECOND" in definitions("core/units.py")
-    assert "Nothing.at_all" not in definitions("core/units.py")
-    assert "DecisionLog.log_input" in definitions("core/decisions.py")
-
-
-def test_the_map_is_one_print() -> None:
-    assert len(MAP_PAGE) < 24_000, "a reader prints the page whole: shorten a row for each that is added"
-    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md"):
-        assert "where.md)" in (ROOT / page).read_text(encoding="utf-8").partition("\n## ")[0]
 
 
 def test_a_file_that_is_not_there_is_noticed() -> None:

@@ -1,0 +1,87 @@
+"""docs/where.md is true: each name is in its file; and tools/where.py finds the code of a row."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("where_tool", ROOT / "tools" / "where.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where `NamedTuple` looks for the types of its fields
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = loaded()
+PAGE = TOOL.PAGE.read_text(encoding="utf-8")
+ROWS = TOOL.rows_of(PAGE)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.question[:40])
+def test_the_map_names_what_its_files_define(row: tuple[str, str, list[tuple[str, str]]]) -> None:
+    _, _, names = row
+    assert names
+    assert [(file, name) for file, name in names if name and name not in TOOL.definitions(file)] == []
+
+
+def test_a_name_of_the_map_that_is_not_there_is_noticed() -> None:
+    page = "## A part\n| which | `core/units.py: SECOND, Nothing.at_all` (x), `.nor_this`; `core/errors.py` |\n## Next"
+    (row,) = TOOL.rows_of(page)
+    assert row.question == "which"
+    assert row.names == [
+        ("core/units.py", "SECOND"),
+        ("core/units.py", "Nothing.at_all"),
+        ("core/units.py", "Nothing.nor_this"),
+        ("core/errors.py", ""),
+    ]
+    assert "SECOND" in TOOL.definitions("core/units.py")
+    assert "Nothing.at_all" not in TOOL.definitions("core/units.py")
+    assert "DecisionLog.log_input" in TOOL.definitions("core/decisions.py")
+
+
+def test_the_map_is_one_print_and_the_first_thing_that_pages_name() -> None:
+    assert len(PAGE) < 24_000, "a reader prints the page whole: shorten a row for each that is added"
+    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md"):
+        assert "where.md)" in (ROOT / page).read_text(encoding="utf-8").partition("\n## ")[0]
+
+
+def test_the_source_of_a_name_is_printed_with_its_decorator_and_its_docstring() -> None:
+    assert TOOL.source("admission/tenants.py", "TenantAccount.at_limit").startswith("    @property\n    def at_limit")
+    assert TOOL.source("core/units.py", "to_ms").endswith("return span / MILLISECOND")
+    limit = TOOL.source("gateway/config.py", "GatewayConfig.max_models")
+    assert limit.splitlines()[0].startswith("    max_models: int =")
+    assert limit.endswith('"""')
+
+
+def test_of_a_long_class_and_of_a_file_there_are_the_contents() -> None:
+    pool = TOOL.source("admission/class_pool.py", "ClassPool")
+    assert pool.startswith("class ClassPool(SlotPool):")
+    assert "def submit(self" in pool
+    assert "self.slots" not in pool
+    assert "def quote(" in TOOL.source("core/errors.py", "")
+
+
+def test_words_find_rows() -> None:
+    rows = TOOL.rows_of("| a cat | `core/units.py: SECOND` |\n| a dog | `core/errors.py: quote` |")
+    assert next(iter(TOOL.answer(rows, ["A", "dog"], with_source=False))) == "# a dog"
+    assert not list(TOOL.answer(rows, ["cat", "dog"], with_source=False))
+
+
+def test_the_tool_runs_without_anything_installed() -> None:
+    command = [sys.executable, "-S", "tools/where.py", "--list", "client", "leaves"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "## SlotPool._free_slot  src/maitred/admission/slot_pool.py:" in printed
+    unknown = subprocess.run([*command[:-2], "zeppelin"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert unknown.returncode == 1
+    assert "may a newcomer enter" in unknown.stderr

@@ -1,0 +1,143 @@
+"""The rows of docs/where.md that have some words, each with the source of the functions that decide.
+
+    python tools/where.py client leaves        the rows with both words, and what they name
+    python tools/where.py --list slot          the rows alone, with the line of each name
+
+Words match in any case, in a question or in a name. Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "maitred"
+PAGE = ROOT / "docs" / "where.md"
+
+
+_WHOLE_CLASS = 40
+"""Lines up to which a class is printed whole."""
+
+
+class Row(NamedTuple):
+    """A question, and the names that answer it."""
+
+    line: str
+    question: str
+    names: Sequence[tuple[str, str]]
+    """The file and the name of each, in order; the name is empty where a file stands alone."""
+
+
+class Definition(NamedTuple):
+    """A function, a class or a value."""
+
+    node: ast.stmt
+    first: int
+    """Its first line, that of a decorator if there is one."""
+    last: int
+    """Its last line; of a value the last one of its docstring."""
+
+
+def rows_of(page: str) -> list[Row]:
+    """Return the rows of the page that name a file. Names are in the last column; a name belongs to the file before it, and
+    `.name` to the class before it."""
+    rows = []
+    for line in page.splitlines():
+        if line.startswith("| ") and ".py" in line:
+            question, _, names = line.strip(" |").rpartition(" | ")
+            rows.append(Row(line, question, list(_names_in(re.findall(r"`([^`]+)`", names)))))
+    return rows
+
+
+def _names_in(spans: Iterable[str]) -> Iterator[tuple[str, str]]:
+    file, owner = "", ""
+    for span in spans:
+        names = span
+        if found := re.match(r"([\w/]+\.py)(: |$)", span):
+            file, owner, names = found[1], "", span[found.end() :]
+        if found and not names:
+            yield file, ""
+        for name in names.split(", "):
+            if file and re.fullmatch(r"[\w.]+", name):
+                full = owner + name if name.startswith(".") else name
+                owner = full.rpartition(".")[0]
+                yield file, full
+
+
+@cache
+def definitions(file: str) -> dict[str, Definition]:
+    """Return what a module of the package defines by name; what is in a class is called `Class.name`."""
+    found: dict[str, Definition] = {}
+    for name, definition in _defined(ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body):
+        found[name] = definition
+        if isinstance(definition.node, ast.ClassDef):
+            found.update((f"{name}.{member}", inner) for member, inner in _defined(definition.node.body))
+    return found
+
+
+def _defined(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Definition]]:
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        last = node.end_lineno or node.lineno
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, Definition(node, min([node.lineno, *(mark.lineno for mark in node.decorator_list)]), last)
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+            last = after.end_lineno or last
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        yield from ((target.id, Definition(node, node.lineno, last)) for target in targets if isinstance(target, ast.Name))
+
+
+def source(file: str, name: str) -> str:
+    """Return the source of a name; of a long class its head and its methods, and of a file what it defines."""
+    lines = (PACKAGE / file).read_text(encoding="utf-8").splitlines()
+    if not name:
+        top = (definition for name, definition in definitions(file).items() if "." not in name)
+        return _contents(lines, (one for one in top if not isinstance(one.node, ast.Assign | ast.AnnAssign)))
+    node, first, last = definitions(file)[name]
+    if not isinstance(node, ast.ClassDef) or last - first < _WHOLE_CLASS:
+        return "\n".join(lines[first - 1 : last])
+    head = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
+    methods = (one for one in definitions(file).values() if one.node in node.body and isinstance(one.node, ast.FunctionDef))
+    return "\n".join([*lines[first - 1 : head], _contents(lines, methods)])
+
+
+def _contents(lines: Sequence[str], found: Iterable[Definition]) -> str:
+    return "\n".join(f"{one.node.lineno}: {lines[one.node.lineno - 1]}" for one in found)
+
+
+def answer(rows: Iterable[Row], words: Sequence[str], *, with_source: bool) -> Iterator[str]:
+    """Yield the rows that have all of `words`, and what they name."""
+    for row in rows:
+        if all(word.lower() in row.line.lower() for word in words):
+            yield f"# {row.question}"
+            for file, name in row.names:
+                line = f":{definitions(file)[name].first}" if name else ""
+                yield f"## {name or 'defines'}  src/maitred/{file}{line}"
+                if with_source:
+                    yield source(file, name) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="+", metavar="WORD")
+    parser.add_argument("--list", action="store_true", help="no source, only where it is")
+    given = parser.parse_args()
+    rows = rows_of(PAGE.read_text(encoding="utf-8"))
+    found = list(answer(rows, given.words, with_source=not given.list))
+    if not found:
+        questions = (row.question for row in rows)
+        print("no row has all of these words; the questions are:", *questions, sep="\n  ", file=sys.stderr)
+        return 1
+    print("\n".join(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
