@@ -3,7 +3,8 @@
     python tools/where.py client leaves        the rows with both words, and what they name
     python tools/where.py --list slot          the rows alone, with the line of each name
 
-Words match in any case, in a question or in a name. Needs nothing but Python.
+Words match in any case, in a question or in a name. Where no row has them all, files, functions and classes are listed that
+do, in their names or docstrings. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -124,19 +125,34 @@ def answer(rows: Iterable[Row], words: Sequence[str], *, with_source: bool) -> I
                     yield source(file, name) + "\n"
 
 
+def mentions(words: Sequence[str]) -> Iterator[str]:
+    """Yield the files, functions and classes of the package that have all of `words` in their path, name and docstring."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = str(path.relative_to(PACKAGE))
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        named: list[tuple[str, str, ast.AST]] = [("", "", module)]
+        named += [(name, f":{one.first}", one.node) for name, one in definitions(file).items()]
+        for name, line, node in named:
+            if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                said = ast.get_docstring(node) or ""
+                if all(word.lower() in f"{file} {name} {said}".lower() for word in words):
+                    yield f"{name}  src/maitred/{file}{line}  {said.partition(chr(10))[0]}".strip()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", metavar="WORD")
     parser.add_argument("--list", action="store_true", help="no source, only where it is")
     given = parser.parse_args()
     rows = rows_of(PAGE.read_text(encoding="utf-8"))
-    found = list(answer(rows, given.words, with_source=not given.list))
-    if not found:
-        questions = (row.question for row in rows)
-        print("no row has all of these words; the questions are:", *questions, sep="\n  ", file=sys.stderr)
-        return 1
-    print("\n".join(found))
-    return 0
+    if found := list(answer(rows, given.words, with_source=not given.list)):
+        print("\n".join(found))
+        return 0
+    if found := list(mentions(given.words)):
+        print("no row has all of these words, but this has:", *found, sep="\n  ")
+        return 0
+    print("nothing has all of these words; the questions are:", *(row.question for row in rows), sep="\n  ", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

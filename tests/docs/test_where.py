@@ -78,6 +78,16 @@ def test_words_find_rows() -> None:
     assert not list(TOOL.answer(rows, ["cat", "dog"], with_source=False))
 
 
+def test_what_no_row_names_is_found_by_its_docstring() -> None:
+    (watch,) = TOOL.mentions(["watches", "descriptors"])
+    assert watch.startswith("DescriptorWatch  src/maitred/gateway/descriptor_watch.py:")
+    assert any(
+        line.startswith("src/maitred/gateway/descriptor_watch.py  DescriptorWatch:")
+        for line in TOOL.mentions(["no file descriptors"])
+    )
+    assert not list(TOOL.mentions(["zeppelin"]))
+
+
 def test_the_tool_runs_without_anything_installed() -> None:
     command = [sys.executable, "-S", "tools/where.py", "--list", "client", "leaves"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
