@@ -21,10 +21,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "maitred"
 PAGE = ROOT / "docs" / "where.md"
-
-
 _WHOLE_CLASS = 40
 """Lines up to which a class is printed whole."""
+_MOST_ROWS = 4
+"""Rows that are printed with their source."""
 
 
 class Row(NamedTuple):
@@ -113,16 +113,19 @@ def _contents(lines: Sequence[str], found: Iterable[Definition]) -> str:
     return "\n".join(f"{one.node.lineno}: {lines[one.node.lineno - 1]}" for one in found)
 
 
-def answer(rows: Iterable[Row], words: Sequence[str], *, with_source: bool) -> Iterator[str]:
-    """Yield the rows that have all of `words`, and what they name."""
-    for row in rows:
-        if all(word.lower() in row.line.lower() for word in words):
-            yield f"# {row.question}"
-            for file, name in row.names:
-                line = f":{definitions(file)[name].first}" if name else ""
-                yield f"## {name or 'defines'}  src/maitred/{file}{line}"
-                if with_source:
-                    yield source(file, name) + "\n"
+def rows_with(words: Sequence[str], rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that have all of `words`."""
+    return [row for row in rows if all(word.lower() in row.line.lower() for word in words)]
+
+
+def answer(row: Row, *, with_source: bool) -> Iterator[str]:
+    """Yield the question of a row, and what it names."""
+    yield f"# {row.question}"
+    for file, name in row.names:
+        line = f":{definitions(file)[name].first}" if name else ""
+        yield f"## {name or 'defines'}  src/maitred/{file}{line}"
+        if with_source:
+            yield source(file, name) + "\n"
 
 
 def mentions(words: Sequence[str]) -> Iterator[str]:
@@ -145,8 +148,12 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="no source, only where it is")
     given = parser.parse_args()
     rows = rows_of(PAGE.read_text(encoding="utf-8"))
-    if found := list(answer(rows, given.words, with_source=not given.list)):
-        print("\n".join(found))
+    if matching := rows_with(given.words, rows):
+        is_short = given.list or len(matching) > _MOST_ROWS
+        for row in matching:
+            print(*answer(row, with_source=not is_short), sep="\n")
+        if is_short and not given.list:
+            print(f"\n{len(matching)} rows: for their source give a further word")
         return 0
     if found := list(mentions(given.words)):
         print("no row has all of these words, but this has:", *found, sep="\n  ")

@@ -74,8 +74,10 @@ def test_of_a_long_class_and_of_a_file_there_are_the_contents() -> None:
 
 def test_words_find_rows() -> None:
     rows = TOOL.rows_of("| a cat | `core/units.py: SECOND` |\n| a dog | `core/errors.py: quote` |")
-    assert next(iter(TOOL.answer(rows, ["A", "dog"], with_source=False))) == "# a dog"
-    assert not list(TOOL.answer(rows, ["cat", "dog"], with_source=False))
+    (dog,) = TOOL.rows_with(["A", "dog"], rows)
+    assert next(TOOL.answer(dog, with_source=False)) == "# a dog"
+    assert "def quote(" in "\n".join(TOOL.answer(dog, with_source=True))
+    assert not TOOL.rows_with(["cat", "dog"], rows)
 
 
 def test_what_no_row_names_is_found_by_its_docstring() -> None:
