@@ -1,4 +1,5 @@
-"""Event queue: everything that is due in the simulation, as one heap of (time, kind, target), and the arrivals beside it.
+"""Event queue: everything that is due in the simulation, as a heap of (time, kind, target), the turns of instances, and the
+arrivals beside them.
 
 At one instant events come in the order of their kind, then of their target:
 
@@ -10,13 +11,16 @@ The order never depends on the order of the pushes, because that depends on the 
 an instance at t joins the step that begins at t, and a step that ends at t has freed its KV and slots by then. All decisions
 about requests precede the events of instances at the same instant, as in BLIS.
 
-    heap and next arrival                       at t = 260
-    (260, INSTANCE, 1)                          1. request 7 arrives, and finds the wait queue of admission full
+    turns and next arrival                      at t = 260
+    instance 1 at 260                           1. request 7 arrives, and finds the wait queue of admission full
     request 7 at 260                            2. the step of instance 1 ends, and frees a slot
                                                 3. the next step of instance 1 begins
 
-Arrivals are no entries of the heap: they are in order as they come, so the next one is compared with the head of the heap. The
-workload is read one job ahead. Jobs that a reactive workload adds when a request ends are merged by (arrival, id).
+Nearly all events are those of instances, the *turns*. They have a heap of their own, in which each is one number: comparing
+numbers is quicker than comparing tuples, and a run without admission, delays and samples has no other events.
+
+Arrivals are in no heap: they are in order as they come, so the next one is compared with the heads of both. The workload is
+read one job ahead. Jobs that a reactive workload adds when a request ends are merged by (arrival, id).
 
 This module is compiled (`[tool.maitred]` in pyproject.toml).
 """
@@ -69,19 +73,23 @@ class SimEventKind(IntEnum):
     """A sample of all instances is due. The target is 0."""
 
 
-INSTANCE: Final = SimEventKind.INSTANCE
-"""The kind that every request needs, as a constant: looking up a member of an enum is slow."""
-NO_ARRIVAL: Final = 1 << 62
-"""An instant that never comes: no request is still to arrive."""
+NO_ARRIVAL: Final = 1 << 61
+"""An instant that never comes: no request is still to arrive. Compiled code needs no object for a number below 2^62."""
+INDEX_BITS: Final = 14
+"""Bits of the index of an instance, of which there are 10,000 at most, in the number of a turn; its instant is above them."""
+INDEX_MASK: Final = (1 << INDEX_BITS) - 1
 
 
 class EventQueue:
-    """The heap of events, and the current time."""
+    """The heaps of events, and the current time."""
 
-    __slots__ = ("heap", "last_turn_at", "last_turn_index", "next_sample_at", "now")
+    __slots__ = ("heap", "last_turn_at", "last_turn_index", "next_sample_at", "now", "turns")
 
     def __init__(self) -> None:
         self.heap: list[tuple[Micros, SimEventKind, int]] = []
+        """The events of all kinds but INSTANCE."""
+        self.turns: list[int] = []
+        """The heap of INSTANCE events, each as `time << INDEX_BITS | index`."""
         self.now: Micros = 0
         self.last_turn_at: Micros = -1
         """The instant of the last INSTANCE event."""
@@ -91,7 +99,12 @@ class EventQueue:
         """When the next sample of the instances is taken."""
 
     def push(self, at: Micros, kind: SimEventKind, target: int = 0) -> None:
+        """Add an event of any kind but INSTANCE."""
         heappush(self.heap, (at, kind, target))
+
+    def push_turn(self, at: Micros, index: int) -> None:
+        """Add an INSTANCE event."""
+        heappush(self.turns, at << INDEX_BITS | index)
 
     def note_turn(self, index: int, now: Micros) -> None:
         """Note that the turn of the instance `index` has come."""

@@ -11,7 +11,6 @@ This module is compiled (`[tool.maitred]` in pyproject.toml).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappush
 from random import Random
 
 from maitred.admission import fleet_load
@@ -21,7 +20,7 @@ from maitred.core.units import Micros, from_seconds
 from maitred.instance import InstanceConfig
 from maitred.instance.step_meter import ItlLog
 from maitred.sim.config import ClusterConfig, LimitChange
-from maitred.sim.event_queue import INSTANCE, EventQueue, SimEventKind
+from maitred.sim.event_queue import EventQueue, SimEventKind
 from maitred.sim.replica import NOT_DUE, BlockHashMemo, Replica
 from maitred.sim.results import InstanceTotals, Ints, ItlGaps, itl_gaps_of
 from maitred.sim.snapshots import make_snapshots
@@ -98,7 +97,7 @@ class SimulatedFleet:
         """Give an instance a turn at this very instant, because it has deferred events."""
         if replica.next_due != now:
             replica.next_due = now
-            self._event_queue.push(now, INSTANCE, replica.index)
+            self._event_queue.push_turn(now, replica.index)
 
     def resume(self, replica: Replica) -> None:
         """Begin the next step of an instance if it is due, and push its next event."""
@@ -108,4 +107,4 @@ class SimulatedFleet:
             replica.next_due = NOT_DUE
         elif due != replica.next_due:
             replica.next_due = due
-            heappush(self._event_queue.heap, (due, INSTANCE, replica.index))
+            self._event_queue.push_turn(due, replica.index)

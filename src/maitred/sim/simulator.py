@@ -27,7 +27,7 @@ from maitred.sim.admission_driver import AdmissionDriver, make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
 from maitred.sim.direct_pipeline import make_pipeline
 from maitred.sim.disaggregation import Disaggregation
-from maitred.sim.event_queue import INSTANCE, NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
+from maitred.sim.event_queue import INDEX_BITS, INDEX_MASK, NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
@@ -138,27 +138,35 @@ def _run(
 ) -> None:
     """Handle all arrivals and events up to and including `horizon`. `handlers` are by event kind."""
     last = _NO_HORIZON if horizon is None else horizon
-    heap, dirty, replicas = event_queue.heap, fleet.dirty, fleet.replicas
+    heap, turns, dirty, replicas = event_queue.heap, event_queue.turns, fleet.dirty, fleet.replicas
+    on_turn, pop, push = handlers[SimEventKind.INSTANCE], heappop, heappush
     arrivals.read_next(0)
     looks_ahead = pipeline.is_direct and last == _NO_HORIZON and not fleet.limits
+    next_at, turn_at = arrivals.next_at, NO_ARRIVAL
     while True:
-        now = arrivals.next_at
-        if heap and heap[0][0] < now:
+        now = next_at if next_at <= turn_at else turn_at
+        if heap and heap[0][0] <= now and heap[0][0] < next_at and (heap[0][0] < turn_at or heap[0][1] < SimEventKind.INSTANCE):
             now = heap[0][0]
             if now > last:
                 return
             event_queue.now = now
-            _, kind, target = heappop(heap)
-            if kind is not INSTANCE or replicas[target].next_due == now:  # else the entry is obsolete
-                handlers[kind](target, now)
-        elif now <= last:
+            _, kind, target = pop(heap)
+            handlers[kind](target, now)
+        elif now > last:
+            return
+        elif turn_at < next_at:
+            event_queue.now = now
+            index = pop(turns) & INDEX_MASK
+            if replicas[index].next_due == now:  # else the entry is obsolete
+                on_turn(index, now)
+        else:
             event_queue.now = now
             pipeline.on_arrival(arrivals.pop_arrival(now), now)
-        else:
-            return
+        next_at = arrivals.next_at
+        turn_at = turns[0] >> INDEX_BITS if turns else NO_ARRIVAL
         # A step that began before the last event of this instant would miss a request that enters its instance with it.
-        if dirty and arrivals.next_at != now and not (heap and heap[0][0] == now):
-            quiet_until = arrivals.next_at if looks_ahead else 0
+        if dirty and next_at != now and turn_at != now and not (heap and heap[0][0] == now):
+            quiet_until = next_at if looks_ahead else 0
             sample_at = event_queue.next_sample_at
             quiet_until = quiet_until if quiet_until < sample_at else sample_at
             for replica in dirty:  # `SimulatedFleet.resume`, without its call
@@ -167,8 +175,9 @@ def _run(
                     replica.next_due = NOT_DUE
                 elif due != replica.next_due:
                     replica.next_due = due
-                    heappush(heap, (due, INSTANCE, replica.index))
+                    push(turns, due << INDEX_BITS | replica.index)
             dirty.clear()
+            turn_at = turns[0] >> INDEX_BITS if turns else NO_ARRIVAL
 
 
 def _handlers(pipeline: Pipeline, fleet: SimulatedFleet, sampler: Sampler | None) -> Sequence[_Handler]:
