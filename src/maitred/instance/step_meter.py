@@ -26,7 +26,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from array import array
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 from maitred.core.contracts import LatencyModel
@@ -111,21 +111,32 @@ _bucket_of = lru_cache(maxsize=1 << 16)(bucket_index)
 """A look-up is cheaper than a logarithm, and the same durations come again and again."""
 _LONGEST: Final = 1 << 62
 """No gap is longer (µs)."""
+_TABLE_SIZE: Final = 1 << 16
+"""Gaps (µs) below which the bucket is looked up in a table."""
 _MAX_EXACT_GAPS: Final = 4096
 """Different gaps that are counted exactly before they go into the sketch: an addition is cheaper than a logarithm."""
+
+
+@cache
+def _bucket_table() -> list[int]:
+    """Return the bucket of each gap below `_TABLE_SIZE` µs."""
+    import numpy as np
+
+    buckets: list[int] = bucket_indices(np.arange(_TABLE_SIZE)).tolist()
+    return buckets
 
 
 class StepMeter:
     """The meter of one instance, which adds every run when it has ended."""
 
     __slots__ = (
+        "_buckets",
         "_exact_counts",
         "_growing_counts",
         "_growing_total",
         "_is_constant",
         "_itl_log",
         "_largest_growing",
-        "_lines",
         "_overhead",
         "_sketch",
         "_smallest_growing",
@@ -144,8 +155,7 @@ class StepMeter:
         self._sketch = QuantileSketch()
         self._exact_counts: dict[Micros, int] = {}
         """Counts of the gaps (µs, without overhead) that are not in the sketch yet."""
-        self._lines: list[tuple[int, int, int, int, Micros]] = []
-        """Runs that are not in the buckets yet: `first` and `growth` of the run, steps, sequences that decode, time."""
+        self._buckets = [] if self._is_constant else _bucket_table()
         self._growing_counts: dict[int, int] = {}
         """Counts, by bucket, of the gaps in runs of growing steps that are not in the sketch yet."""
         self._growing_total: Micros = 0
@@ -168,9 +178,7 @@ class StepMeter:
             return
         if run.growth >= 0 and self._itl_log is None:
             self.busy_time += time
-            self._lines.append((run.first, run.growth, steps, decodes, time))
-            if len(self._lines) > _MAX_EXACT_GAPS:
-                self._flush_lines()
+            self._add_line(run.first, run.growth, steps, decodes, time)
             return
         # More context never makes a step shorter. So if the first step times the number of steps is the whole time, all are
         # equal.
@@ -210,8 +218,6 @@ class StepMeter:
 
     def _flush_counts(self) -> None:
         """Put the gaps that are not in the sketch yet into it."""
-        if self._lines:
-            self._flush_lines()
         if self._growing_counts:
             totals = (self._growing_total, self._smallest_growing, self._largest_growing)
             self._sketch.add_buckets(self._growing_counts, *totals)
@@ -221,27 +227,25 @@ class StepMeter:
         self._sketch.add_counts({gap + overhead: times for gap, times in counts.items()} if overhead else counts)
         counts.clear()
 
-    def _flush_lines(self) -> None:
-        """Count the gaps of the runs on a line by bucket. Their first and last buckets are found for all runs at once."""
-        import numpy as np
-
-        lines, overhead = self._lines, self._overhead
-        self._growing_total += sum([(time + steps * overhead) * decodes for _, _, steps, decodes, time in lines])
-        firsts = [(first >> SHIFT) + overhead for first, _, _, _, _ in lines]
-        lasts = [((first + growth * (steps - 1)) >> SHIFT) + overhead for first, growth, steps, _, _ in lines]
-        self._smallest_growing = min(self._smallest_growing, *firsts)
-        self._largest_growing = max(self._largest_growing, *lasts)
-        buckets = bucket_indices(np.array(firsts)).tolist(), bucket_indices(np.array(lasts)).tolist()
-        counts = self._growing_counts
-        for (first, growth, steps, decodes, _), bucket, last_bucket in zip(lines, *buckets, strict=True):
-            step = 0
-            for passed in range(bucket, last_bucket):
-                beyond = -((first - ((bucket_end(passed) - overhead) << SHIFT)) // growth)
-                if beyond > step:
-                    counts[passed] = counts.get(passed, 0) + (beyond - step) * decodes
-                    step = beyond
-            counts[last_bucket] = counts.get(last_bucket, 0) + (steps - step) * decodes
-        lines.clear()
+    def _add_line(self, first: int, growth: int, steps: int, decodes: int, span: Micros) -> None:
+        """Add a run of `steps` steps on a line, which took `span` together. `first` and `growth` are those of the run."""
+        overhead, table, counts = self._overhead, self._buckets, self._growing_counts
+        shortest, longest = (first >> SHIFT) + overhead, ((first + growth * (steps - 1)) >> SHIFT) + overhead
+        self._growing_total += (span + steps * overhead) * decodes
+        self._smallest_growing = shortest if shortest < self._smallest_growing else self._smallest_growing
+        self._largest_growing = longest if longest > self._largest_growing else self._largest_growing
+        if longest < _TABLE_SIZE:
+            bucket, last_bucket = table[shortest], table[longest]
+        else:
+            bucket, last_bucket = _bucket_of(shortest), _bucket_of(longest)
+        step = 0
+        while bucket < last_bucket:
+            beyond = -((first - ((bucket_end(bucket) - overhead) << SHIFT)) // growth)
+            if beyond > step:
+                counts[bucket] = counts.get(bucket, 0) + (beyond - step) * decodes
+                step = beyond
+            bucket += 1
+        counts[bucket] = counts.get(bucket, 0) + (steps - step) * decodes
 
     def _add_growing(self, run: StepRun, steps: int, span: Micros, first: Micros) -> None:
         """Add a run of steps that take longer and longer, the first one `first` µs, and together `span`."""

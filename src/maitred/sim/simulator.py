@@ -165,7 +165,7 @@ def _run(
         next_at = arrivals.next_at
         turn_at = turns[0] >> INDEX_BITS if turns else NO_ARRIVAL
         # A step that began before the last event of this instant would miss a request that enters its instance with it.
-        if dirty and next_at != now and turn_at != now and not (heap and heap[0][0] == now):
+        if dirty and next_at != now and turn_at > now and not (heap and heap[0][0] == now):
             quiet_until = next_at if looks_ahead else 0
             sample_at = event_queue.next_sample_at
             quiet_until = quiet_until if quiet_until < sample_at else sample_at
