@@ -23,7 +23,15 @@ from maitred.cli.shared_flags import horizon, slo
 from maitred.cli.simulate import breakdown, print_warnings
 from maitred.cli.terminal import progress_bar, raise_file_limit
 from maitred.cli.traces import recorded_run, report_skipped
-from maitred.cli.vllm_names import VllmFlags, check_percentiles, print_percentiles, vllm_slo, vllm_workload, write_vllm_result
+from maitred.cli.vllm_names import (
+    GOODPUT_METRICS,
+    VllmFlags,
+    check_percentiles,
+    print_percentiles,
+    vllm_slo,
+    vllm_workload,
+    write_vllm_result,
+)
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -215,6 +223,9 @@ def _plan(flags: BenchFlags) -> BenchPlan:
 
 
 def _check_endpoint(flags: BenchFlags) -> None:
+    if flags.url is not None and flags.url.partition(":")[0] in GOODPUT_METRICS:  # vllm bench serve has spaces there
+        hint = "the targets of --goodput have commas between them: --goodput ttft:500,tpot:50"
+        raise ConfigError(f"{flags.url!r} is no URL", hint=hint)
     if (flags.url is None) == (flags.base_url is None):
         problem = "there is no endpoint" if flags.url is None else "URL and --base-url are two names for one thing"
         raise ConfigError(problem, hint="maitred bench http://localhost:8000 --rate 5 --num-requests 100")

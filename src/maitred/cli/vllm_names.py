@@ -4,7 +4,7 @@
 --dataset-name random, --random-input-len ...   lengths around a mean, by a range ratio, behind a shared prefix
 --dataset-name timed_trace, --dataset-path      a Mooncake trace
 --ramp-up-strategy, ...                         see `study.live.ramp`
---percentile-metrics, --metric-percentiles      a table more; `--goodput ttft:500 tpot:50` is the SLO, in ms
+--percentile-metrics, --metric-percentiles      a table more; `--goodput ttft:500,tpot:50` is the SLO, in ms
 --save-result, --result-filename                the JSON that vLLM's tools read, as with --save-detailed
 """
 
@@ -31,7 +31,7 @@ _PANEL: Final = "Workload in the names of vllm bench serve"
 _SHOWN: Final = "What is shown, in the names of vllm bench serve"
 _DATASETS: Final = ("random", "timed_trace")
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
-_GOODPUT: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+GOODPUT_METRICS: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 _AT_ONCE: Final = 1e6
 """Requests per second that stand for all at once."""
 _RANDOM_INPUT, _RANDOM_OUTPUT = 1024, 128
@@ -147,9 +147,9 @@ def _goodput_target(part: str) -> tuple[str, Micros]:
         limit = from_ms(float(value))
     except (ValueError, OverflowError):
         limit = 0
-    if name not in _GOODPUT or limit <= 0:
+    if name not in GOODPUT_METRICS or limit <= 0:
         raise ConfigError(f"cannot read {part!r}", where="--goodput", hint="as ttft:500, tpot:50 or e2el:5000, in ms")
-    return _GOODPUT[name], limit
+    return GOODPUT_METRICS[name], limit
 
 
 def _percentiles(flags: VllmFlags) -> Sequence[float]:

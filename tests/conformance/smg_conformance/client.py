@@ -92,7 +92,9 @@ async def begin(exchange: Exchange, url: str, wanted: Wanted) -> asyncio.Task[No
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     exchange.sent_at = asyncio.get_running_loop().time()
     writer.write(wanted.encode(parts.netloc))
-    return asyncio.create_task(_receive(exchange, reader, writer))
+    receiving = asyncio.create_task(_receive(exchange, reader, writer))
+    receiving.add_done_callback(lambda _: writer.close())  # also if it is cancelled before it has begun
+    return receiving
 
 
 async def ask(url: str, wanted: Wanted, name: str = "") -> Exchange:

@@ -71,6 +71,7 @@ def test_names_of_vllm_describe_the_same_workload(maitred, url, tmp_path):
     ("flags", "said"),
     [
         ("", "there is no endpoint"),
+        ("--base-url http://x --goodput ttft:500 tpot:50", "the targets of --goodput have commas between them"),
         ("http://a:1 --base-url http://b:1", "two names for one thing"),
         ("http://a:1/v2", "has more than a host and a port"),
         ("http://a:1 --endpoint /generate", "requests cannot be made for /generate"),
