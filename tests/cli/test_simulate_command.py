@@ -321,7 +321,12 @@ def test_a_signal_leaves_nothing_half_written_behind(tmp_path: Path, number: sig
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "maitred", "simulate", "--trace", f"maitred:{pipe}", "--results-path", "out.json"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as running, pipe.open("wb", buffering=0) as feed:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so would be what is started here
+    try:
+        running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with running, pipe.open("wb", buffering=0) as feed:
         feed.write(b"arrival_secs,class,prompt_tokens,output_tokens\n0,bulk,1,1\n1,bulk,1,1\n")
         for _ in range(1000):
             if list(tmp_path.glob(".out.json.*.part")):

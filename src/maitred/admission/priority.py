@@ -66,7 +66,7 @@ class PromotionBudget:
 
     @property
     def is_within_bounds(self) -> bool:
-        """Whether the bound above holds."""
+        """Whether there were no more promotions than the burst and the share of the admissions allow."""
         return self.promoted * _ONE_PROMOTION <= self._burst + self._share * self.dispatched
 
 

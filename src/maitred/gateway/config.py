@@ -104,7 +104,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest duration of such a poll, in seconds."""
     health_failures: int = 3
     """Consecutive polls that must fail before a backend counts as down. Requests that it has not begun to answer then go to
-    another backend. A refused connection counts at once."""
+    another backend. A failure to connect takes it down at once; after a refused connection its requests are left to it."""
     max_models: int = 256
     """Models of one backend that are served: the first that it lists."""
     max_attempts: int = 2
