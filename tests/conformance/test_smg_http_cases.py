@@ -161,7 +161,7 @@ case(
 case(
     "legacy: a stream holds its place to the last byte, or until its client leaves",
     send(0, "whole", stream=True, engine_chunks=3, engine_gap_s=0.2),
-    send("after the first chunk of whole", "left", stream=True, engine_chunks=99, engine_gap_s=0.2, client_leaves_after_s=0.8),
+    send("after the first chunk of whole", "left", stream=True, engine_chunks=99, engine_gap_s=0.2, client_leaves_after_s=2.0),
     send("when left runs", "next"),
     config=LEGACY,
     whole={"status": 200, "complete": True},
