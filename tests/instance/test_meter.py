@@ -113,6 +113,23 @@ def test_a_long_run_passes_through_many_buckets() -> None:
     assert sum(meter.itl_sketch.bucket_counts.values()) == meter.itl_sketch.count == 3000
 
 
+@pytest.mark.parametrize("context", [65_489, 65_490, 65_491, 65_492, 65_529, 65_530, 65_540])
+def test_steps_are_counted_alike_where_the_table_of_buckets_ends(context: int) -> None:
+    """Gaps below 65,536 µs are looked up in a table, longer ones are not. Each step here takes 1 µs more than the one before."""
+    model, steps = OnLine(1.0), 40
+    run = StepRun(model)
+    run.begin(0, StepPlan(steps), 1, context, BatchShape(1, context))
+    meter, expected = StepMeter(model), QuantileSketch()
+    meter.add_run(run, steps, run.time_of(steps))
+    gaps = [run.time_of_step(step) + 5 for step in range(steps)]
+    assert run.growth > 0
+    assert (gaps[0], gaps[-1]) == (context + 6, context + 45)
+    for gap in gaps:
+        expected.add(gap)
+    assert meter.itl_sketch == expected
+    assert meter.busy_time == sum(gaps) - 5 * steps
+
+
 @given(st.integers(-1, 3000))
 def test_a_bucket_ends_where_the_next_one_begins(index: int) -> None:
     end = bucket_end(index)

@@ -153,3 +153,17 @@ def test_what_the_horizon_cuts_off_is_counted_as_of_that_instant() -> None:
     assert results.output_tokens.tolist() == [31]
     assert results.first_token.tolist() == [150]
     assert results.instance.tolist() == [0]
+
+
+def test_at_one_instant_the_end_of_a_step_precedes_a_sample() -> None:
+    samples = simulate([job(0), job(1, arrival=300)], instance=INSTANCE, sample_every=260).samples
+    assert samples is not None
+    assert samples.at[:2].tolist() == [0, 260]
+    assert samples.ended[:2].tolist() == [0, 1]  # 0 ends at 260
+    assert samples.running[:2].tolist() == [[0], [0]]
+
+
+def test_requests_that_enter_at_one_instant_join_the_same_step() -> None:
+    """Both are routed to the same instance at 1,000 µs, each by an event of its own."""
+    results = simulate([job(0), job(1)], ClusterConfig(routing_latency_ms=1), INSTANCE)
+    assert results.first_token.tolist() == [1_200, 1_200]  # 100 + 2 * 50 µs after they entered
