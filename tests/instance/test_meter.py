@@ -115,7 +115,7 @@ def test_a_long_run_passes_through_many_buckets() -> None:
 
 @pytest.mark.parametrize("context", [65_489, 65_490, 65_491, 65_492, 65_529, 65_530, 65_540])
 def test_steps_are_counted_alike_where_the_table_of_buckets_ends(context: int) -> None:
-    """Gaps below 65,536 µs are looked up in a table, longer ones are not. Each step here takes 1 µs more than the one before."""
+    """Gaps below 65,536 µs are looked up in a table, longer ones are not. Each step takes 1 µs more than the one before."""
     model, steps = OnLine(1.0), 40
     run = StepRun(model)
     run.begin(0, StepPlan(steps), 1, context, BatchShape(1, context))
