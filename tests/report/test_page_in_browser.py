@@ -6,6 +6,7 @@ A script that the test appends to the page plays the user and writes down what i
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from html import unescape
@@ -112,6 +113,14 @@ def seen_by_browser(page: str, folder: Path, *flags: str, probe: str = PROBE) ->
     dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert '<pre id="seen">' in dom, dom[-2000:]
     return json.loads(unescape(dom.split('<pre id="seen">')[1].split("</pre>")[0]))
+
+
+def test_a_long_path_as_title_stays_on_a_narrow_page(page: str, tmp_path: Path) -> None:
+    with_path = re.sub(
+        "<h1>.*?</h1>", f"<h1>azure:/{'data' * 60}.csv</h1><p>Today: azure:/{'data' * 60}.csv</p>", page, flags=re.DOTALL
+    )
+    assert with_path != page
+    assert seen_by_browser(with_path, tmp_path, "--window-size=500,900")["overflow"] <= 0
 
 
 @pytest.mark.parametrize(
