@@ -194,6 +194,8 @@ def test_the_command_prints_json_alone(maitred: Any) -> None:
         (("--constraint", "x"), "cannot read 'x'"),
         (("--ray", "auto", "--jobs", "2"), "--jobs does not go with --ray"),
         (("--concurrency", "3"), "concurrency"),
+        (("--model", "llama-3.1-8b", "--hardware", "H100,L40S"), "unknown hardware 'H100,L40S'"),
+        (("--model", "nope-7b"), "unknown model 'nope-7b'"),
     ],
 )
 def test_mistakes_of_the_command(maitred: Any, flags: tuple[str, ...], problem: str) -> None:

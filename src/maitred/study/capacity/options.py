@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError
 from maitred.core.units import SECOND
-from maitred.instance.catalogue import resolve_instance
+from maitred.instance.catalogue import find_deployment, resolve_instance
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.result import CapacityOption, KneePoint
@@ -98,12 +98,16 @@ def _traffic(jobs: Iterable[Job]) -> Traffic:
 def option_candidates(
     base: Candidate, model: str | None, hardware: Sequence[str], tensor_parallel_sizes: Sequence[int]
 ) -> list[Candidate]:
-    """Return a candidate for each kind of GPU and each tensor parallelism. Raises ConfigError for values that cannot be."""
+    """Return a candidate for each kind of GPU and each tensor parallelism. Raises ConfigError for values that cannot be, and
+    for a model or a kind of GPU that is not known."""
     instance = base.instance if model is None else replace(base.instance, model=model)
     if (hardware or tensor_parallel_sizes) and not instance.has_model:
         raise ConfigError("without a model all GPUs are alike", where="--model", hint="say which: --model llama-3.1-8b")
     kinds, sizes = hardware or [instance.hardware], tensor_parallel_sizes or [instance.tensor_parallel_size]
     try:
+        if instance.has_model:
+            for gpu in kinds:  # A name that is not known is a mistake, whereas an option that does not fit is left out.
+                find_deployment(replace(instance, hardware=gpu, tensor_parallel_size=1))
         instances = [replace(instance, hardware=gpu, tensor_parallel_size=tp) for gpu, tp in product(kinds, sizes)]
         return [replace(base, instance=each) for each in instances]
     except ValueError as error:
