@@ -34,6 +34,16 @@ def test_measured_steps_become_a_configuration(maitred: Maitred) -> None:
     assert instance.latency_error == pytest.approx(0, abs=1e-3)
 
 
+def test_the_plot_of_residuals_says_how_many_it_draws_at_its_edge(maitred: Maitred) -> None:
+    short = "0,8,4000,0.1\n"  # predicted to take more than twice as long
+    Path("steps.csv").write_text(STEPS + short)
+    assert maitred("calibrate", "steps.csv", "--plot", "with.svg")[0] == 0
+    assert "1 beyond ±100% drawn at the edge" in Path("with.svg").read_text()
+    Path("steps.csv").write_text(STEPS)
+    assert maitred("calibrate", "steps.csv", "--plot", "without.svg")[0] == 0
+    assert "beyond" not in Path("without.svg").read_text()
+
+
 def test_a_table_lies_beside_its_configuration_and_simulates(maitred: Maitred) -> None:
     Path("steps.csv").write_text(STEPS)
     code, said, _ = maitred("calibrate", "steps.csv", "--latency-model", "table", "--out", "latency.yaml")

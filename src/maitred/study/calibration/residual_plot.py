@@ -23,12 +23,15 @@ def plot_residuals(fit: Fit, path: Path, source: str) -> None:
     from matplotlib.figure import Figure
 
     measured, predicted = np.array(fit.measured), np.array(fit.predicted)
-    errors = np.clip(predicted / measured - 1, -_MOST, _MOST)
+    errors = predicted / measured - 1
+    num_beyond = np.count_nonzero(np.abs(errors) > _MOST)
+    at_edge = f" ({num_beyond:,} beyond ±{_MOST:.0%} drawn at the edge)" if num_beyond else ""
+    errors = np.clip(errors, -_MOST, _MOST)
     with mpl.rc_context(PLOT_STYLE):
         figure = Figure(figsize=(8.4, 3.4), layout="constrained")
         by_time, spread = figure.subplots(1, 2, width_ratios=(2, 1), sharey=True)
         by_time.scatter(measured / MILLISECOND, errors, s=6, alpha=0.4, linewidths=0, color="#2a6fc9", rasterized=True)
-        by_time.set(xscale="log", xlabel="measured, ms", ylabel="(predicted - measured) / measured")
+        by_time.set(xscale="log", xlabel=f"measured, ms{at_edge}", ylabel="(predicted - measured) / measured")
         by_time.set_title(f"{source}: {len(errors):,} measurements, {fit.residuals.quality}")
         spread.hist(errors, bins=_BINS, orientation="horizontal", color="#2a6fc9")
         spread.set(xlabel="measurements")
