@@ -76,12 +76,12 @@ def test_a_table_that_may_be_asked_beyond_its_cells_says_so():
     assert list(InstanceConfig(latency=latency, max_num_seqs=16, max_num_batched_tokens=1_000).table_warnings()) == [other]
 
 
-def seen_by_clients(latency, *, rate_per_s, seed, requests=150):
+def seen_by_clients(latency, *, rate_per_s, seed, requests=150, prompts=(20, 2_000)):
     """Return what clients of a simulated engine would see."""
     rng, now, jobs = Random(seed), 0, []
     for number in range(requests):
         now += round(rng.expovariate(rate_per_s) * 1e6)
-        jobs.append(Job(Request(id=number, arrival=now, prompt_tokens=rng.randrange(20, 2_000)), rng.randrange(10, 60)))
+        jobs.append(Job(Request(id=number, arrival=now, prompt_tokens=rng.randrange(*prompts)), rng.randrange(10, 60)))
     found = simulate(jobs, instance=InstanceConfig(latency=latency))
     columns = (found.prompt_tokens, found.output_tokens, found.arrival, found.first_token, found.finished)
     return [
@@ -108,6 +108,15 @@ def test_what_clients_see_beyond_the_steps_comes_back(kind, per_sequence):
     other = seen_by_clients(truth, rate_per_s=4, seed=9)
     assert validate("other", other, InstanceConfig(latency=latency)).worst_error < 0.05
     assert validate("other", other, InstanceConfig(latency=inside)).worst_error > 0.15
+
+
+def test_of_prompts_that_are_alike_nothing_is_concluded_about_others():
+    truth, rng = LinearLatency((20_000, 1, 0), (3_000, 0, 0)), Random(5)
+    rows = seen_by_clients(truth, rate_per_s=5, seed=8, prompts=(280, 320))
+    rows = [replace(row, first_token=row.first_token + rng.expovariate(5_000)) for row in rows]
+    _, outside = fit_outside(LinearLatency((20_000, 1, 0)), [rows], InstanceConfig())
+    assert outside.alpha_per_token == 0
+    assert outside.alpha == pytest.approx(3_150, abs=150)
 
 
 def test_for_which_part_of_a_step_a_request_waits_is_chance_and_no_part_of_alpha():

@@ -7,10 +7,11 @@ saw are simulated with the step times that are known. Then
     c0, c1       (measured - simulated) decode time per step  =  c0 + c1 · sequences, robustly over requests: a server that
                  sends the tokens of all sequences works longer for more of them. `sequences` is how many were between their
                  first and last token meanwhile, on average; where that hardly differs, c1 is 0 and c0 the median
-    α0, α1       TTFT measured - simulated  =  α0 + α1 · prompt tokens, robustly, of the requests that waited for two steps at
-                 most in the simulated queue, or the half that waited least: where requests wait long, a small error of the
-                 steps is a large one of the wait. (Not fewer: for which part of a step a request waits is chance, so those
-                 that waited least in the simulation waited longer in the measurement, and α would be half a step too high)
+    α0, α1       TTFT measured - simulated  =  α0 + α1 · prompt tokens, robustly (where the prompts hardly differ, α1 is 0 and
+                 α0 the median), of the requests that waited for two steps at most in the simulated queue, or the half that
+                 waited least: where requests wait long, a small error of the steps is a large one of the wait. (Not fewer:
+                 for which part of a step a request waits is chance, so those that waited least in the simulation waited
+                 longer in the measurement, and α would be half a step too high)
 
 A longer step changes the queue, and so the rest, hence this is repeated. c0 and c1 go into the latency model (β0 and β2, the
 `sequences` of a table), because they hold the engine up. α does not.
@@ -40,7 +41,8 @@ from maitred.study.calibration.robust import robust_line
 _ROUNDS: Final = 4
 _MIN_REQUESTS: Final = 10
 _LEAST_SPREAD: Final = 1.5
-"""c1 is fitted if the 90th percentile of the sequences is at least this many times the 10th."""
+"""c1 is fitted if the 90th percentile of the sequences is at least this many times the 10th, and α1 if that of the prompts is:
+of equal ones nothing can be told about others."""
 _BETA7: Final = 6
 """Index of the constant of a step among the coefficients of trained-physics."""
 
@@ -80,7 +82,7 @@ def fit_outside(
     step_times = np.concatenate([each.step_times() for each in simulated])
     step = np.median(step_times) if len(step_times) else 0.0
     few = waits <= max(np.median(waits), 2 * step)
-    alpha, per_token = robust_line(prompts[few], missing[few])
+    alpha, per_token = _line_or_constant(prompts[few], missing[few])
     found = OutsideTimes(per_step, per_sequence, alpha, per_token)
     return _with_alpha(_with_step(latency, per_step, per_sequence), found, float(np.median(prompts))), found
 
@@ -101,10 +103,17 @@ def _per_step(latency: LatencyConfig, sequences: Floats, missing: Floats) -> tup
     """Return c0 and c1 for these times per step."""
     if not len(missing):
         return 0.0, 0.0
-    low, high = np.percentile(sequences, (10, 90))
-    if high < _LEAST_SPREAD * low or isinstance(latency, TrainedPhysicsLatency):  # which has no such coefficient of its own
+    if isinstance(latency, TrainedPhysicsLatency):  # which has no coefficient for c1
         return max(0.0, float(np.median(missing))), 0.0
-    return robust_line(sequences, missing)
+    return _line_or_constant(sequences, missing)
+
+
+def _line_or_constant(x: Floats, y: Floats) -> tuple[float, float]:
+    """Return the constant and the slope of a robust line, neither of them negative; the slope is 0 where `x` hardly differs."""
+    low, high = np.percentile(x, (10, 90))
+    if high < _LEAST_SPREAD * low:
+        return max(0.0, float(np.median(y))), 0.0
+    return robust_line(x, y)
 
 
 def latencies_of(
