@@ -5,12 +5,14 @@
 The grid has every size up to `--sizes` at every rate of the search's own steps, from today's rate up to `--most` times today's,
 as far as the limit of the latency model allows. Its answer is read off when all is done: the smallest size that holds today's
 rate, and the highest rate that this size holds. `at least` counts only the runs of the grid that an answer known beforehand
-would need: the sizes up to the answer at today's rate, and the rates at the answer.
+would need: the sizes up to the answer at today's rate, and the rates at the answer. Exit status 1: the answers
+differ. Where the highest rate of the grid holds as well, it cannot tell: raise `--most`.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from math import ceil
 from time import process_time
@@ -33,8 +35,8 @@ SEED = 42
 ATTAINMENT = 0.99
 
 
-def main() -> None:
-    """Print a row for each kind of GPU: both answers, and the runs of both."""
+def main() -> int:
+    """Print a row for each kind of GPU: both answers, and the runs of both. Returns 1 if they differ anywhere."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", required=True, help="FORMAT:FILE")
     parser.add_argument("--max-requests", type=int, default=3_000)
@@ -46,17 +48,21 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=2.0, help="largest factor on today's rate in the grid (default: 2)")
     given = parser.parse_args()
     load = make_self_contained(Load(trace=given.trace, max_requests=given.max_requests, rate_scale=given.rate_scale), as_key)
+    differing = 0
     for hardware in given.hardware:
         began = process_time()
         result = capacity(model=given.model, hardware=[hardware], workload=load, slo=SLO, seeds=1, tolerance=given.tolerance)
         searched, option = process_time() - began, result.options[0]
         began = process_time()
-        size, rate, runs, fewest = grid(given, hardware, load)
+        size, rate, runs, fewest, is_open = grid(given, hardware, load)
         print(f"{hardware}: searched {described(option)}, {result.runs} runs, {searched:.1f} s CPU")
         print(f"{'':{len(hardware)}}  grid     {size} instances, {rate:.2f}/s, {runs} runs, {process_time() - began:.1f} s CPU")
         same = size == option.instances and abs(rate - (option.highest_rate or 0)) < 1e-6 * rate
+        differing += not same and not is_open
         shares = f"{result.runs / runs:.2f} of the runs of the grid, {result.runs / fewest:.2f} of the least ({fewest})"
-        print(f"{'':{len(hardware)}}  {'the same answer' if same else 'NOT the same'}; {shares}")
+        verdict = "the same answer" if same else "no answer of the grid" if is_open else "NOT the same"
+        print(f"{'':{len(hardware)}}  {verdict}; {shares}")
+    return min(differing, 1)
 
 
 def described(option: CapacityOption) -> str:
@@ -64,8 +70,9 @@ def described(option: CapacityOption) -> str:
     return option.problem or f"{option.instances} instances, {option.highest_rate:.2f}/s"
 
 
-def grid(given: argparse.Namespace, hardware: str, load: Load) -> tuple[int, float, int, int]:
-    """Return the smallest size that holds, the highest rate that it holds, the runs, and the fewest that would have done."""
+def grid(given: argparse.Namespace, hardware: str, load: Load) -> tuple[int, float, int, int, bool]:
+    """Return the smallest size that holds, the highest rate that it holds, the runs, the fewest that would have done, and
+    whether `--most` is too low to tell, because the highest rate of the grid holds. Raises SystemExit if no size holds."""
     traffic = measure_traffic(load, SEED)
     instance = InstanceConfig(model=given.model, hardware=hardware)
     limit = find_throughput_limit(resolve_instance(instance), traffic.mix).rate
@@ -73,10 +80,14 @@ def grid(given: argparse.Namespace, hardware: str, load: Load) -> tuple[int, flo
     for size in range(ceil(traffic.rate / limit), given.sizes + 1):
         for factor in factors(min(given.most, limit * size / traffic.rate), given.tolerance):
             held[size, factor] = holds(instance, load, size, factor)
-    size = min(size for (size, factor), is_held in held.items() if factor == 1 and is_held)
+    sizes_held = [size for (size, factor), is_held in held.items() if factor == 1 and is_held]
+    if not sizes_held:
+        raise SystemExit(f"{hardware}: no size up to {given.sizes} holds today's rate: raise --sizes")
+    size = min(sizes_held)
     best = max(factor for (of, factor), is_held in held.items() if of == size and is_held)
     sizes = sum(of <= size for of, factor in held if factor == 1)
-    return size, traffic.rate * best, len(held), sizes + sum(of == size for of, factor in held if factor > 1)
+    is_open = best * (1 + given.tolerance) > given.most
+    return size, traffic.rate * best, len(held), sizes + sum(of == size for of, factor in held if factor > 1), is_open
 
 
 def factors(most: float, tolerance: float) -> Iterator[float]:
@@ -97,4 +108,4 @@ def holds(instance: InstanceConfig, load: Load, size: int, factor: float) -> boo
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """The rows of docs/where.md that have some words, each with the source of the functions that decide.
 
     python tools/where.py client leaves        the rows with both words, and what they name
-    python tools/where.py --list slot          the rows alone, with the line of each name
+    python tools/where.py --list slot          the rows alone, with the lines of each name
 
 Words match in any case, in a question or in a name. Where no row has them all, files, functions and classes are listed that
 do, in their names or docstrings. Needs nothing but Python.
@@ -44,6 +44,10 @@ class Definition(NamedTuple):
     """Its first line, that of a decorator if there is one."""
     last: int
     """Its last line; of a value the last one of its docstring."""
+
+    @property
+    def lines(self) -> str:
+        return f"{self.first}-{self.last}"
 
 
 def rows_of(page: str) -> list[Row]:
@@ -110,7 +114,7 @@ def source(file: str, name: str) -> str:
 
 
 def _contents(lines: Sequence[str], found: Iterable[Definition]) -> str:
-    return "\n".join(f"{one.node.lineno}: {lines[one.node.lineno - 1]}" for one in found)
+    return "\n".join(f"{one.lines}: {lines[one.node.lineno - 1]}" for one in found)
 
 
 def rows_with(words: Sequence[str], rows: Iterable[Row]) -> list[Row]:
@@ -122,8 +126,8 @@ def answer(row: Row, *, with_source: bool) -> Iterator[str]:
     """Yield the question of a row, and what it names."""
     yield f"# {row.question}"
     for file, name in row.names:
-        line = f":{definitions(file)[name].first}" if name else ""
-        yield f"## {name or 'defines'}  src/maitred/{file}{line}"
+        lines = f":{definitions(file)[name].lines}" if name else ""
+        yield f"## {name or 'defines'}  src/maitred/{file}{lines}"
         if with_source:
             yield source(file, name) + "\n"
 
@@ -134,12 +138,12 @@ def mentions(words: Sequence[str]) -> Iterator[str]:
         file = str(path.relative_to(PACKAGE))
         module = ast.parse(path.read_text(encoding="utf-8"))
         named: list[tuple[str, str, ast.AST]] = [("", "", module)]
-        named += [(name, f":{one.first}", one.node) for name, one in definitions(file).items()]
-        for name, line, node in named:
+        named += [(name, f":{one.lines}", one.node) for name, one in definitions(file).items()]
+        for name, lines, node in named:
             if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 said = ast.get_docstring(node) or ""
                 if all(word.lower() in f"{file} {name} {said}".lower() for word in words):
-                    yield f"{name}  src/maitred/{file}{line}  {said.partition(chr(10))[0]}".strip()
+                    yield f"{name}  src/maitred/{file}{lines}  {said.partition(chr(10))[0]}".strip()
 
 
 def main() -> int:

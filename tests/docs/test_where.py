@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,16 @@ def test_of_a_long_class_and_of_a_file_there_are_the_contents() -> None:
     assert "def submit(self" in pool
     assert "self.slots" not in pool
     assert "def quote(" in TOOL.source("core/errors.py", "")
+
+
+def test_names_come_with_their_first_and_their_last_line() -> None:
+    (property_of_tenants,) = TOOL.rows_of("| a limit | `admission/tenants.py: TenantAccount.at_limit` |")
+    *_, place = TOOL.answer(property_of_tenants, with_source=False)
+    first, last = map(int, place.rpartition(":")[2].split("-"))
+    lines = (ROOT / "src/maitred/admission/tenants.py").read_text(encoding="utf-8").splitlines()
+    assert lines[first - 1 : first + 1] == ["    @property", "    def at_limit(self) -> bool:"]
+    assert lines[last - 1].startswith("        return ")
+    assert all(re.search(r"\.py:\d+-\d+  ", line) for line in TOOL.mentions(["quote", "what", "error message"]))
 
 
 def test_words_find_rows() -> None:

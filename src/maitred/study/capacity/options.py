@@ -1,7 +1,8 @@
 """An option under search: a kind of GPU and a tensor parallelism. First the smallest size that holds, then the highest rate.
 
 A probe is a size and a rate: a run for each seed. It holds if the means over the seeds meet all constraints. Rates are today's
-rate times (1 + tolerance)^k for whole k, and sizes are searched as negative numbers (`search.py`).
+rate times (1 + tolerance)^k for whole k. `search.py` looks for the largest number that holds, and of sizes the smallest is
+wanted: so a size n is searched as -n.
 
     size:   -n, from the estimate today / (0.9 · limit of one instance); n instances have a limit of at least today's rate
     rate:   k, from the estimate at which the instances have 0.95 of their limit, to 1.00 of it; k = 0 holds, by the search for
