@@ -4,11 +4,12 @@
 
 For each limit: bulk clients in a closed loop (twice the limit and 20) and chats at random instants, before one engine behind
 one gateway. First with `--slots-per-backend LIMIT`, then as the gateway comes. In the second run the engine is restarted with
-half the limit after `--secs`. Bulk is not streamed, so that a large engine costs one machine little; engines of more than 128
-sequences run slower still, and are measured for longer in proportion.
+half the limit. Bulk is not streamed, so that a large engine costs one machine little; engines of more than 128 sequences run
+slower still, and are measured for longer in proportion. So are engines of fewer than 64, which give few answers per second.
 
-A row says: bulk answers per second and the times to first token of chats (p50, p99, ms) by hand and learned; when the slots
-were first within 10 % of the limit, and when again after the restart, in seconds. All times are wall times of this machine.
+A row says: bulk answers per second and the times to first token of chats (p50, p99, ms) by hand and learned, after the first
+ten seconds; when the slots were first within 10 % of the limit, and when again after the restart, in seconds. All times are
+wall times of this machine.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ import processes
 
 PORT = 19_480
 CHATS_PER_SEC = 4.0
+SETTLING_SECS = 10.0
+"""At the beginning, left out of rates and times."""
+RESTART_SECS = 20.0
+"""How long the engine of half the limit is measured."""
 BODY = {"model": "m", "max_tokens": 200}
 
 
@@ -105,8 +110,9 @@ async def send(load: Load, cls: str, rng: Random) -> None:
 
 
 async def play(load: Load, clients: int, secs: float) -> None:
-    """Load the gateway for `secs`."""
+    """Load the gateway for `secs`. Chats come at the same instants in every run."""
     rng, tasks = Random(1), set[asyncio.Task[None]]()
+    chats = Random(2)
 
     async def bulk() -> None:
         while True:
@@ -122,8 +128,8 @@ async def play(load: Load, clients: int, secs: float) -> None:
     tasks.add(asyncio.create_task(watch()))
     until = load.now + secs
     while load.now < until:
-        await asyncio.sleep(min(until - load.now, rng.expovariate(CHATS_PER_SEC)))
-        tasks.add(asyncio.create_task(send(load, "interactive", rng)))
+        await asyncio.sleep(min(until - load.now, chats.expovariate(CHATS_PER_SEC)))
+        tasks.add(asyncio.create_task(send(load, "interactive", chats)))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,15 +152,15 @@ def measure(limit: int, speed: float, secs: float, *, by_hand: bool) -> Load:
                 while not processes.fetch_json(f"{gateway.url}/maitred/state")["ready"]:
                     time.sleep(0.05)
                 load.slots.append((load.now, -1))  # From here on the limit is another.
-                asyncio.run(play(load, clients, secs))
+                asyncio.run(play(load, clients, RESTART_SECS / speed))
     return load
 
 
 def row(limit: int, secs: float) -> str:
     """Return a row of the table."""
     speed = min(1.0, 128 / limit)
-    secs /= speed
-    settled = secs / 2
+    secs *= max(1.0, 64 / limit) / speed
+    settled = min(SETTLING_SECS / speed, secs / 2)
     hand, learned = measure(limit, speed, secs, by_hand=True), measure(limit, speed, secs, by_hand=False)
     restarted = next(at for at, slots in learned.slots if slots == -1)
     by_hand, found = hand.bulk_per_sec(settled, secs), learned.bulk_per_sec(settled, secs)

@@ -1,6 +1,6 @@
 """Classes before a real vLLM: the time to first token of chats during floods of bulk, and what bulk pays for it.
 
-    python bench/real_engine.py [--vllm .venv-vllm] [--secs 90] [--quick] [--rows 1,3,7] [--bulk-streamed 0.0] [--json]
+    python bench/real_engine.py [--vllm .venv-vllm] [--secs 90] [--quick] [--rows 1,3,7] [--rounds 1] [--bulk-streamed 0.0]
 
 Needs the environment and the tiny model of `make vllm-test`, and two cores: vLLM has the first one, the gateway and the
 clients the other. vLLM runs 16 sequences (`--max-num-seqs 16`), with one thread, without compilation and prefix cache.
@@ -11,11 +11,14 @@ at most. Then each row of the table that is measured there gets the same request
 A request that is refused (503, 429) is sent again after its `Retry-After`, and its times count from the first attempt.
 
 Columns: time to first token of chats (p50, p90, p99, ms), mean time of a bulk request from arrival to end (s), time from the
-first request to the last answer (s), and that time over the one of vLLM alone (of the same start, so that the rows with vLLM's
-priority scheduling are compared with that). Rows name the highest class of clients, since without it all but named tenants are
-at most `default`. Under the table: how soon slots are learned,
-also after vLLM comes back with half the limit. A row takes `--secs`, each start of vLLM 20 to 40 s: 14 minutes in all, 5 with
-`--quick` (25 s for each row). Timings of a busy machine say nothing.
+first request to the last answer (s), and that time over the one of vLLM alone (of the same start and round, so that the rows
+with vLLM's priority scheduling are compared with that). Rows name the highest class of clients, since without it all but named
+tenants are at most `default`. Under the table: how soon slots are learned, also after vLLM comes back with half the limit.
+
+With `--rounds` the rows are measured in turn several times, each round at 96 % of what vLLM answers just then. That is for a
+machine whose speed drifts: the ratio is then the median, with the least and the greatest, and times are of all rounds.
+A row takes `--secs`, each start of vLLM 20 to 40 s: 14 minutes in all, 5 with `--quick` (25 s for each row). Timings of a busy
+machine say nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -100,6 +104,36 @@ class Outcome(msgspec.Struct):
     def ttft_ms(self, share: float) -> float:
         times = sorted(self.ttfts)
         return 1000 * times[min(len(times) - 1, int(share * len(times)))]
+
+
+class Measured(msgspec.Struct):
+    """A row over the rounds."""
+
+    outcomes: list[Outcome] = msgspec.field(default_factory=list)
+    ratios: list[float] = msgspec.field(default_factory=list)
+    """Of the wall time to that of vLLM alone, where that was measured."""
+
+    def add(self, outcome: Outcome, alone: float | None) -> None:
+        self.outcomes.append(outcome)
+        if alone is not None:
+            self.ratios.append(outcome.wall / alone)
+
+    def over_rounds(self) -> Outcome:
+        """Return all rounds as one: the times of all, and the median of the wall times."""
+        return Outcome(
+            [ttft for outcome in self.outcomes for ttft in outcome.ttfts],
+            [took for outcome in self.outcomes for took in outcome.bulk_times],
+            statistics.median(outcome.wall for outcome in self.outcomes),
+            sum(outcome.refused for outcome in self.outcomes),
+            self.outcomes[-1].slots,
+        )
+
+    def ratio(self) -> str:
+        """Return the median of the ratios; of several with the least and the greatest."""
+        if not self.ratios:
+            return "-"
+        spread = f" ({min(self.ratios):.3f} to {max(self.ratios):.3f})" if len(self.ratios) > 1 else ""
+        return f"{statistics.median(self.ratios):.3f}{spread}"
 
 
 class Engine:
@@ -354,12 +388,31 @@ def free_port() -> int:
     return port
 
 
-def table_line(row: Row, outcome: Outcome, alone: float | None) -> str:
-    """Return a row of the table. `alone` is the wall time of vLLM alone, if it was measured."""
+def measure_rounds(args: argparse.Namespace, engine: Engine, rows: Sequence[Row], secs: float) -> None:
+    """Measure all rows of one start of vLLM, and print them."""
+    asyncio.run(measure_capacity(engine.url, 2.0, args.bulk_streamed))  # The first requests are slower.
+    measured, rates = {row.name: Measured() for row in rows}, list[float]()
+    for _ in range(args.rounds):
+        rates.append(args.per_sec or LOAD * asyncio.run(measure_capacity(engine.url, 12.0, args.bulk_streamed)))
+        jobs, alone = make_load(rates[-1], secs, args.bulk_streamed), None
+        for row in rows:
+            outcome = measure_row(row, engine, jobs)
+            alone = outcome.wall if row.flags is None else alone
+            measured[row.name].add(outcome, alone)
+    for row in rows:
+        print(table_line(row, measured[row.name]), flush=True)
+    per_sec = statistics.median(rates)
+    spread = f" ({min(rates):.1f} to {max(rates):.1f})" if len(rates) > 1 else ""
+    print(f"{rows[0].policy}: {per_sec:.1f} requests/s{spread}, of which {CHAT_SHARE * per_sec:.1f} are chats", flush=True)
+
+
+def table_line(row: Row, measured: Measured) -> str:
+    """Return a row of the table."""
+    outcome = measured.over_rounds()
     ttfts = " / ".join(f"{outcome.ttft_ms(share):.0f}" for share in (0.5, 0.9, 0.99))
     bulk = sum(outcome.bulk_times) / len(outcome.bulk_times)
-    ratio = f"{outcome.wall / alone:.3f}" if alone else "-"
-    cells = [row.name, ttfts, f"{bulk:.1f}", f"{outcome.wall:.1f}", ratio, str(outcome.refused), str(outcome.slots or "-")]
+    slots = str(outcome.slots or "-")
+    cells = [row.name, ttfts, f"{bulk:.1f}", f"{outcome.wall:.1f}", measured.ratio(), str(outcome.refused), slots]
     return f"| {' | '.join(cells)} |"
 
 
@@ -369,6 +422,7 @@ def main() -> None:
     parser.add_argument("--secs", type=float, default=90.0, help="length of a row")
     parser.add_argument("--quick", action="store_true", help="rows of 24 s")
     parser.add_argument("--rows", default=",".join(map(str, range(1, len(ROWS) + 1))), help="numbers of rows, from 1")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each row is measured, in turn (default: 1)")
     parser.add_argument("--bulk-streamed", type=float, default=0.0, help="share of bulk requests that are streamed")
     parser.add_argument("--per-sec", type=float, help="requests per second, instead of 96 %% of what is measured")
     parser.add_argument("--no-learning", action="store_true", help="the table alone")
@@ -381,16 +435,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|", flush=True)
     for policy in dict.fromkeys(row.policy for row in chosen):
         with run_engine(python, free_port(), SEQUENCES, policy) as engine:
-            asyncio.run(measure_capacity(engine.url, 2.0, args.bulk_streamed))  # The first requests are slower.
-            per_sec, alone = args.per_sec, None
-            if per_sec is None:
-                per_sec = LOAD * asyncio.run(measure_capacity(engine.url, 12.0, args.bulk_streamed))
-            jobs = make_load(per_sec, secs, args.bulk_streamed)
-            for row in (row for row in chosen if row.policy == policy):
-                outcome = measure_row(row, engine, jobs)
-                alone = outcome.wall if row.flags is None else alone
-                print(table_line(row, outcome, alone), flush=True)
-            print(f"{policy}: {per_sec:.1f} requests/s, of which {CHAT_SHARE * per_sec:.1f} are chats", flush=True)
+            measure_rounds(args, engine, [row for row in chosen if row.policy == policy], secs)
     if not args.no_learning:
         show_learning(python, min(12.0, secs))
 

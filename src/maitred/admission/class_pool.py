@@ -1,23 +1,23 @@
 """ClassPool: the slots of one model, and the queues of the classes in front of them.
 
-A newcomer is admitted if a slot is free for its class and no request of its own class or of a higher one waits before
-it. If it finds no slot and its class may preempt, it takes the slot of a request of a lower class that has no response
-yet: the victim is told to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being
-full, it is rejected.
+A newcomer is admitted if a slot is free for its class and no request of its own class or of a higher one waits before it. If
+it finds no slot and its class may preempt, it takes the slot of a request of a lower class that has no response yet: the
+victim is told to stop, and the slot is kept for its preemptor. Else the newcomer queues; else, the queue being full, it is
+rejected.
 
-Whenever slots may have become free, waiting requests are admitted, the most urgent class first, until no slot is free
-for any of them. Then the next one preempts, if its class may, as a newcomer would, and so on while there are victims. A
-request that starves may be promoted (`priority`). So after every event:
+Whenever slots may have become free, waiting requests are admitted, the most urgent class first, until no slot is free for any
+of them. Then the next one preempts, if its class may, as a newcomer would, and so on while there are victims. A request that
+starves may be promoted (`priority`). So after every event:
 
     no request waits while a slot is free for its class, unless its tenant is at its limit
     none that is next and may preempt waits while a victim's slot would do
 
-Example: 2 slots without reservations, both held by bulk requests, b1 and then b2. The chat c1 finds no slot and
-preempts b2, the newer one; c2 preempts b1; c3 finds no victim and queues. When b2 has stopped, its slot is c1's, and
-that of b1 is c2's. The first slot that a chat gives back is c3's.
+Example: 2 slots without reservations, both held by bulk requests, b1 and then b2. The chat c1 finds no slot and preempts b2,
+the newer one; c2 preempts b1; c3 finds no victim and queues. When b2 has stopped, its slot is c1's, and that of b1 is c2's.
+The first slot that a chat gives back is c3's.
 
-Without classes (modes `off` and `legacy`) all requests share one lane, and a request rate may limit how fast they
-enter. Compiled (`tools/compile.py`).
+Without classes (modes `off` and `legacy`) all requests share one lane, and a request rate may limit how fast they enter.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.units import Micros
 
-_QUEUE, _RELEASE = TicketEvent.QUEUE, TicketEvent.RELEASE  # members of enums are slow to look up
+# Members of enums are slow to look up.
+_AWAIT, _PREEMPT, _QUEUE, _RELEASE = TicketEvent.AWAIT, TicketEvent.PREEMPT_SLOT, TicketEvent.QUEUE, TicketEvent.RELEASE
 _AWAITING, _VICTIM = TicketState.AWAITING, TicketState.VICTIM
-_SLOT_FREE = Reason.SLOT_FREE
+_PREEMPTION, _QUEUING = Action.PREEMPT_SLOT, Action.QUEUE
+_HIGHER_CLASS, _SLOT_FREE = Reason.HIGHER_CLASS, Reason.SLOT_FREE
+_VICTIM_GONE, _VICTIM_LEAVING = Reason.VICTIM_GONE, Reason.VICTIM_LEAVING
 _CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 # BEHIND_QUEUE is not among them: a newcomer that preempted then would pass the requests that wait already, and these preempt
 # themselves as soon as they can. Nor are the limits of tenants and rates, which a victim's slot does not raise.
@@ -83,7 +86,7 @@ class ClassPool(SlotPool):
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
             blocked_by = Reason.RATE_LIMIT  # The token is taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:
-            return [self._admit(ticket, _SLOT_FREE, now) if not self.slots.lead else self._admit_to_free_slot(ticket, now)]
+            return [self._admit_to_free_slot(ticket, now) if self.slots.lead else self._admit(ticket, _SLOT_FREE, now)]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
         if blocked_by in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
             victim = self.priority.choose_victim(ticket, self.victims, self._leaving)
@@ -103,7 +106,7 @@ class ClassPool(SlotPool):
                 victim = self.priority.choose_victim(ticket, self.victims, self._leaving)
                 if victim is not None:
                     return self._preempt_for_waiter(victim, ticket, now)
-        return [Decision(now, ticket.id, Action.QUEUE, blocked_by)]
+        return [Decision(now, ticket.id, _QUEUING, blocked_by)]
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         if ticket.state in SLOT_HOLDING_STATES:
@@ -113,13 +116,12 @@ class ClassPool(SlotPool):
             self._free_slot(ticket, now)
             decisions = self._end_or_retry(ticket, release_reason, now)
             self.lead.on_freed()
-            if preemptor is None:
-                if self.reserve is not None:  # A victim's slot is its preemptor's, and fills nothing that is missing.
-                    self.reserve.on_freed(ticket.slot_units, now)
-            else:
+            if preemptor is not None:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
                 unlink_peers(ticket)
                 decisions += self._admit_preemptor(preemptor, ticket, now)
+            elif self.reserve is not None:  # A victim's slot is its preemptor's, and fills nothing that is missing.
+                self.reserve.on_freed(ticket.slot_units, now)
             return decisions + self.dispatch(now) if self.waiting else decisions
         if ticket.state is _AWAITING:
             self._stop_awaiting(ticket)
@@ -161,7 +163,7 @@ class ClassPool(SlotPool):
         if self.reserve is not None:
             self.reserve.review(now)
         decisions = self._admit_waiters(now) if self.slots.in_use < self.slots.capacity else []
-        while self.waiting and (overdue := self.lead.pop_overdue(now)) is not None:
+        while self.lead.watched and self.waiting and (overdue := self.lead.pop_overdue(now)) is not None:
             decisions += self._preempt_for_lead(*overdue, now)
         while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
             victim = self.priority.choose_victim(waiter, self.victims, self._leaving)
@@ -199,16 +201,17 @@ class ClassPool(SlotPool):
             self.queues.dequeue_admitted(ticket, now)
             self.promotion_budget.count_admission()
         self._stop_waiting(ticket)
-        return self._admit(ticket, reason, now) if reason is not _SLOT_FREE else self._admit_to_free_slot(ticket, now)
+        is_plain = not self.slots.lead or reason is not _SLOT_FREE
+        return self._admit(ticket, reason, now) if is_plain else self._admit_to_free_slot(ticket, now)
 
     def _admit_to_free_slot(self, ticket: Ticket, now: Micros) -> Decision:
-        """Admit a request, and watch it if its slot is one of the lead."""
+        """Admit a request where there is a lead, and watch it if its slot is one of that."""
         is_watched = self.rules.lanes[ticket.lane].can_preempt and self._watch_lead(ticket)
         return self._admit(ticket, Reason.LEAD_FREE if is_watched else _SLOT_FREE, now)
 
     def _watch_lead(self, ticket: Ticket) -> bool:
         """Watch a request that is about to take a slot, and return True, if that slot is one of the lead."""
-        num_ahead = self.slots.num_beyond(ticket.slot_units) if self.slots.lead else 0
+        num_ahead = self.slots.num_beyond(ticket.slot_units)
         if num_ahead > 0:
             self.lead.add(ticket, num_ahead)
             self.has_new_deadline = True
@@ -250,25 +253,25 @@ class ClassPool(SlotPool):
                 break
             self._stop_victim(victim, overdue)
             self._leaving += _leaving_units(victim)
-            decisions.append(Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, overdue.id))
+            decisions.append(Decision(now, victim.id, _PREEMPTION, _HIGHER_CLASS, overdue.id))
         return decisions
 
     def _stop_victim(self, victim: Ticket, preemptor: Ticket) -> None:
-        victim.transition(TicketEvent.PREEMPT_SLOT)
+        victim.transition(_PREEMPT)
         self.victims.discard(victim)
         victim.counters.preempted_by[preemptor.priority_class] += 1
 
     def _preempt(self, victim: Ticket, preemptor: Ticket, now: Micros) -> list[Decision]:
         self._stop_victim(victim, preemptor)
         link_peers(victim, preemptor)
-        preemptor.transition(TicketEvent.AWAIT)
+        preemptor.transition(_AWAIT)
         preemptor.queued_at = now
         preemptor.sequence_number = self._sequence_numbers.next_back()
         self._start_waiting(preemptor)
         self.queues.pending_preemptors.add(preemptor)
         return [
-            Decision(now, victim.id, Action.PREEMPT_SLOT, Reason.HIGHER_CLASS, preemptor.id),
-            Decision(now, preemptor.id, Action.QUEUE, Reason.VICTIM_LEAVING, victim.id),
+            Decision(now, victim.id, _PREEMPTION, _HIGHER_CLASS, preemptor.id),
+            Decision(now, preemptor.id, _QUEUING, _VICTIM_LEAVING, victim.id),
         ]
 
     def _admit_preemptor(self, preemptor: Ticket, victim: Ticket, now: Micros) -> list[Decision]:
@@ -280,8 +283,9 @@ class ClassPool(SlotPool):
             return [self._stop_preempting(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)
-        self._watch_lead(preemptor)
-        return [self._admit(preemptor, Reason.VICTIM_GONE, now, victim.id)]
+        if self.slots.lead:
+            self._watch_lead(preemptor)
+        return [self._admit(preemptor, _VICTIM_GONE, now, victim.id)]
 
     def _stop_awaiting(self, preemptor: Ticket) -> None:
         """Cut a preemptor off from its victim: the victim's slot goes to whichever request is next then."""
@@ -305,7 +309,7 @@ class ClassPool(SlotPool):
         preemptor.transition(_QUEUE)
         self.queues.requeue_front(preemptor, now)
         self.has_new_deadline = True
-        return Decision(now, preemptor.id, Action.QUEUE, reason)
+        return Decision(now, preemptor.id, _QUEUING, reason)
 
     def set_stranded(self, ticket: Ticket, *, stranded: bool, now: Micros) -> list[Decision]:
         decisions: list[Decision] = []
@@ -326,7 +330,7 @@ class ClassPool(SlotPool):
 
     def next_admission_at(self) -> Micros | None:
         """Return when a waiting request may get a slot that is idle now, because it starves or the token bucket fills."""
-        lead_due = self.lead.next_due_at if self.waiting else None
+        lead_due = self.lead.next_due_at if self.lead.watched and self.waiting else None
         if not self.waiting or self.slots.in_use >= self.slots.capacity:
             return lead_due
         due = self.queues.starvation.next_starvation_after(self.dispatched_at)
@@ -342,8 +346,7 @@ class ClassPool(SlotPool):
 
     def advance(self, now: Micros) -> list[Decision]:
         """Reject requests at their timeout, queue preemptors that have spent their budget, and admit what may enter then."""
-        decisions: list[Decision] = []
-        queues = self.queues
+        decisions, queues = list[Decision](), self.queues
         # Waiting requests expire before preemptors of their lane, because a preemptor that has spent its budget may queue in
         # a place that a timeout has freed. All of it comes before `dispatch`, so that no expired request is admitted.
         for lane in MOST_URGENT_FIRST:
@@ -372,8 +375,7 @@ class ClassPool(SlotPool):
         if not self.promotion_budget.is_within_bounds:
             yield "more promotions than their share"
         rate_allows = self._bucket is None or self._bucket.has_token(self.dispatched_at)
-        head = self.priority.next_waiter() if rate_allows else None
-        if head is not None:
+        if rate_allows and (head := self.priority.next_waiter()) is not None:
             yield f"{head} waits while a slot is free for it"
         preemptor = self.priority.next_preemptor()
         if preemptor is not None and self.priority.choose_victim(preemptor, self.victims, self._leaving) is not None:

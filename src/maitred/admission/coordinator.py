@@ -17,7 +17,7 @@ from maitred.core.decisions import Decision
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
-_ADMIT, _VICTIM_LEAVING = Action.ADMIT, Reason.VICTIM_LEAVING  # members of enums are slow to look up
+_ADMIT, _REJECT, _VICTIM_LEAVING = Action.ADMIT, Action.REJECT, Reason.VICTIM_LEAVING  # members of enums are slow to look up
 
 
 class PoolCoordinator:
@@ -105,7 +105,7 @@ class PoolCoordinator:
 
     def dispatch_tenant_elsewhere(self, account: TenantAccount, pool: SlotPool, now: Micros) -> list[Decision]:
         """Admit what may enter the other pools now that a request of the tenant has left `pool`, or its slot there."""
-        if account.max_in_flight is None:
+        if account.max_in_flight is None or len(self._pools.by_name) == 1:
             return []
         others = [other for other in self._pools.by_name.values() if other is not pool]
         for other in others:
@@ -125,7 +125,7 @@ class PoolCoordinator:
     def forget_rejected(self, decisions: Iterable[Decision]) -> None:
         """Remove the tickets of requests that were rejected."""
         for decision in decisions:
-            if decision.action is Action.REJECT:
+            if decision.action is _REJECT:
                 del self._tickets[decision.subject]
 
     def _at_limit(self, request_id: RequestId) -> bool:

@@ -74,33 +74,33 @@ class _Watched:
 class LeadWatch:
     """The requests of one pool that have taken a slot of the lead, and wait in their engine perhaps."""
 
-    __slots__ = ("_watched",)
+    __slots__ = ("watched",)
 
     def __init__(self) -> None:
-        self._watched: deque[_Watched] = deque()
+        self.watched: deque[_Watched] = deque()
         """In the order of admission, the oldest first."""
 
     def add(self, ticket: Ticket, num_ahead: int) -> None:
         """Watch a request that takes a slot of the lead, and has a place once `num_ahead` others have become free."""
-        self._watched.append(_Watched(ticket, num_ahead))
+        self.watched.append(_Watched(ticket, num_ahead))
 
     def on_freed(self) -> None:
         """Note that a slot was freed: all that are watched move up by one place."""
-        for watched in self._watched:
+        for watched in self.watched:
             watched.num_ahead -= 1
-        while self._watched and self._watched[0].num_ahead <= 0:
-            self._watched.popleft()
+        while self.watched and self.watched[0].num_ahead <= 0:
+            self.watched.popleft()
 
     @property
     def next_due_at(self) -> Micros | None:
         """Return when the oldest one has waited long enough, µs, or None if none is watched."""
-        return self._watched[0].ticket.admitted_at + LEAD_TIME if self._watched else None
+        return self.watched[0].ticket.admitted_at + LEAD_TIME if self.watched else None
 
     def pop_overdue(self, now: Micros) -> tuple[Ticket, int] | None:
         """Return a request that has waited long enough and has no response, with the number of places that it still needs, and
         watch it no more; or None if there is none."""
-        while self._watched and self._watched[0].ticket.admitted_at + LEAD_TIME <= now:
-            watched = self._watched.popleft()
+        while self.watched and self.watched[0].ticket.admitted_at + LEAD_TIME <= now:
+            watched = self.watched.popleft()
             if watched.ticket.state is _ADMITTED:
                 return watched.ticket, watched.num_ahead
         return None

@@ -30,7 +30,8 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from bisect import insort
+from collections import OrderedDict
 from itertools import islice
 from typing import Final
 
@@ -46,33 +47,41 @@ _MAX_EXAMINED: Final = 32
 class PreemptionCandidates:
     """Holders of slots that may be preempted, by group, in the order of admission. Adding and discarding are O(1)."""
 
-    __slots__ = ("groups",)
+    __slots__ = ("_order", "groups")
 
     def __init__(self) -> None:
         # OrderedDict, not dict: to find its last key, a dict walks over all keys that were deleted after it.
-        self.groups: defaultdict[int, OrderedDict[RequestId, Ticket]] = defaultdict(OrderedDict)
+        self.groups: dict[int, OrderedDict[RequestId, Ticket]] = {}
         """By `Ticket.victim_group`: the smallest one is the least urgent."""
+        self._order: list[int] = []
+        """The groups, least urgent first."""
 
     def add(self, ticket: Ticket) -> None:
         """Add a request that has just taken a slot, if it may be a victim."""
         if ticket.victim_group is not None and ticket.state is _ADMITTED and not ticket.stranded:
-            self.groups[ticket.victim_group][ticket.id] = ticket
+            group = self.groups.get(ticket.victim_group)
+            if group is None:
+                group = self.groups[ticket.victim_group] = OrderedDict()
+                insort(self._order, ticket.victim_group)
+            group[ticket.id] = ticket
 
     def restore(self, ticket: Ticket) -> None:
         """Add a request in the place that it had, if it may be a victim again. O(n log n)."""
         self.add(ticket)
-        if ticket.victim_group is not None:
-            group = self.groups[ticket.victim_group]
-            self.groups[ticket.victim_group] = OrderedDict(sorted(group.items(), key=lambda one: one[1].sequence_number))
+        group = ticket.victim_group
+        if group is not None and group in self.groups:
+            in_order = sorted(self.groups[group].items(), key=lambda one: one[1].sequence_number)
+            self.groups[group] = OrderedDict(in_order)
 
     def discard(self, ticket: Ticket) -> None:
         """Remove a request that cannot be a victim any more, if it could be one."""
-        if ticket.victim_group is not None:
-            self.groups[ticket.victim_group].pop(ticket.id, None)
+        group = ticket.victim_group
+        if group is not None and group in self.groups:
+            self.groups[group].pop(ticket.id, None)
 
     def newest_below(self, group: int, units: int = 1) -> Ticket | None:
         """Return the newest request with a slot of at least `units`, of the least urgent group below `group`; or None."""
-        for lower in sorted(self.groups):
+        for lower in self._order:
             if lower >= group:
                 break
             # Only slots that are charged by tokens differ in size. The search is bounded, because it may find nothing, and

@@ -32,6 +32,9 @@ from maitred.admission.ticket import Ticket
 from maitred.admission.waiting import PoolQueues
 from maitred.core.units import Micros
 
+_BEHIND_QUEUE: Final = Reason.BEHIND_QUEUE  # members of enums are slow to look up
+_HELD_BY_RESERVATION: Final = Reason.HELD_BY_RESERVATION
+_NO_SLOT: Final = Reason.NO_SLOT
 _ONE_PROMOTION: Final = 1_000_000
 """One promotion in the units of the budget. Whole numbers, because ten times 0.1 is less than 1 in floats."""
 
@@ -96,15 +99,15 @@ class AdmissionPriority:
         queues, slots, lane = self._queues, self._slots, ticket.lane
         # If all tenants of a queue are at their limits, it has no next request (`peek`), and so holds no newcomer back.
         if queues.queued and any(queues.lanes[c].peek() is not None for c in range(lane, len(LANES))):
-            return Reason.BEHIND_QUEUE
+            return _BEHIND_QUEUE
         if not slots.fits(lane, self.set_slot_units(ticket)):
             if not slots.capacity:
                 return Reason.NO_CAPACITY
-            return Reason.HELD_BY_RESERVATION if slots.in_use < slots.capacity else Reason.NO_SLOT
+            return _HELD_BY_RESERVATION if slots.in_use < slots.capacity else _NO_SLOT
         # Asked last: a newcomer that finds no slot may preempt, whatever waits for victims already; this reason would deny it.
         # As in a queue, a request whose tenant is at its limit holds no newcomer back.
         preemptors = queues.pending_preemptors
-        return Reason.BEHIND_QUEUE if preemptors.count and preemptors.any_within_limit(lane) else None
+        return _BEHIND_QUEUE if preemptors.count and preemptors.any_within_limit(lane) else None
 
     def next_waiter(self) -> Ticket | None:
         """Return the waiting request that is next by the order of classes, or None if it does not fit or none waits."""

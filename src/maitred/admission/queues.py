@@ -227,18 +227,20 @@ class LaneQueue:
 
     def serve(self, ticket: Ticket) -> None:
         """Remove a request that gets a slot, and charge its tenant for it. A request that is tried again was charged before."""
+        queue = self._tenant_queues[self._queue_name(ticket)]
         if self._weights is not None and ticket.sequence_number > 0:
-            queue = self._tenant_queues[self._queue_name(ticket)]
             # The lane stands where this request began, and not where it ends: a tenant that joins now is not put behind a
             # cost that another tenant has just run up.
             self._virtual_time = max(self._virtual_time, queue.virtual_time)
             queue.virtual_time += int(max(1, ticket.cost) * _VIRTUAL_TIME_UNIT / self._weights.get(ticket.tenant, 1.0))
-        self.remove(ticket)
+        self._remove_from(queue, ticket)
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a request from any place. Raises KeyError if it does not wait here."""
-        queue = self._tenant_queues[self._queue_name(ticket)]
-        was_head = queue.head is ticket
+        self._remove_from(self._tenant_queues[self._queue_name(ticket)], ticket)
+
+    def _remove_from(self, queue: _TenantQueue, ticket: Ticket) -> None:
+        was_head = next(iter(queue.waiting.values())) is ticket  # `queue.head`, without a call
         del queue.waiting[ticket.id]
         self._count -= 1
         if self._waiting.pop(ticket.id, None) is None:

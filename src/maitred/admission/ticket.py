@@ -26,6 +26,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from maitred.admission.counters import ClassCounters
 from maitred.admission.tenants import TenantAccount
@@ -91,6 +92,7 @@ TRANSITIONS: dict[TicketState, dict[TicketEvent, TicketState]] = {
     TicketState.LEFT: {},
 }
 
+_NEW: Final = TicketState.NEW  # members of enums are slow to look up
 SLOT_HOLDING_STATES = (TicketState.ADMITTED, TicketState.STREAMING, TicketState.VICTIM)
 """The states that hold a slot."""
 
@@ -105,34 +107,22 @@ class TransitionError(MaitredError):
 class Ticket:
     """One request, as admission knows it. A driver creates it, passes it to `submit`, and from then on only reads it."""
 
-    # What every ticket begins with stands in the class.
-    state: TicketState = TicketState.NEW
-    submitted_at: Micros = 0
-    """When it was submitted, µs. Its queue timeout counts from here, also when it is tried again."""
-    queued_at: Micros = 0
-    """When it last joined a queue, or began to wait for a victim's slot, µs. Then it is in no queue."""
-    admitted_at: Micros = 0
-    """When it last took a slot, µs."""
-    promoted: bool = False
-    """Whether it was admitted because it starved; then it is never a victim."""
-    stranded: bool = False
-    """Whether the slot that it holds goes when it leaves, because its backend takes no new requests; then it is no victim."""
-    retried: bool = False
-    """Whether it was a victim once; then it is never one again."""
-    preemption_peer: Ticket | None = None
-    """The preemptor of a victim, and the victim of a preemptor that waits for it."""
-    victim_group: int | None = None
-    """The group in which it may be chosen as a victim (`preemption`), or None if it may not. Set by the pool."""
-    lane: int = 0
-    """Index of the queue and the slots that it uses: its class, where there are classes."""
-    slot_units: int = 0
-    """Units that its slot takes (`slots`), as last computed; fixed while it holds a slot."""
-    sequence_number: int = 0
-    """Its place in its queue; among holders of slots and waiting preemptors, the order in which they became such."""
-    tenant_account: TenantAccount | None = None
-    """The account of its tenant, if the configuration limits the tenant; set by the core."""
-    counters: ClassCounters
-    """The counters of its class; set by the core in `submit`, and absent before."""
+    __slots__ = (
+        *(
+            "admitted_at",
+            "cost",
+            "counters",
+            "id",
+            "lane",
+            "pool",
+            "preemption_peer",
+            "priority_class",
+            "promoted",
+            "prompt_tokens",
+        ),
+        *("queued_at", "retried", "sequence_number", "slo_priority", "slo_target", "slot_units", "state", "stranded"),
+        *("submitted_at", "tenant", "tenant_account", "victim_group"),
+    )
 
     def __init__(
         self,
@@ -160,6 +150,34 @@ class Ticket:
         """The priority of its SLO class: larger is more urgent, less than 0 is sheddable."""
         self.slo_target = slo_target
         """The time within which its first token should come, µs, or None if there is no target."""
+        self.state = _NEW
+        self.submitted_at: Micros = 0
+        """When it was submitted, µs. Its queue timeout counts from here, also when it is tried again."""
+        self.queued_at: Micros = 0
+        """When it last joined a queue, or began to wait for a victim's slot, µs. Then it is in no queue."""
+        self.admitted_at: Micros = 0
+        """When it last took a slot, µs."""
+        self.promoted = False
+        """Whether it was admitted because it starved; then it is never a victim."""
+        self.stranded = False
+        """Whether the slot that it holds goes when it leaves, because its backend takes no new requests; then it is no
+        victim."""
+        self.retried = False
+        """Whether it was a victim once; then it is never one again."""
+        self.preemption_peer: Ticket | None = None
+        """The preemptor of a victim, and the victim of a preemptor that waits for it."""
+        self.victim_group: int | None = None
+        """The group in which it may be chosen as a victim (`preemption`), or None if it may not. Set by the pool."""
+        self.lane = 0
+        """Index of the queue and the slots that it uses: its class, where there are classes."""
+        self.slot_units = 0
+        """Units that its slot takes (`slots`), as last computed; fixed while it holds a slot."""
+        self.sequence_number = 0
+        """Its place in its queue; among holders of slots and waiting preemptors, the order in which they became such."""
+        self.tenant_account: TenantAccount | None = None
+        """The account of its tenant, if the configuration limits the tenant; set by the core."""
+        self.counters: ClassCounters
+        """The counters of its class; set by the core in `submit`, and absent before."""
 
     @property
     def sheddable(self) -> bool:

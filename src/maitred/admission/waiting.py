@@ -112,7 +112,8 @@ class PoolQueues:
             first = self.pending_preemptors.first_within_limit(lane)
             if first is not None:
                 return first
-        return self.lanes[lane].peek()
+        queue = self.lanes[lane]
+        return queue.peek() if queue.entries else None
 
     def enqueue(self, ticket: Ticket, now: Micros) -> None:
         """Add a request at the end of the queue of its lane."""
