@@ -54,7 +54,7 @@ def chat_ttft(results: Results) -> float:
     return float(np.median((results.first_token - results.arrival)[chats])) / 1000
 
 
-@pytest.mark.parametrize("limit", [8, 16, 128])
+@pytest.mark.parametrize("limit", [8, 16, 128, 512])
 def test_they_are_as_good_as_what_instances_report(limit: int) -> None:
     learned, told = run(LEARNED, limit), run(ClusterConfig(), limit)
     assert learned.end <= told.end / 0.97
@@ -139,17 +139,19 @@ def test_a_capacity_is_another_source() -> None:
 RESTARTED = msgspec.convert({"slots": "learned", "limit_changes": [{"at_secs": 8, "max_num_seqs": 8}]}, ClusterConfig)
 
 
-def test_a_restart_with_half_the_limit_is_followed() -> None:
+@pytest.mark.parametrize("limit", [16, 128, 512])
+def test_a_restart_with_half_the_limit_is_followed(limit: int) -> None:
     lines: list[bytes] = []
-    run(RESTARTED, 16, DecisionLog(lines.append))
+    changes = {"limit_changes": [{"at_secs": 8, "max_num_seqs": limit // 2}]}
+    run(msgspec.convert({"slots": "learned", **changes}, ClusterConfig), limit, DecisionLog(lines.append))
     slots = [
         (entry["decision"]["change"]["at"], entry["decision"]["change"]["slots"])
         for entry in map(msgspec.json.decode, lines)
         if entry["room"] == "slots" and "decision" in entry
     ]
     before = [number for at, number in slots if at < 8_000_000]
-    found = next(at for at, number in slots if at >= 8_000_000 and abs(number - 8) <= 1)
-    assert abs(before[-1] - 16) <= 1
+    found = next(at for at, number in slots if at >= 8_000_000 and abs(number - limit // 2) <= limit // 2 * 0.1 + 1)
+    assert abs(before[-1] - limit) <= limit * 0.1
     assert found < 18_000_000, "within 10 s"
 
 

@@ -11,7 +11,8 @@ which the client has received nothing are taken away, as soon as another backend
 **Slots.** The requests that stay at a backend that is down bring slots of their own until they have ended, so that they do not
 use up the slots of the healthy ones. For example, two backends of 8 slots each have 16; when one goes down with 3 requests
 left, the model has 8 + 3 slots, then 8 + 2, and so on. Such a request is *stranded*: its slot goes with it and is of no use to
-another one, so it is no victim of a preemption (`_tell_stranded`; in the core, `Ticket.stranded`).
+another one, so it is no victim of a preemption (`_tell_stranded`; in the core, `Ticket.stranded`). Compiled
+(`tools/compile.py`).
 """
 
 from __future__ import annotations
