@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from maitred.admission import (
     EMPTY_LOAD,
@@ -38,6 +39,12 @@ from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.gateway.deadline_timer import DeadlineTimer, monotonic_now
+
+_ADMIT: Final = Action.ADMIT  # members of enums are slow to look up
+_PREEMPT_SLOT: Final = Action.PREEMPT_SLOT
+_QUEUE: Final = Action.QUEUE
+_REJECT: Final = Action.REJECT
+_LEAD_FREE: Final = Reason.LEAD_FREE
 
 
 class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
@@ -82,17 +89,17 @@ class SlotLease:
 
     def apply_decision(self, decision: Decision) -> None:
         """Apply a decision of the core on this request."""
-        if decision.action is Action.PREEMPT_SLOT:
+        if decision.action is _PREEMPT_SLOT:
             assert self._task is not None
             self._preempted = True
             self._task.cancel()
-        elif decision.action is Action.QUEUE:
+        elif decision.action is _QUEUE:
             if not self.is_waiting:
                 self.granted = asyncio.get_running_loop().create_future()
         elif self.granted is not None and not self.granted.done():
-            if decision.action is Action.ADMIT:
+            if decision.action is _ADMIT:
                 self.granted.set_result(None)
-            elif decision.action is Action.REJECT:
+            elif decision.action is _REJECT:
                 self.granted.set_exception(AdmissionRejected(decision))
 
 
@@ -122,13 +129,13 @@ class RealTimeAdmission:
         decisions = core.submit(core.make_ticket(request, cost), now, load)
         own = decisions[-1]
         # The decision on this request is raised, but those on other requests must be applied first.
-        if own.action is Action.REJECT:
+        if own.action is _REJECT:
             self._apply_decisions(decisions)
             raise AdmissionRejected(own, core.refusal(own))
         lease = self._leases[request.id] = SlotLease(request, task or asyncio.current_task())
         # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new; but one
         # beyond what the engines run at once is watched.
-        if own.action is not Action.ADMIT or len(decisions) > 1 or own.reason is Reason.LEAD_FREE:
+        if own.action is not _ADMIT or len(decisions) > 1 or own.reason is _LEAD_FREE:
             self._apply_decisions(decisions)
         return lease
 
@@ -144,7 +151,7 @@ class RealTimeAdmission:
         slot, in `SlotLease.granted`: the pool decides that (`SlotPool._end_or_retry`)."""
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.now())
         self._apply_decisions(decisions)
-        return any(decision.subject == request_id and decision.action is Action.QUEUE for decision in decisions)
+        return any(decision.subject == request_id and decision.action is _QUEUE for decision in decisions)
 
     def release(self, request_id: RequestId, end: ReleaseReason) -> None:
         """End a request: free its slot, or its place in the queue. Idempotent."""

@@ -75,6 +75,8 @@ from maitred.wire.response import UpstreamResponse
 
 log = logging.getLogger("maitred.gateway")
 _NOT_FOUND: Final = 404
+_DRAINED: Final = ReleaseReason.DRAINED  # members of enums are slow to look up
+_FAILED: Final = ReleaseReason.FAILED
 
 
 class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, not a fault)
@@ -185,7 +187,7 @@ class Proxy:
 
         No other function of the gateway frees a slot or a place in a queue.
         """
-        request, end = proxied.request, ReleaseReason.FAILED
+        request, end = proxied.request, _FAILED
         if not self._fleet.is_known(request.model):  # It has vanished while the request waited for memory.
             raise error_responses.model_unavailable(self._fleet, request.model)
         try:
@@ -310,12 +312,12 @@ class Proxy:
             except UpstreamError as error:
                 sent.has_failed = True
                 self._count_failure(backend, error)
-                return ReleaseReason.FAILED
+                return _FAILED
             finally:
                 self._note_usage(proxied, forwarder.reader)
             record.on_complete()
             sent.is_complete = response.status == 200
-            return ReleaseReason.DRAINED
+            return _DRAINED
         except asyncio.CancelledError:
             if not sent.absorb_abandonment():
                 raise

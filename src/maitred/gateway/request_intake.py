@@ -17,6 +17,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Final
 
 from maitred.admission import AdmissionConfig
 from maitred.admission.config import class_from_name
@@ -65,6 +66,7 @@ from maitred.wire.refusals import internal_error
 from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
+_DEFAULT_CLASS: Final = PriorityClass.DEFAULT  # members of enums are slow to look up
 
 
 class ProxyRequest:
@@ -258,7 +260,7 @@ class RequestIntake:
         else:
             route, fields = read_passed(exchange, body, rules.keys)
         model = self._served_model(route, fields)
-        priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else PriorityClass.DEFAULT
+        priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else _DEFAULT_CLASS
         stream = fields.stream is True
         found, hints = NO_PROGRAM, NO_HINTS
         if route.is_json:
@@ -323,7 +325,7 @@ class RequestIntake:
         named = inbound.requested_class
         if not inbound.names_class and isinstance(tier, str) and tier in config.service_tiers:
             named = class_from_name(config.service_tiers[tier])
-        requested = PriorityClass.DEFAULT if named is None else named
+        requested = _DEFAULT_CLASS if named is None else named
         cap = config.class_cap(tenant)
         effective = requested if requested <= cap else cap
         if (named is None or effective is not requested) and config.mode == "priority":

@@ -39,6 +39,9 @@ _CLOSED: Final = State.CLOSED
 _IDLE: Final = State.IDLE
 _SEND_BODY: Final = State.SEND_BODY
 _ERROR: Final = State.ERROR
+_REQUEST: Final = Kind.REQUEST
+_RESPONSE: Final = Kind.RESPONSE
+_END: Final = Kind.END
 
 
 class HeaderBlock:
@@ -120,7 +123,7 @@ class ClientFraming(MessageFraming):
         if body_bytes or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d" % body_bytes)
         head = _join_lines(lines, line_ends=len(lines))
-        self._move_own(Kind.REQUEST)
+        self._move_own(_REQUEST)
         self.own = _DONE  # The body follows as it is.
         self.peer = _SEND_RESPONSE
         self._bodiless = method == "HEAD"
@@ -190,9 +193,9 @@ class ClientFraming(MessageFraming):
         events, self._inbox = self._inbox, []
         for event in events:
             if type(event) is ResponseHead:
-                self._move_peer(Kind.RESPONSE)
+                self._move_peer(_RESPONSE)
             elif event is END:
-                self._move_peer(Kind.END)
+                self._move_peer(_END)
             elif type(event) is FramingError:
                 self.peer = _ERROR
         return events

@@ -54,7 +54,11 @@ MIN_BYTES_PER_SEC = 240
 LINGER_SECS = 1.0
 """Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
 _NEVER: Final = float("inf")
-_DONE, _SEND_BODY, _SEND_RESPONSE = State.DONE, State.SEND_BODY, State.SEND_RESPONSE  # members of enums are slow to look up
+_DONE: Final = State.DONE  # members of enums are slow to look up
+_IDLE: Final = State.IDLE
+_MUST_CLOSE: Final = State.MUST_CLOSE
+_SEND_BODY: Final = State.SEND_BODY
+_SEND_RESPONSE: Final = State.SEND_RESPONSE
 
 
 class ServerConnection(asyncio.Protocol):
@@ -226,7 +230,7 @@ class ServerConnection(asyncio.Protocol):
     def _end_exchange(self) -> None:
         """Go on to the next request, when the client has sent all of this one and has taken enough of its answer."""
         framing = self._framing
-        if framing.own is State.MUST_CLOSE:
+        if framing.own is _MUST_CLOSE:
             self._close_after_answer()
         elif self._writable is None and framing.peer is _DONE:
             self._exchange = None
@@ -284,7 +288,7 @@ class ServerConnection(asyncio.Protocol):
         if framing.peer is _SEND_BODY:
             if self._upload is None:
                 self._watch_upload()
-        elif framing.is_in_head and framing.peer is State.IDLE and not self._head_since:
+        elif framing.is_in_head and framing.peer is _IDLE and not self._head_since:
             self._head_since = self._loop.time()
             self._set_timer(self._head_since + HEAD_SECS)
         if framing.pending_bytes != self._parked_bytes:

@@ -54,6 +54,8 @@ _MUST_CLOSE: Final = State.MUST_CLOSE
 _SEND_RESPONSE: Final = State.SEND_RESPONSE
 _SEND_BODY: Final = State.SEND_BODY
 _ERROR: Final = State.ERROR
+_REQUEST: Final = Kind.REQUEST
+_RESPONSE: Final = Kind.RESPONSE
 
 
 @lru_cache(1024)
@@ -213,7 +215,7 @@ class ServerFraming(MessageFraming):
                 events, self._inbox = events[:end], events[end:]
         for event in events:
             if type(event) is RequestHead:
-                self._move_peer(Kind.REQUEST)
+                self._move_peer(_REQUEST)
                 self.own = _SEND_RESPONSE
                 self._is_http_11, self._is_head_request = event.is_http_11, event.method == "HEAD"
                 self.keep_alive = event.keep_alive
@@ -304,7 +306,7 @@ class ServerFraming(MessageFraming):
 
     def start_response(self, status: int, headers: Headers) -> bytes:
         """Return the head of a response. Raises FramingMisuse, also for a header with a line end in it."""
-        self._move_own(Kind.RESPONSE)
+        self._move_own(_RESPONSE)
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
         length: int | None = None
         for name, value in headers:
