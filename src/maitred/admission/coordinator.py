@@ -112,14 +112,18 @@ class PoolCoordinator:
             other.on_tenant_slot_freed(account.name)
         return self.dispatch(others, now)
 
-    def dispatch_past_limited(self, decisions: Iterable[Decision], now: Micros) -> list[Decision]:
+    def dispatch_past_limited(
+        self, decisions: Iterable[Decision], now: Micros, dispatched: SlotPool | None = None
+    ) -> list[Decision]:
         """Admit the requests behind a tenant that has reached its limit with one of `decisions`, in any pool. (A preemption
-        counts, because the preemptor has a claim to the slot.)"""
-        if self.has_tenant_limits and any(
-            (d.action is _ADMIT or d.reason is _VICTIM_LEAVING) and self._at_limit(d.subject) for d in decisions
-        ):
+        counts, because the preemptor has a claim to the slot.) `dispatched` is a pool that has admitted all that may enter
+        there already: `SlotPool.dispatch` goes on behind a tenant that reaches its limit."""
+        if not self.has_tenant_limits:
+            return []
+        pools = [pool for pool in self._pools.by_name.values() if pool is not dispatched]
+        if pools and any((d.action is _ADMIT or d.reason is _VICTIM_LEAVING) and self._at_limit(d.subject) for d in decisions):
             # `dispatch` comes back here with what it did. This ends, because each round gives at least one request a slot.
-            return self.dispatch(self._pools.by_name.values(), now)
+            return self.dispatch(pools, now)
         return []
 
     def forget_rejected(self, decisions: Iterable[Decision]) -> None:

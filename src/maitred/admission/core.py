@@ -180,7 +180,7 @@ class Admission:
         if self._tenant_accounts:
             if pool.freed_claims:
                 decisions += self._coordinator.dispatch_past_preemptors(pool, now)
-            decisions += self._coordinator.dispatch_past_limited(decisions, now)
+            decisions += self._coordinator.dispatch_past_limited(decisions, now, pool)
         return [*settled, *decisions] if settled else decisions
 
     def set_stranded(self, request_id: RequestId, *, stranded: bool, now: Micros) -> Sequence[Decision]:
