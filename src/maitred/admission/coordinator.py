@@ -82,8 +82,9 @@ class PoolCoordinator:
             of_pool = pool.advance(due)
             self.forget_rejected(of_pool)
             decisions += of_pool
-            decisions += self.dispatch_past_preemptors(pool, due)
-        return decisions + self.dispatch_past_limited(decisions, due)
+            if pool.freed_claims:
+                decisions += self.dispatch_past_preemptors(pool, due)
+        return decisions + self.dispatch_past_limited(decisions, due) if self.has_tenant_limits else decisions
 
     def dispatch_past_preemptors(self, pool: SlotPool, now: Micros) -> list[Decision]:
         """Admit what may enter the other pools now that preemptors of `pool` have given up their claims to a slot."""
