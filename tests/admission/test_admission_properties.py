@@ -8,7 +8,7 @@ from typing import Any
 
 from admission_model import AdmissionModel
 from admission_timeline import classes
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from maitred.admission import (
@@ -249,6 +249,7 @@ def drive(
             case "release" if ticket:
                 said += core.release(n, ReleaseReason.DRAINED, now)
             case "preempted":
+                said += core.advance(now)  # Time alone makes victims, too, for a request that stands in its engine's queue.
                 for victim in [t for t in tickets if t.state is TicketState.VICTIM]:
                     said += core.release(victim.id, ReleaseReason.SLOT_PREEMPTED, now)
             case "first_byte" if ticket:
@@ -268,7 +269,15 @@ def drive(
     return [(d.at, d.subject, d.action, d.reason) for d in said]
 
 
+OVERDUE_IN_THE_LEAD = [
+    *[("submit", 0, 0, 0)] * 4,
+    *(("reconfigure", 0, 0, 0), ("submit", 5, 0, 0), ("submit", 5, 0, 0), ("resize", 1, 2, 0), ("submit", 1, 1, 0)),
+    ("preempted", 0, 0, 3_000),
+]
+
+
 @given(configs(), configs(), events)
+@example(any_config(0), any_config(171), OVERDUE_IN_THE_LEAD)
 @settings(max_examples=300, deadline=None)
 def test_a_punctual_timer_changes_no_decision(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
