@@ -23,7 +23,7 @@ PACKAGE = ROOT / "src" / "maitred"
 PAGE = ROOT / "docs" / "where.md"
 _WHOLE_CLASS = 40
 """Lines up to which a class is printed whole."""
-_MOST_ROWS = 4
+_MOST_ROWS = 2
 """Rows that are printed with their source."""
 
 

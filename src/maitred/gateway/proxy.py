@@ -86,7 +86,8 @@ class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, 
 RETRYABLE_ERRORS = (ConnectError, Disconnected, Truncated, BackendAbandoned, NotFoundThere)
 """The failures after which another backend is tried. A ConnectError does not count as an attempt. A truncated response can be
 retried because its head is withheld until the first data of its body; a later failure never gets here (`_try_backend`). A
-timeout is not one of them: the same request would keep the next backend busy for as long."""
+timeout is not one of them: the same request would keep the next backend busy for as long. An answer with an error status (a
+503, say) is no failure but an answer: it is passed on. Only a 404 may be tried elsewhere (`NotFoundThere`)."""
 
 
 class Proxy:
@@ -275,9 +276,8 @@ class Proxy:
                 self._admission.set_stranded(proxied.request.id, stranded=False)  # It keeps its slot, since it has its memory.
                 if _was_kept(failure):
                     continue
-            moved_to = self._programs.move(
-                step
-            )  # Not read from the step: compiled, its memory would still be taken for an int.
+            # Not read from the step: compiled, its memory would still be taken for an int.
+            moved_to = self._programs.move(step)
             if moved_to == memory and not is_up:  # mode `default`, and no other backend is up either
                 failure = None if _was_kept(failure) else failure  # It may not have seen the request.
                 break

@@ -145,7 +145,8 @@ class RequestRecord:
 
     @property
     def outcome(self) -> str:
-        """`completed`, `status_NNN`, or `broken_off` if the client left or the answer did not reach its end."""
+        """`completed`, `status_NNN`, or `broken_off` if the client left or the answer did not reach its end (`error_code` says
+        which)."""
         if not self.is_complete:
             return "broken_off"
         return COMPLETED if self.status == 200 else f"status_{self.status}"

@@ -106,6 +106,7 @@ class KeyQueue(BaseQueue):
         self._heap: IndexedHeap[RequestId, SortKey, SequenceState] = IndexedHeap()
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        """Add a sequence in its place, which is that of its key whatever `front` says."""
         self._heap.push(seq.request.id, self._key(seq), seq)
 
     def remove(self, request_id: RequestId) -> SequenceState | None:

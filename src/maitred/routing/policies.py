@@ -218,6 +218,7 @@ class WeightedRouter(RandomTieBreaker):
     def __init__(self, rng: Random, weights: ScorerWeights = DEFAULT_WEIGHTS) -> None:
         """Raises ConfigError for an unknown scorer."""
         super().__init__(rng)
+        # The names have their parameters: `prefix-affinity(block=32)`.
         self.scorers = {scorer.name: SCORERS.create(scorer.name) for scorer in weights.scorers}
         self._weighted = list(zip(self.scorers.values(), weights.normalized(), strict=True))
         self.signals = reduce(or_, map(signals_read, self.scorers.values()), Signals.NOTHING)
