@@ -2,6 +2,7 @@
 
     python tools/where.py client leaves        the rows with both words, and what they name
     python tools/where.py --list slot          the rows alone, with the lines of each name
+    python tools/where.py                      all questions
 
 Words match in any case, in a question or in a name. Where no row has them all, files, functions and classes are listed that
 do, in their names or docstrings. Needs nothing but Python.
@@ -148,10 +149,13 @@ def mentions(words: Sequence[str]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="+", metavar="WORD")
+    parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--list", action="store_true", help="no source, only where it is")
     given = parser.parse_args()
     rows = rows_of(PAGE.read_text(encoding="utf-8"))
+    if not given.words:
+        print(*(row.question for row in rows), sep="\n")
+        return 0
     if matching := rows_with(given.words, rows):
         is_short = given.list or len(matching) > _MOST_ROWS
         for row in matching:

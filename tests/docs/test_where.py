@@ -105,6 +105,8 @@ def test_the_tool_runs_without_anything_installed() -> None:
     command = [sys.executable, "-S", "tools/where.py", "--list", "client", "leaves"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "## SlotPool._free_slot  src/maitred/admission/slot_pool.py:" in printed
+    questions = subprocess.run(command[:3], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert questions == [row.question for row in ROWS]
     unknown = subprocess.run([*command[:-2], "zeppelin"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert unknown.returncode == 1
     assert "may a newcomer enter" in unknown.stderr
