@@ -40,6 +40,7 @@ from random import Random
 from typing import TypeAlias
 
 from fuzz_bytes import ANSWERS, POLL_ANSWERS, REQUESTS, cut_in_pieces, mutate
+from measuring import resident_bytes
 from processes import MAITRED, fetch_json, run_gateway
 
 PAUSE_SECS = 0.05
@@ -268,12 +269,6 @@ def healthy_client(url: str, log: Path) -> Iterator[None]:
         finally:
             process.kill()
             process.wait()
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the memory of a process, in bytes."""
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
 
 
 def p99_of(log: Path, begin: float, end: float) -> tuple[float, int, int]:

@@ -29,3 +29,9 @@ def peak_memory_of(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     kilobytes = next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]
     return int(kilobytes) * 1024
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory of a process, in bytes."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
