@@ -9,7 +9,10 @@ import msgspec
 import pytest
 from world import ANSWER, Backend, BackendRequest, GatewayWorld, run, whole, world
 
-from maitred.gateway.error_responses import retry_after_header
+from maitred.admission import Action, AdmissionConfig, Reason
+from maitred.core.decisions import Decision
+from maitred.gateway.driver import AdmissionRejected
+from maitred.gateway.error_responses import admission_rejected, retry_after_header
 
 SMG_CLASS = {
     "reserved_floor": 0,
@@ -137,3 +140,14 @@ def test_without_a_limit_all_enter() -> None:
 )
 def test_seconds_are_rounded_up(micros: int | None, secs: bytes) -> None:
     assert retry_after_header(micros) == [(b"retry-after", secs)]
+
+
+@pytest.mark.parametrize("mode", ["priority", "legacy", "flow-control"])
+@pytest.mark.parametrize("reason", [*sorted(set(Reason) - {Reason.QUEUE_FULL, Reason.RATE_LIMITED}), "a_reason_of_tomorrow"])
+def test_no_other_reason_reads_as_a_full_queue(mode: str, reason: str) -> None:
+    config = msgspec.convert({"mode": mode}, AdmissionConfig)
+    rejected = AdmissionRejected(Decision(0, 1, Action.REJECT, reason))
+    error = admission_rejected(rejected, config, 408)
+    assert error.code is not None
+    assert error.code.removeprefix("scheduler_").removeprefix("admission_") == reason
+    assert "queue is full for this priority class" not in error.message

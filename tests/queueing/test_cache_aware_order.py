@@ -7,12 +7,13 @@ from random import Random
 import pytest
 from fake_cache import FakeCache, IdleStep, seq
 
-from maitred.core.contracts import WaitQueue
+from maitred.core.contracts import SortKey, WaitQueue
 from maitred.core.errors import ConfigError
 from maitred.core.sequence import SequenceState
-from maitred.queueing import SCHEDULERS
+from maitred.queueing import SCHEDULERS, QueueingConfig
+from maitred.queueing.base import KeyPolicy
 from maitred.queueing.prefix_index import PrefixIndex
-from maitred.queueing.prefix_orders import CacheAwarePolicy
+from maitred.queueing.prefix_orders import CacheAwarePolicy, LongestPrefixMatch
 
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 
@@ -211,6 +212,37 @@ def test_without_a_prefix_cache_it_is_fcfs_and_says_so(name: str) -> None:
         waiting.add(seq(order, "a" * (9 - order)), 0)
     waiting.add(seq(2, "b"), 0, front=True)
     assert drained(waiting) == [2, 0, 1]
+
+
+class ShortestUntilCached(LongestPrefixMatch):
+    """Orders by the whole prompt where there is no prefix cache."""
+
+    fallback = "sjf"
+
+
+@pytest.mark.parametrize("wrap", ["{}", "bounded({}, max_wait=99)"])
+def test_the_fallback_that_is_printed_is_the_one_that_orders(wrap: str) -> None:
+    config = QueueingConfig(scheduler=wrap.format(f"{__name__}:ShortestUntilCached"))
+    assert any("sjf takes the place of what needs it" in line for line in config.warnings(prefix_cache=False))
+    waiting = config.policy().make_queue(None, Random(0))
+    for order, prompt in enumerate(("aaa", "a", "aa")):
+        waiting.add(seq(order, prompt), 0)
+    assert drained(waiting) == [1, 2, 0]
+
+
+class NamesNoFallback(KeyPolicy):
+    """Says that it orders by the prefix cache, and not what it does without one."""
+
+    about = LongestPrefixMatch.about
+
+    def key(self, seq: SequenceState) -> SortKey:
+        return (seq.arrival_index,)
+
+
+def test_a_policy_that_names_no_fallback_has_none_printed() -> None:
+    name = f"{__name__}:NamesNoFallback"
+    warnings = QueueingConfig(scheduler=name).warnings(prefix_cache=False)
+    assert warnings == [f"{name} orders by the prefix cache, which is off"]
 
 
 @pytest.mark.parametrize("name", CACHE_AWARE)

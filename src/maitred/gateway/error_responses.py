@@ -83,13 +83,19 @@ def _describe_rejection(reason: str, config: AdmissionConfig, timeout_status: in
         return timeout_status, f"{path}_queue_timeout", "timed out waiting for an admission slot"
     if reason == Reason.TENANT_QUEUE_FULL:
         return 429, f"{path}_tenant_queue_full", "request queue is full for this tenant"
-    if config.mode != "priority":
-        if config.mode == "legacy" and not config.legacy.queue_size:
-            return 429, "admission_queue_full", "concurrency limit reached and queuing is disabled"
-        return 429, "admission_queue_full", "admission queue is at capacity"
     if reason == Reason.RATE_LIMITED and config.preset.has_rate_limit_code:
         return 429, "scheduler_rate_limited", "more requests per second than are allowed here"
-    return 429, "scheduler_queue_full", "request queue is full for this priority class"
+    if reason in (Reason.QUEUE_FULL, Reason.RATE_LIMITED):  # SMG has one code for both.
+        return 429, f"{path}_queue_full", _describe_full_queue(config)
+    # A reason without words here names itself, because the words of another one would be wrong in logs and metrics.
+    return 429, f"{path}_{reason}", f"admission refused this request: {reason}"
+
+
+def _describe_full_queue(config: AdmissionConfig) -> str:
+    if config.mode == "priority":
+        return "request queue is full for this priority class"
+    has_no_queue = config.mode == "legacy" and not config.legacy.queue_size
+    return "concurrency limit reached and queuing is disabled" if has_no_queue else "admission queue is at capacity"
 
 
 def program_rejected(refused: ProgramRejected, retry_after: Micros) -> ApiError:

@@ -43,7 +43,8 @@ class CacheAware(Enum):
 
     NO = "no"
     YES = "yes"
-    """The order depends on it. Without a prefix cache, the policy that the attribute `fallback` names is used instead."""
+    """The order depends on it. Without a prefix cache, another policy takes its place: of a `CacheAwarePolicy` the one that its
+    attribute `fallback` names."""
     OPTIONAL = "if there is one"
     """The policy makes sense without a prefix cache too."""
     AS_INNER = "as the inner policy"

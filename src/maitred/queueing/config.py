@@ -82,13 +82,18 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if isinstance(layer, ScoreOrderedPolicy) and (equivalent := layer.simpler_equivalent()):
                 yield equivalent
             if _needs_cache(layer) and not prefix_cache:
-                fallback = getattr(layer, "fallback", "fcfs")
-                yield f"{self.scheduler} orders by the prefix cache, which is off: {fallback} takes the place of what needs it"
+                yield f"{self.scheduler} orders by the prefix cache, which is off{_replacement(layer)}"
 
 
 def _needs_cache(layer: QueuePolicy) -> bool:
     about: PolicyInfo | None = getattr(layer, "about", None)
     return about is not None and about.cache_aware is CacheAware.YES
+
+
+def _replacement(layer: QueuePolicy) -> str:
+    """Return the words about the policy that takes the place of `layer`, or none if `layer` does not name it."""
+    fallback: str | None = getattr(layer, "fallback", None)
+    return "" if fallback is None else f": {fallback} takes the place of what needs it"
 
 
 def _policy_chain(policy: QueuePolicy) -> Iterator[QueuePolicy]:

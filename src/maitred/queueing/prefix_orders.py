@@ -19,7 +19,6 @@ from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import SECOND, Micros
 from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, KeyQueue, PolicyInfo
-from maitred.queueing.orders import FirstComeFirstServed
 from maitred.queueing.prefix_index import PrefixIndex
 from maitred.queueing.prefix_tree import WaitingRequest
 
@@ -34,7 +33,7 @@ class CacheAwarePolicy(QueuePolicy):
     """
 
     fallback = "fcfs"
-    """The policy that takes its place where there is no prefix cache."""
+    """The policy that takes its place where there is no prefix cache, written as users write policies."""
 
     def __init__(self, check: int = 32, deprioritize: int = 32) -> None:
         """Raises ValueError unless `deprioritize` is at least 1."""
@@ -45,7 +44,7 @@ class CacheAwarePolicy(QueuePolicy):
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         if prefix is None:
-            return FirstComeFirstServed().make_queue(None, rng)
+            return SCHEDULERS.create(self.fallback).make_queue(None, rng)
         return self.prefix_queue(PrefixIndex(prefix, self.check, self.deprioritize))
 
     @abstractmethod

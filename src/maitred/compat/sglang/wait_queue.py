@@ -55,6 +55,9 @@ class SGLang(QueuePolicy):
         cache_aware=CacheAware.AS_INNER,
     )
 
+    fallback = "fcfs"
+    """The policy whose order a cache-aware one has where there is no prefix cache."""
+
     def __init__(
         self,
         policy: SGLangPolicy = SGLangPolicy.FCFS,
