@@ -45,6 +45,7 @@ class LlmRequest:
         "encoder_output_len",
         "estimated_reusable_tokens",
         "has_token_limit",
+        "is_multimodal",
         "lora_task_id",
         "max_new_tokens",
         "num_draft_tokens",
@@ -72,6 +73,7 @@ class LlmRequest:
         num_draft_tokens: int = 0,
         beam_width: int = 1,
         encoder_output_len: int = 0,
+        is_multimodal: bool = False,
     ) -> None:
         self.request_id = request_id
         self.state = state
@@ -93,6 +95,8 @@ class LlmRequest:
         self.num_draft_tokens = num_draft_tokens
         self.beam_width = beam_width
         self.encoder_output_len = encoder_output_len
+        self.is_multimodal = is_multimodal
+        """Whether its prompt has content that an encoder has computed, such as images."""
         self.context_current_position = 0
         """Tokens of the prompt that have their KV."""
         self.prepopulated_prompt_len = 0

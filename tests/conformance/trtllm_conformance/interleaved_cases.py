@@ -109,6 +109,7 @@ def _request(described: Case) -> LlmRequest:
         num_draft_tokens=described.get("draft_tokens", 0),
         beam_width=described.get("beam_width", 1),
         encoder_output_len=described.get("encoder_output_len", 0),
+        is_multimodal=described.get("multimodal", False),
     )
     if request.is_generation_in_progress_state:
         request.context_current_position, request.num_generated_tokens = request.prompt_len, 1

@@ -23,6 +23,7 @@ def request_of(described: Case) -> LlmRequest:
         num_draft_tokens=described.get("draft_tokens", 0),
         beam_width=described.get("beam_width", 1),
         encoder_output_len=described.get("encoder_output_len", 0),
+        is_multimodal=described.get("multimodal", False),
     )
     request.context_current_position = described.get("context_pos", 0)
     request.context_chunk_size = described.get("context_chunk_size", request.context_remaining_length)

@@ -27,7 +27,7 @@ class RankRequest(msgspec.Struct, frozen=True):
     num_tokens: int
     target_rank: int | None = None
     relax: bool = True
-    """Whether another rank than the target will do."""
+    """Whether another rank than the target will do as well; a request for which it will not is strict."""
 
 
 class RankAssignment(msgspec.Struct, frozen=True):
@@ -39,7 +39,11 @@ class RankAssignment(msgspec.Struct, frozen=True):
 
 def route_to_ranks(ranks: Sequence[RankState], requests: Sequence[RankRequest], max_active_requests: int) -> RankAssignment:
     """Give each request to a rank: to its target while that has room, else the longest prompt first to the rank with the fewest
-    tokens. Requests for which no rank has room are left out."""
+    tokens. Requests for which no rank has room are left out.
+
+    A request whose target is full falls back to another rank, even if it is strict (`relax` False): strictness decides who comes
+    first, and that a strict request does not become active too early is the business of the waiting queue (TensorRT-LLM).
+    """
     active = [rank.active_requests for rank in ranks]
     tokens = [rank.active_tokens for rank in ranks]
     given: list[list[RankRequest]] = [[] for _ in ranks]
@@ -50,12 +54,12 @@ def route_to_ranks(ranks: Sequence[RankState], requests: Sequence[RankRequest], 
         active[rank] += 1
         tokens[rank] += request.num_tokens
 
-    # Those that no other rank will do for come first, so that none of the others takes the place that they need.
+    # Strict requests come first, so that none of the others takes the place that they need.
     for request in sorted(requests, key=lambda request: request.relax):
         target = request.target_rank
         if target is not None and active[target] < max_active_requests:
             give(request, target)
-        elif request.relax or target is None:
+        else:
             rest.append(request)
     # All ranks step together, and wait for the one with most to do: so none gets more than its share, rounded up.
     fair_share = -(-(sum(active) + len(rest)) // len(ranks))

@@ -5,7 +5,8 @@ are none, memory is made, from the end of the list:
 
     suspend     the last request that has begun and has an active cache: its pages may go to a slower tier of memory
     recompute   the last request that has begun gives all up and computes its prompt again, even one that was suspended before.
-                This looks over the list anew, and ends nothing: requests before the victim are still served
+                This looks over the list anew, and ends nothing: requests before the victim are still served. A multimodal
+                request whose prompt is complete is no victim: its encoder output is gone by then
     itself      the request is suspended itself, and no further one generates in this step
 
 A victim that was suspended ends the range in which others are served. Prompts follow in the second phase, within what is left
@@ -167,13 +168,18 @@ class _Pass:
             request = self._requests[index]
             # Without a lower tier of memory the pages of a request that this pass has suspended are available as they are.
             in_vain = request in self._output.paused_requests and not self._cache.has_secondary_tier
-            if self._is_victim(request) and not in_vain and request not in self._output.recompute_paused_requests:
+            if self._can_recompute(request) and not in_vain and request not in self._output.recompute_paused_requests:
                 return index
         return None
 
     def _is_victim(self, request: LlmRequest) -> bool:
         is_finishing = request.state == LlmRequestState.GENERATION_TO_COMPLETE
         return request.is_started and not is_finishing and request.request_id not in self._inflight
+
+    def _can_recompute(self, request: LlmRequest) -> bool:
+        # The output of the encoder is given up with the end of the prefill, so the prompt cannot be computed again.
+        is_past_prefill = not request.is_context_init_state
+        return self._is_victim(request) and not (request.is_multimodal and is_past_prefill)
 
     def _suspend(self, request: LlmRequest) -> None:
         self._cache.suspend(request)
