@@ -41,8 +41,8 @@ def route_to_ranks(ranks: Sequence[RankState], requests: Sequence[RankRequest], 
     """Give each request to a rank: to its target while that has room, else the longest prompt first to the rank with the fewest
     tokens. Requests for which no rank has room are left out.
 
-    A request whose target is full falls back to another rank, even if it is strict (`relax` False): strictness decides who comes
-    first, and that a strict request does not become active too early is the business of the waiting queue (TensorRT-LLM).
+    A request whose target is full falls back to another rank, even if it is strict (`relax` False): strictness decides only
+    which requests come first. Whoever wants a strict request to wait for its target leaves it in the waiting queue.
     """
     active = [rank.active_requests for rank in ranks]
     tokens = [rank.active_tokens for rank in ranks]
