@@ -97,6 +97,8 @@ class ClientFraming(MessageFraming):
         self._begin = b""
         """The first bytes of the response."""
         self._until_close = False
+        self._has_interim = False
+        """Whether an interim response came before the final one."""
         self._is_over = False
         """Whether the response has ended, so that what follows belongs to no request."""
 
@@ -144,7 +146,7 @@ class ClientFraming(MessageFraming):
             return self._take_known(seen.known, seen.length, data[seen.end :])
         self._begin_message()
         events = self._parse(data)
-        if seen is not None and events and events[-1] is END:
+        if seen is not None and len(data) - seen.end == seen.length and events and events[-1] is END:
             self._keep_head(seen, events[0])
         return events
 
@@ -156,8 +158,12 @@ class ClientFraming(MessageFraming):
         return [head, body, END] if length else [head, END]
 
     def _keep_head(self, seen: SeenHead[ResponseHead], head: Event) -> None:
-        """Keep the head of a response that has ended, so that all that it means is known."""
-        if type(head) is ResponseHead and head.length == seen.length and head.status not in _BODILESS:
+        """Keep the head of a response that was the whole of a read, so that all that it means is known.
+
+        What was seen is the first head of the read. If that was an interim response, or bytes follow the response (which end
+        the keep-alive of this connection alone), the head that was parsed is not what was seen, or means more than it says.
+        """
+        if type(head) is ResponseHead and not self._has_interim and head.length == seen.length and head.status not in _BODILESS:
             head.keep_alive, head.memo = self.keep_alive, HeadMemo()
             self._known_heads.keep(seen, head)
 
@@ -235,7 +241,7 @@ class ClientFraming(MessageFraming):
         if not 100 <= status <= 599:
             raise FramingError(f"the upstream answered with the status {status}, which there is not")
         if status < 200:  # The final response follows, with headers of its own.
-            self._headers, self._length, self._is_chunked = [], None, False
+            self._headers, self._length, self._is_chunked, self._has_interim = [], None, False, True
             self._head_bytes += _INTERIM_BYTES
             if self._head_bytes > self._max_head:
                 raise self._too_large()

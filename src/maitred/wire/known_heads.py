@@ -7,7 +7,8 @@ Content-Length differ. So httptools parses such a head once. What came of it is 
     POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4096\r\n\r\n    is found again; its length is 4096
 
 **Why this is safe.** Nothing is interpreted here that was not parsed. A head is looked up only where a message begins, and kept
-only if the parser has taken it whole, with this one length and no transfer coding. A number of one to nine digits in the place
+only if the parser has taken it whole, with this one length and no transfer coding. Of responses only a final one is kept, with
+no interim response before it, if it may have a body (no HEAD, 204 or 304) and is the whole of the read that brought it. A number of one to nine digits in the place
 of another moves no line end and changes no other value, so the parser would return the same, with the other length. Every rule
 that refuses a head has refused it before it could be kept. A head with anything else in it that differs, such as a request id,
 is another head, and is parsed.

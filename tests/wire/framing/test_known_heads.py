@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from maitred.wire.client_framing import ClientFraming
 from maitred.wire.known_heads import MAX_HEADS, KnownHeads
-from maitred.wire.messages import END, RequestHead
+from maitred.wire.messages import END, Event, RequestHead, ResponseHead
 from maitred.wire.server_framing import ServerFraming
 
 MAX_HEAD = 65_536
@@ -89,3 +90,61 @@ def test_no_more_heads_are_kept_than_the_bound() -> None:
     for number in range(2 * MAX_HEADS + 5):
         receive(known, post(1, b"x: %d" % number))
     assert len(known._heads) <= MAX_HEADS
+
+
+def answer(head: bytes, body: bytes = b"") -> bytes:
+    return head + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+OK = b"HTTP/1.1 200 OK"
+INTERIM = {
+    "103 with a length of none": answer(b"HTTP/1.1 103 Early Hints"),
+    "100 with a length of none": answer(b"HTTP/1.1 100 Continue"),
+    "103 with the length of the whole answer": b"HTTP/1.1 103 Early Hints\r\ncontent-length: 38\r\n\r\n",
+}
+
+
+def ask(known: KnownHeads[ResponseHead], *reads: bytes, method: str = "POST") -> tuple[list[Event], ClientFraming]:
+    """Return the events of a response on a connection of its own."""
+    framing = ClientFraming(MAX_HEAD, known)
+    framing.send_request(method, "/", "a", [], 0)
+    return [event for read in reads for event in framing.receive_data(read)], framing
+
+
+@pytest.mark.parametrize("what", INTERIM)
+def test_an_interim_response_never_passes_for_the_response_of_a_request(what: str) -> None:
+    known: KnownHeads[ResponseHead] = KnownHeads()
+    ask(known, INTERIM[what] + answer(OK))
+    before, framing = ask(known, INTERIM[what])
+    assert before == []
+    assert framing.peer.name == "SEND_RESPONSE"
+    events = framing.receive_data(answer(OK, b"mine"))
+    assert [event for event in events if type(event) is bytes] == [b"mine"]
+
+
+def test_bytes_behind_one_response_close_its_connection_alone() -> None:
+    known: KnownHeads[ResponseHead] = KnownHeads()
+    _, first = ask(known, answer(OK, b"{}") + b"HTTP/1.1 200 OK\r\n")
+    assert first.peer.name == "MUST_CLOSE"
+    for _ in range(2):
+        _, later = ask(known, answer(OK, b"{}"))
+        assert later.peer.name == "DONE"
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [("HEAD", b"200 OK"), ("POST", b"304 Not Modified"), ("POST", b"204 No Content")]
+)
+def test_the_head_of_a_response_without_a_body_serves_no_other(method: str, status: bytes) -> None:
+    known: KnownHeads[ResponseHead] = KnownHeads()
+    ask(known, answer(b"HTTP/1.1 " + status), method=method)
+    assert not known._heads
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"404 Not Found", b"503 Service Unavailable"])
+def test_a_kept_head_means_for_another_body_what_the_parser_says(status: bytes) -> None:
+    known: KnownHeads[ResponseHead] = KnownHeads()
+    ask(known, answer(b"HTTP/1.1 " + status, b"a"))
+    kept, _ = ask(known, answer(b"HTTP/1.1 " + status, b"bcd"))
+    parsed, _ = ask(KnownHeads(), answer(b"HTTP/1.1 " + status, b"bcd"))
+    assert known._heads
+    assert [getattr(event, "status", event) for event in kept] == [getattr(event, "status", event) for event in parsed]
