@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from world import ANSWER, Backend, BackendRequest, GatedAnswer, run, whole, world
 
+from maitred.gateway.config import GatewayConfig
 from maitred.gateway.passed_routes import find_form_field
 from maitred.routing import RoutingConfig
 
@@ -124,6 +125,85 @@ def test_what_may_change_an_engine_is_for_the_operator_alone(method: str, path: 
             assert code_of(await w.request(path, b"", method, **as_one("k"))) == (404, "unknown_url")
             assert not w.backends[0].received
             assert (await w.request(path, b"", method, **as_one("root")))[0] == 200
+
+    run(scenario())
+
+
+CHANGING_PATHS = [
+    "/sleep?level=2",
+    "/flush_cache",
+    "/v1/load_lora_adapter",
+    "/update_weights_from_disk",
+    "/collective_rpc",
+    "/pause",
+]
+NAMING_BODIES = {"json": ({"model": "m"}, {}), "a form": (FORM, {"content_type": FORM_TYPE})}
+
+
+@pytest.mark.parametrize("form", NAMING_BODIES)
+@pytest.mark.parametrize("path", CHANGING_PATHS)
+def test_naming_a_model_opens_no_path_of_the_operator(path: str, form: str) -> None:
+    body, headers = NAMING_BODIES[form]
+
+    async def scenario() -> None:
+        async with world(**KEYS) as w:
+            assert code_of(await w.request(path, body, **headers, **as_one("k"))) == (404, "unknown_url")
+            assert not w.backends[0].received
+            assert (await w.request(path, body, **headers, **as_one("root")))[0] == 200
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+        {"referer": "http://evil.example/page"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("method", "path"), [("POST", "/sleep"), ("GET", "/flush_cache")])
+def test_without_keys_no_page_of_another_origin_reaches_the_operators_paths(
+    method: str, path: str, headers: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            assert code_of(await w.request(path, {"model": "m"}, method, **headers)) == (404, "unknown_url")
+            assert not w.backends[0].received
+
+    run(scenario())
+
+
+def test_a_path_that_the_operator_has_named_is_open_to_clients() -> None:
+    async def scenario() -> None:
+        gated = GatedAnswer()
+        async with world(Backend(gated), passed_paths=("/v1/video",), **KEYS) as w:
+            waiting = asyncio.create_task(w.request("/v1/video", {"model": "m"}, **as_one("k")))
+            await w.wait_until(lambda: w.backends[0].received)
+            assert w.state.in_flight == 1
+            gated.open.set()
+            assert (await waiting)[0] == 200
+            assert (await w.request("/v1/video/", {"model": "m"}, **as_one("k")))[0] == 404
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("path", ["sleep", "", "/v1/video?a=1"])
+def test_what_is_no_path_is_refused_in_the_configuration(path: str) -> None:
+    with pytest.raises(ValueError, match="is no path"):
+        GatewayConfig(passed_paths=(path,))
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/responses/%0a", "/v1/responses/a%20b%0d%0aX:%20y?c=%0a", "/v1/responses/%e2%82%ac", "/v1/responses/%ff"]
+)
+def test_an_encoded_path_reaches_the_backend_as_it_came(target: str) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            assert (await w.request(target, b"", "GET"))[0] == 200
+            assert w.backends[0].received[0].head.split(b"\r\n")[0] == f"GET {target} HTTP/1.1".encode()
 
     run(scenario())
 

@@ -91,6 +91,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model_metric_top_n: int = 32
     """Models with metrics of their own for requests and tokens, the first that are asked for; all others are summed up as
     `other`. Each makes a page of metrics longer."""
+    passed_paths: tuple[str, ...] = ()
+    """Paths of the engines that every client may call, beside those that the gateway knows, such as `/v1/video`; a POST that
+    names a model takes a slot there. All other paths are for the operator alone."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body, in bytes."""
     max_parked_body_bytes: int = 1024 * 1024 * 1024
@@ -149,6 +152,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in self.admin_hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ValueError(f"admin_hosts: {quote(name)} is no host name: write it without scheme and port")
+        for path in self.passed_paths:
+            if not path.startswith("/") or "?" in path:
+                raise ValueError(f"passed_paths: {quote(path)} is no path: write it as /v1/video, without a query")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("tls_key needs tls_cert (give both, or neither)")
         self._check_counts()

@@ -52,7 +52,8 @@ class InboundHead:
         """The class that it names, or None if it names none."""
         self.route: Route | None = None
         self.target = ""
-        """The path with its query string."""
+        """The path with its query string as they came: what is decoded may hold line ends, or characters that a request line
+        cannot have."""
 
 
 class HeadReader:
@@ -100,9 +101,8 @@ class HeadReader:
         name = (inbound.priority or b"").strip()
         if name and name.isascii() and name.decode("ascii").isprintable():
             inbound.names_class, inbound.requested_class = True, parse_class(name.decode("ascii"))
-        path, query = exchange.path, exchange.query
-        inbound.route = ROUTES.get(path)
-        inbound.target = f"{path}?{query.decode('latin-1')}" if query else path
+        inbound.route = ROUTES.get(exchange.path)
+        inbound.target = exchange.target.decode("latin-1")
         return inbound
 
     def _keep_own(self, inbound: InboundHead, name: bytes, value: bytes) -> None:

@@ -7,10 +7,12 @@ from here as well. Two tricks let such a page use `/admin/*`:
                      browser takes the answer for one of evil.example: the page reads it. But Host says evil.example.
     a plain POST     to http://127.0.0.1:8080/admin/reload. The page cannot read the answer, but the request is carried out.
                      But Origin says https://evil.example.
+    an image         <img src="http://127.0.0.1:8080/flush_cache">. A browser sends no Origin with it. But Sec-Fetch-Site says
+                     cross-site, and from a browser that does not know this header, Referer says https://evil.example.
 
 So `Host` must be an IP address (which no name server can redirect), `localhost`, or a name that the configuration has
-(`gateway.host`, `gateway.admin_hosts`); and `Origin`, where there is one, must be that of the page itself. Command-line clients
-send no `Origin`, and a `Host` that says what they were told.
+(`gateway.host`, `gateway.admin_hosts`); and `Origin`, `Referer` and `Sec-Fetch-Site`, where they are, must say that the page
+itself asks. Command-line clients send none of them, and a `Host` that says what they were told.
 
     Host: 127.0.0.1:8080                                       allowed
     Host: localhost:8080, Origin: http://localhost:8080        allowed
@@ -22,7 +24,7 @@ With keys none of this is asked: no browser adds an `Authorization: Bearer` of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 
 from maitred.wire.messages import Headers
@@ -42,15 +44,27 @@ class LocalAccess:
         named = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"]
         if not all(self._is_known(host) for host in named):
             return "without an api_key this is allowed under an IP address, localhost or a name in admin_hosts only"
-        origins = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"origin"]
         own = {f"{scheme}://{host}" for scheme in ("http", "https") for host in named}
-        if not own.issuperset(origins):
+        if not own.issuperset(_asking_origins(headers)):
             return "without an api_key this is not allowed to pages of another origin"
         return None
 
     def _is_known(self, authority: str) -> bool:
         host = _host_of(authority)
         return host == "localhost" or host.endswith(".localhost") or host in self._hosts or _is_address(host)
+
+
+def _asking_origins(headers: Headers) -> Iterator[str]:
+    """Yield what a browser says of the page that asks: its origin, or `cross-site` and the like."""
+    for name, value in headers:
+        text = value.decode("latin-1").strip().lower()
+        if name == b"origin":
+            yield text
+        elif name == b"referer":
+            scheme, _, rest = text.partition("://")
+            yield f"{scheme}://{rest.partition('/')[0]}"
+        elif name == b"sec-fetch-site" and text not in ("same-origin", "none"):
+            yield text
 
 
 def _host_of(authority: str) -> str:

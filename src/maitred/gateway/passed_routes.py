@@ -1,12 +1,14 @@
 """Routes that the gateway does not know, and bodies that are no JSON: what is found in them before they are passed on.
 
-An engine serves more than the gateway knows (`request_fields.ROUTES`). What a request for another path costs depends on whether
-it names a model, in JSON or in a form:
+An engine serves more than the gateway knows (`request_fields.ROUTES`), and some of it changes the engine or stops it. What a
+path does cannot be read from the body that comes with it, so a path that nobody has named is the operator's, whatever the body:
 
-    POST /v1/video {"model": "m", ...}   the engine works for it: it takes a slot, in the class of the client
-    GET /v1/responses/ID, /version       it only reads, and takes no slot (`READ_PATHS`, `READ_PREFIXES`)
-    POST /sleep, GET /flush_cache        it may change the engine, and takes no slot: for the operator alone, as /admin is;
-                                         another client gets 404
+    POST /v1/chat/completions              known: it takes a slot, in the class of the client
+    GET /v1/responses/ID, /version         it only reads, and takes no slot (`READ_PATHS`, `READ_PREFIXES`)
+    POST /v1/video {"model": "m"}          open to clients if the operator has named it (`gateway.passed_paths`)
+    POST /sleep, GET /flush_cache          for the operator alone, as /admin is; another client gets 404
+
+Of what is passed on, a POST whose body names a model, in JSON or in a form, takes a slot.
 
 Without a model, a request may be about something that one backend has and the others have not, such as a stored response. So
 the backends are asked one after another, until one does not answer 404.
@@ -17,6 +19,7 @@ answers 404, then to the second, and the client reads what that answers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import unquote
 
@@ -39,23 +42,30 @@ _WITHOUT_MODEL: Final = Route("", needs_model=False, generates=False, is_json=Fa
 _decode_fields = msgspec.json.Decoder(BodyFields).decode
 
 
-def read_passed(exchange: Exchange, body: bytes, keys: ApiKeys) -> tuple[Route, BodyFields]:
-    """Return how to pass a request on, and what its body says. Raises ApiError 404 for one that is for the operator alone."""
-    fields, route = find_fields(exchange, body), ROUTES.get(exchange.path)
+def read_passed(exchange: Exchange, body: bytes, keys: ApiKeys, passed_paths: Collection[str] = ()) -> tuple[Route, BodyFields]:
+    """Return how to pass a request on, and what its body says. `passed_paths` are open to all clients beside those known here.
+    Raises ApiError 404 for a request that is for the operator alone."""
+    route = ROUTES.get(exchange.path)
     if route is not None:
-        return route, fields
-    if exchange.method == "POST" and fields.model is not None:
-        return _WITH_MODEL, fields
+        return route, find_fields(exchange, body)
     if exchange.method not in _METHODS:
         raise no_route(exchange.path)
-    is_read = exchange.path in READ_PATHS and exchange.method == "GET"
-    is_stored = exchange.path.startswith(READ_PREFIXES) and ".." not in unquote(exchange.path)
-    if not (is_read or is_stored):
+    if exchange.path not in passed_paths and not _only_reads(exchange):
         try:
             keys.require_administrator(exchange.get_header(AUTHORIZATION_HEADER), exchange.client, exchange.headers)
         except ApiError as error:
             raise no_route(exchange.path) from error
-    return _WITHOUT_MODEL, fields
+    fields = find_fields(exchange, body)
+    takes_slot = exchange.method == "POST" and fields.model is not None
+    return _WITH_MODEL if takes_slot else _WITHOUT_MODEL, fields
+
+
+def _only_reads(exchange: Exchange) -> bool:
+    """Return whether a request is for something that a client may read, or has stored itself."""
+    path = exchange.path
+    if path in READ_PATHS:
+        return exchange.method == "GET"
+    return path.startswith(READ_PREFIXES) and ".." not in unquote(path)
 
 
 def find_fields(exchange: Exchange, body: bytes) -> BodyFields:

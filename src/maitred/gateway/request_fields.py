@@ -58,9 +58,13 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("/v1/completions", reports_usage_on_demand=True),
         Route("/v1/embeddings", generates=False),
         Route("/v1/responses"),
+        Route("/v1/responses/compact"),
         Route("/v1/messages"),
         Route("/v1/rerank", generates=False),
         Route("/v1/classify", generates=False),
+        Route("/v1/moderations", generates=False, needs_model=False),
+        Route("/v1/chat/completions/batch", generates=False),
+        Route("/inference/v1/generate", needs_model=False, generates=False),
         Route("/generate", needs_model=False),
         Route("/rerank", needs_model=False, generates=False),
         Route("/v2/rerank", needs_model=False, generates=False),
@@ -68,16 +72,25 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("/v1/score", needs_model=False, generates=False),
         Route("/classify", needs_model=False, generates=False),
         Route("/pooling", needs_model=False, generates=False),
+        Route("/encode", needs_model=False, generates=False),
         Route("/v1/audio/speech", needs_model=False, generates=False),
         Route("/v1/audio/transcriptions", needs_model=False, generates=False, is_json=False),
         Route("/v1/audio/translations", needs_model=False, generates=False, is_json=False),
+        Route("/v1/images/generations", needs_model=False, generates=False),
+        Route("/v1/images/edits", needs_model=False, generates=False, is_json=False),
+        Route("/v1/images/variations", needs_model=False, generates=False, is_json=False),
+        Route("/v1/videos", needs_model=False, generates=False, is_json=False),
         Route("/v1/messages/count_tokens", needs_slot=False, generates=False),
+        Route("/v1/responses/input_tokens", needs_slot=False, generates=False),
+        Route("/v1/chat/completions/render", needs_slot=False, generates=False),
+        Route("/v1/completions/render", needs_slot=False, generates=False),
         Route("/v1/tokenize", needs_slot=False, needs_model=False, generates=False),
         Route("/v1/detokenize", needs_slot=False, needs_model=False, generates=False),
         Route("/tokenize", needs_slot=False, needs_model=False, generates=False),
         Route("/detokenize", needs_slot=False, needs_model=False, generates=False),
     )
 }
+"""What clients may ask of an engine, as vLLM and SGLang serve it."""
 
 
 HOP_BY_HOP_HEADERS = frozenset(

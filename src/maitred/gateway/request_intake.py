@@ -137,6 +137,7 @@ class IntakeRules:
         self.forwards_priority = config.forward_priority != "off"
         self.keys = ApiKeys(config.api_key, config.tenant_api_keys, (config.host, *config.admin_hosts))
         self.needs_key = bool(self.keys)
+        self.passed_paths = frozenset(config.passed_paths)
         own = config.upstream_api_key
         self.heads = HeadReader(
             config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
@@ -258,7 +259,7 @@ class RequestIntake:
         if route is not None and route.is_json:
             fields = parse_body_fields(body, route)
         else:
-            route, fields = read_passed(exchange, body, rules.keys)
+            route, fields = read_passed(exchange, body, rules.keys, rules.passed_paths)
         model = self._served_model(route, fields)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else _DEFAULT_CLASS
         stream = fields.stream is True

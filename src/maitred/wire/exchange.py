@@ -110,7 +110,10 @@ class Exchange:
     def __init__(self, head: RequestHead, connection: ExchangeConnection, client: ClientAddress = None) -> None:
         self.method = head.method
         self.headers = head.headers
+        self.target = head.target
+        """The target as it came, in origin-form (`/path?query`), or `*`."""
         self.path = head.path
+        """That of the target, decoded."""
         self.query = head.query
         self.memo = head.memo
         self.client = client

@@ -8,10 +8,10 @@ Content-Length differ. So httptools parses such a head once. What came of it is 
 
 **Why this is safe.** Nothing is interpreted here that was not parsed. A head is looked up only where a message begins, and kept
 only if the parser has taken it whole, with this one length and no transfer coding. Of responses only a final one is kept, with
-no interim response before it, if it may have a body (no HEAD, 204 or 304) and is the whole of the read that brought it. A number of one to nine digits in the place
-of another moves no line end and changes no other value, so the parser would return the same, with the other length. Every rule
-that refuses a head has refused it before it could be kept. A head with anything else in it that differs, such as a request id,
-is another head, and is parsed.
+no interim response before it, if it may have a body (no HEAD, 204 or 304) and is the whole of the read that brought it. A
+number of one to nine digits in the place of another moves no line end and changes no other value, so the parser would return
+the same, with the other length. Every rule that refuses a head has refused it before it could be kept. A head with anything
+else in it that differs, such as a request id, is another head, and is parsed.
 
 **Bounds.** At most `MAX_HEADS` heads of `MAX_KEPT_HEAD_BYTES` are kept. Instead of one more, all are dropped: those in use
 come back with their next message, and nothing need be noted when one is used. A head may hold the key of a client; it stays in
