@@ -40,7 +40,7 @@ class AccessLog:
 
     def write_record(self, exchange: Exchange, record: RequestRecord) -> None:
         """Write the line of a request that was taken in and has ended."""
-        request, sent_at, first_data_at = record.request, record.sent_at, record.first_data_at
+        request, sent_at, first_token_at = record.request, record.sent_at, record.first_token_at
         fields = _head(exchange, record.status, record.ended_at - request.arrival)
         fields["class"] = request.priority_class.label
         fields["model"] = request.model
@@ -51,8 +51,8 @@ class AccessLog:
             fields["backend"] = record.backend.url
             fields["attempts"] = record.num_attempts
             fields["sent_secs"] = to_seconds(sent_at - request.arrival)
-        if record.is_stream and first_data_at is not None:
-            fields["ttft_secs"] = to_seconds(first_data_at - request.arrival)
+        if first_token_at is not None:
+            fields["ttft_secs"] = to_seconds(first_token_at - request.arrival)
         if record.prompt_tokens is not None:
             fields["prompt_tokens"] = record.prompt_tokens
         if record.output_tokens is not None:

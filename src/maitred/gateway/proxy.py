@@ -62,6 +62,7 @@ from maitred.gateway.program_memories import ProgramMemories, with_rank
 from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.gateway.request_intake import ProxyRequest, RequestIntake
 from maitred.gateway.request_observer import RequestObserver
+from maitred.gateway.request_record import ERROR_IN_ANSWER
 from maitred.gateway.response_forwarder import ResponseForwarder
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
@@ -316,8 +317,9 @@ class Proxy:
             finally:
                 self._note_usage(proxied, forwarder.reader)
             record.on_complete()
-            sent.is_complete = response.status == 200
-            return _DRAINED
+            sent.has_failed = record.has_failed
+            sent.is_complete = response.status == 200 and not sent.has_failed
+            return self._count_error_in_answer() if sent.has_failed else _DRAINED
         except asyncio.CancelledError:
             if not sent.absorb_abandonment():
                 raise
@@ -361,6 +363,11 @@ class Proxy:
             proxied.record.reported = reader.usage
             if proxied.step is not None:
                 proxied.step.usage = proxied.record.reported
+
+    def _count_error_in_answer(self) -> ReleaseReason:
+        """Count an answer with status 200 that was passed on whole, and says that it has failed."""
+        self._counters.upstream_failures[ERROR_IN_ANSWER] += 1
+        return _FAILED
 
     def _count_failure(self, backend: Backend, error: UpstreamError) -> None:
         if not isinstance(error, NotFoundThere):

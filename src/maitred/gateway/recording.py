@@ -11,7 +11,8 @@ a backend reports none, the tokens are estimated, and the row says so: those of 
 answer as its number of events minus one (the last event says that it is the last), at most the client's limit, those of any
 other body from its size. A stream of 21 events with `max_tokens: 16`, say, counts as 16 tokens.
 
-What is not known is left empty: the length of an answer that broke off or never was, the TTFT of an answer that is no stream.
+What is not known is left empty: the length of an answer that broke off, failed or never was, the TTFT of an answer that is no
+stream.
 No text is recorded: a prompt counts as one that continues the last prompt of its program, and the response to it, if it has
 at least as many tokens as both.
 
@@ -131,7 +132,7 @@ class TrafficRecorder:
             cached_tokens=None if record.reported is None else record.reported.cached_tokens,
             backend="" if record.backend is None else record.backend.url,
             sent=None if record.sent_at is None else record.sent_at - request.arrival,
-            ttft=record.first_data_at - request.arrival if record.is_stream and record.first_data_at is not None else None,
+            ttft=None if record.first_token_at is None else record.first_token_at - request.arrival,
             e2e=record.ended_at - request.arrival,
         )
         request = replace(request, arrival=request.arrival + self._epoch)

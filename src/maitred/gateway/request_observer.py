@@ -16,7 +16,7 @@ from maitred.gateway.access_log import AccessLog
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.request_metrics import RequestMetrics
-from maitred.gateway.request_record import RequestRecord
+from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
 from maitred.wire.exchange import Exchange
 
 
@@ -43,7 +43,9 @@ class RequestObserver:
     def end(self, record: RequestRecord, exchange: Exchange) -> None:
         """Tell of a request that has ended, in whatever way."""
         record.end()
-        if not record.is_complete:
+        if record.has_failed:
+            record.error_code = ERROR_IN_ANSWER
+        elif not record.is_complete:
             record.error_code = "client_gone" if exchange.is_disconnected else "broken_off"
         self.metrics.responses[record.status, record.error_code] += 1
         if record.sent_at is not None:

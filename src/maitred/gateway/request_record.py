@@ -15,6 +15,10 @@ them when it has ended: behind the text, where engines put it. An answer to `inc
 
     data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34}}     data: [DONE]
 
+**Errors in an answer.** An answer with status 200 may say that it has failed (`wire.answer_errors`), in an event or in its
+body. Such a request has not completed: its outcome is `error_in_answer`, and of a stream only what came before the error counts
+as tokens. Most pieces do not even contain the word, so looking for it is one search in each.
+
 Compiled (`tools/compile.py`).
 """
 
@@ -31,6 +35,8 @@ from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.request_metrics import RequestSeries
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
+from maitred.wire.answer_errors import HINT, AnswerError, error_in_body, error_in_stream
+from maitred.wire.sse import unfinished_event
 from maitred.workload.formats.maitred import COMPLETED
 
 if TYPE_CHECKING:
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
 
 CLIENT_GONE: Final = 499
 """The status of a request of which the client left before its answer began, as nginx has it. No client ever sees it."""
+ERROR_IN_ANSWER: Final = "error_in_answer"
+"""The outcome and error code of an answer with status 200 that reports an error."""
 _PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b')
 _EVENT: Final = b"\ndata:"
@@ -45,6 +53,12 @@ _DONE: Final = b"[DONE]\n\n"
 _DATA: Final = b"data:"
 _TAIL_BYTES: Final = 32_768
 """Bytes at the end of an answer in which its usage is looked for."""
+_MAX_EVENT_BYTES: Final = 65_536
+"""Size of an unfinished event that is kept to see whether it is an error."""
+_ONLY_ROLE: Final = re.compile(
+    rb'\A[^\n]*"delta"\s*:\s*\{\s*"role"\s*:\s*"assistant"\s*(?:,\s*"content"\s*:\s*(?:""|null)\s*)?[,}]'
+)
+"""The first event of a chat that only says who speaks."""
 
 
 class RequestRecord:
@@ -62,7 +76,10 @@ class RequestRecord:
     status = CLIENT_GONE
     """The status of the answer that was begun, or `CLIENT_GONE` if none was."""
     error_code = ""
-    """The code of the gateway's own refusal, `broken_off` or `client_gone` for an answer that was not sent whole, or ""."""
+    """The code of the gateway's own refusal, `broken_off` or `client_gone` for an answer that was not sent whole,
+    `error_in_answer`, or ""."""
+    error: AnswerError | None = None
+    """The error that the answer of the backend reports, whatever its status."""
     is_complete = False
     """Whether the whole answer was sent, with whatever status."""
     is_stream = False
@@ -70,7 +87,7 @@ class RequestRecord:
     num_bytes = 0
     """Of the body of the answer, as the backend sent it."""
     num_events = 0
-    """Of a stream, with data."""
+    """Of a stream, with data; up to an error."""
     prompt_tokens: int | None = None
     """Of the prompt, as the backend has reported them; None before `end`, and if it has not."""
     output_tokens: int | None = None
@@ -81,6 +98,9 @@ class RequestRecord:
     """Told of the events of each piece of a stream, and when it came, if that is of interest."""
     _last_piece = b""
     _last_pieces = b""
+    _open_event = b""
+    """The beginning of an event that may turn out to be an error."""
+    _first_piece = b""
 
     def __init__(self, request: Request, series: RequestSeries, *, generates: bool) -> None:
         """`generates` says that the answer is generated token by token."""
@@ -94,13 +114,19 @@ class RequestRecord:
         self.num_attempts += 1
         if self.num_attempts > 1:
             self.first_data_at, self.num_bytes, self.num_events = None, 0, 0
+            self.error, self._open_event = None, b""
 
     def on_first_data(self, piece: bytes) -> None:
         """Take note of what has come of the answer up to its first data."""
         self.first_data_at = self.last_data_at = now = monotonic_now()
         self.num_bytes, self._last_piece, self._last_pieces = len(piece), piece, b""
-        if self.is_stream:
-            self._count_events((b"\n" + piece).count(_EVENT), now)  # The first event has no line end before it.
+        if not self.is_stream:
+            self.error = error_in_body(piece)
+            return
+        self._first_piece = piece
+        self._count_events((b"\n" + piece).count(_EVENT), now)  # The first event has no line end before it.
+        if HINT in piece or not piece.endswith(b"\n"):
+            self._look_for_error(piece)
 
     def on_stream_piece(self, piece: bytes) -> None:
         """Take note of a further piece of a stream."""
@@ -110,6 +136,8 @@ class RequestRecord:
         # Usually a piece is whole events. Otherwise a mark may begin in one piece and end in the next.
         starts_event = piece.startswith(_DATA)
         self._count_events(piece.count(_EVENT) + 1 if starts_event else (last[1 - len(_EVENT) :] + piece).count(_EVENT), now)
+        if HINT in piece or self._open_event or not piece.endswith(b"\n"):
+            self._look_for_error(piece)
         if not piece.endswith(_DONE):
             self.series.itl.observe(now - self.last_data_at)
         self.last_data_at = now
@@ -119,7 +147,23 @@ class RequestRecord:
         self._last_pieces, self._last_piece = self._last_piece, piece
         self.num_bytes += len(piece)
 
+    def _look_for_error(self, piece: bytes) -> None:
+        """Look for an error in a piece of a stream that may have one, or that ends within an event. What follows an error is
+        counted no more, and neither is the error."""
+        if self.error is not None:
+            return
+        events = self._open_event + piece
+        found = error_in_stream(events)
+        if found is not None:
+            self.error, begin = found
+            self.num_events -= (b"\n" + events[begin:]).count(_EVENT)
+            return
+        rest = unfinished_event(events)
+        self._open_event = rest if len(rest) <= _MAX_EVENT_BYTES else b""
+
     def _count_events(self, num_events: int, now: Micros) -> None:
+        if self.error is not None:
+            return
         self.num_events += num_events
         if self.on_events is not None:
             self.on_events(num_events, now)
@@ -130,13 +174,15 @@ class RequestRecord:
         assert self.sent_at is not None
         assert self.first_data_at is not None
         self.backend.first_data_times.observe(self.first_data_at - self.sent_at)
-        if self.is_stream and self.status == 200:
+        if self.is_stream and self.status == 200 and self.error is None:
             self.series.ttft.observe(self.first_data_at - self.request.arrival)
 
     def on_complete(self) -> None:
         """Note that the whole answer of the backend was sent to the client."""
         self.is_complete, self.ended_at = True, monotonic_now()
-        if self.status == 200:
+        if not self.is_stream and self._last_pieces and self.num_bytes == len(self._last_pieces) + len(self._last_piece):
+            self.error = error_in_body(self._last_pieces + self._last_piece)
+        if self.status == 200 and self.error is None:
             self.series.e2e.observe(self.ended_at - self.request.arrival)
 
     def on_refused(self, status: int, error_code: str | None) -> None:
@@ -144,9 +190,21 @@ class RequestRecord:
         self.is_complete, self.status, self.error_code = True, status, error_code or ""
 
     @property
+    def first_token_at(self) -> Micros | None:
+        """When the first data of a stream came, or None; None too if that was an error."""
+        return self.first_data_at if self.is_stream and (self.num_events or not self.has_failed) else None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the answer has begun as one with status 200, and reports an error."""
+        return self.error is not None and self.status == 200
+
+    @property
     def outcome(self) -> str:
-        """`completed`, `status_NNN`, or `broken_off` if the client left or the answer did not reach its end (`error_code` says
-        which)."""
+        """`completed`, `status_NNN`, `error_in_answer`, or `broken_off` if the client left or the answer did not reach its end
+        (`error_code` says which)."""
+        if self.has_failed:
+            return ERROR_IN_ANSWER
         if not self.is_complete:
             return "broken_off"
         return COMPLETED if self.status == 200 else f"status_{self.status}"
@@ -170,7 +228,11 @@ class RequestRecord:
 
     def estimated_output(self) -> int:
         """Return the tokens of the answer, estimated by what has come of it, at most the limit of the client."""
-        seen = self.num_events - 1 if self.is_stream else self.num_bytes // BYTES_PER_TOKEN
+        if self.is_stream:
+            # The last event says that it is the last, and so does none before an error.
+            seen = self.num_events - (self.error is None) - (_ONLY_ROLE.match(self._first_piece) is not None)
+        else:
+            seen = 0 if self.has_failed else self.num_bytes // BYTES_PER_TOKEN
         limit = self.request.max_output_tokens
         return max(0, seen if limit is None else min(seen, limit))
 

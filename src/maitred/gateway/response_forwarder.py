@@ -26,14 +26,15 @@ from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.gateway.request_record import RequestRecord
 from maitred.wire import sse
+from maitred.wire.answer_errors import AnswerError
 from maitred.wire.exchange import ResponseWriter
 from maitred.wire.messages import Headers
 from maitred.wire.response import PieceWriter, UpstreamResponse
 
 MAX_WITHHELD_BYTES: Final = 16_384
 """Size of the comments before the first data of a stream above which the head is sent without waiting for data."""
-_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MAX_EVENT_END_BYTES: Final = 4
+_OK: Final = 200
 _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding"))
 
 
@@ -76,6 +77,12 @@ class ResponseForwarder:
     def is_stream(self) -> bool:
         """Whether the response is a stream of events that the client has asked for."""
         return self._is_stream
+
+    @property
+    def first_error(self) -> AnswerError | None:
+        """The error that an answer with status 200 reports in what has come of it, or None. While nothing was sent, another
+        backend may be asked."""
+        return self._record.error if self._has_data and self._response.status == _OK else None
 
     def take_arrived(self) -> bool:
         """Take what has come of an answer that is no stream. Return whether that is something; else `wait_for_data` is next."""
@@ -258,7 +265,7 @@ class SseKeepalive:
     def _send_comment(self) -> None:
         """Send a comment if the body stands between two events and the client has taken all that was sent before."""
         is_client_ready = self._busy is None or self._busy.done()
-        if is_client_ready and self._tail.endswith(_EVENT_ENDS):
+        if is_client_ready and self._tail.endswith(sse.EVENT_ENDS):
             self._last_sent = self._loop.time()
             self._busy = self._writer.send_piece(sse.KEEPALIVE_COMMENT, True)
 

@@ -10,6 +10,9 @@ DONE = b"data: [DONE]\n\n"
 KEEPALIVE_COMMENT = b": keepalive\n\n"
 """A comment, which clients skip."""
 
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+"""The blank lines that end an event."""
+
 
 def is_event_stream(headers: Headers) -> bool:
     """Return whether a body with these headers consists of server-sent events."""
@@ -26,3 +29,8 @@ def has_data(stream: bytes) -> bool:
     if stream.startswith(b"data:"):
         return True
     return any(line and not line.startswith(b":") for line in stream.splitlines())
+
+
+def unfinished_event(stream: bytes) -> bytes:
+    """Return what follows the last blank line of a stream: nothing, or the beginning of an event."""
+    return stream[max(at + len(end) if (at := stream.rfind(end)) >= 0 else 0 for end in EVENT_ENDS) :]

@@ -1,0 +1,158 @@
+"""Errors inside an answer whose status is 200.
+
+The head of a stream goes out before its tokens, so an engine that fails later can say so only in an event. Some engines send an
+error in the body of a JSON answer with status 200, too. Each API has its own words:
+
+    data: {"error": {"message": "...", "code": 500}}                   chat and completions: vLLM, SGLang, llama.cpp, gateways
+    data: {"error": "...", "error_type": "..."}                        TGI
+    data: {"object": "error", "message": "...", "code": 500}           older vLLM
+    data: {"choices": [{"finish_reason": "error", ...}]}               OpenRouter, vLLM
+    data: {"type": "error", "message": "..."}                          /v1/responses
+    data: {"type": "response.failed", "response": {"error": {...}}}    /v1/responses
+    event: error, data: {"type": "error", "error": {...}}              /v1/messages
+    event: error, data: any text
+    error: {"message": "...", "code": 500}                             older llama.cpp
+
+`"error": null`, which every event of /v1/responses has, is none. A text of the model is never taken for an error: events are
+decoded, and only their own members count.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from maitred.core.errors import JSON_ERRORS
+
+HINT: Final = b"error"
+"""What every event or body with an error contains. Most others do not, and to look for it costs little."""
+EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+"""The blank line at the end of an event."""
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_MAX_MESSAGE: Final = 500
+_FAULTS_OF_CLIENTS: Final = ("invalid_request_error", "BadRequestError", "invalid_prompt")
+"""Types and codes that stand for a status of 400."""
+
+
+class AnswerError(msgspec.Struct, frozen=True):
+    """An error that an answer with status 200 reports."""
+
+    message: str
+    status: int | None = None
+    """The HTTP status that the engine names in it, 400 to 599, or None."""
+
+    @property
+    def is_fault_of_client(self) -> bool:
+        """Whether any other backend would answer the same (400 to 499, but for 408 and 429)."""
+        return self.status is not None and self.status < 500 and self.status not in (408, 429)
+
+
+class _Members(msgspec.Struct, gc=False):
+    """The members of an event or body that may tell of an error; empty if absent."""
+
+    error: msgspec.Raw = msgspec.Raw()
+    object: msgspec.Raw = msgspec.Raw()
+    type: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
+    code: msgspec.Raw = msgspec.Raw()
+    response: msgspec.Raw = msgspec.Raw()
+    choices: msgspec.Raw = msgspec.Raw()
+    status: msgspec.Raw = msgspec.Raw()
+
+
+_decode_members: Final = msgspec.json.Decoder(_Members).decode
+
+
+def error_in_stream(stream: bytes) -> tuple[AnswerError, int] | None:
+    """Return the first error among the events of a piece of a stream, and where its event begins; None if there is none. The
+    piece must begin with an event; an event that is cut at its end is no error yet."""
+    start = 0
+    for blank in EVENT_END.finditer(stream):
+        found = error_in_event(stream[start : blank.start()])
+        if found is not None:
+            return found, start
+        start = blank.end()
+    found = error_in_event(stream[start:])
+    return None if found is None else (found, start)
+
+
+def error_in_event(event: bytes) -> AnswerError | None:
+    """Return the error that an event reports (its lines, without the blank one), or None."""
+    if HINT not in event:
+        return None
+    name, data = b"", []
+    for line in _LINE_END.split(event):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.strip())
+        elif field == b"event":
+            name = value.strip()
+        elif field == b"error":
+            return _error_of_value(_decoded(value.strip()) or value)
+    body = b"\n".join(data)
+    found = error_in_body(body)
+    if found is None and name == b"error" and data:
+        found = AnswerError(_shortened(body.decode("utf-8", "replace")))
+    return found
+
+
+def error_in_body(body: bytes) -> AnswerError | None:
+    """Return the error that a JSON object reports, or None; None for what is no JSON object, too."""
+    if HINT not in body:
+        return None
+    try:
+        members = _decode_members(body)
+    except JSON_ERRORS:
+        return None
+    return _error_of(members)
+
+
+def _error_of(members: _Members) -> AnswerError | None:
+    error = _decoded(members.error)
+    if error:
+        return _error_of_value(error)
+    if b'"error"' in (bytes(members.type), bytes(members.object)):
+        return _error_of_value({"message": _decoded(members.message), "code": _decoded(members.code)})
+    if members.response:
+        response = members.response
+        return error_in_body(bytes(response)) if bytes(members.type) == b'"response.failed"' else None
+    if HINT in bytes(members.choices) and _ends_with_error(_decoded(members.choices)):
+        return AnswerError("finish_reason: error")
+    return None
+
+
+def _error_of_value(error: object) -> AnswerError:
+    """Return the error of the value of a member `error`."""
+    if not isinstance(error, dict):
+        text = error.decode("utf-8", "replace") if isinstance(error, bytes) else str(error)
+        return AnswerError(_shortened(text))
+    message = error.get("message") or error.get("detail") or error.get("type") or error.get("code") or "no message"
+    return AnswerError(_shortened(str(message)), _status_of(error))
+
+
+def _status_of(error: dict[str, Any]) -> int | None:
+    for value in (error.get("code"), error.get("status_code"), error.get("status"), error.get("http_status")):
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if type(number) is int and 400 <= number <= 599:
+            return number
+    return 400 if error.get("type") in _FAULTS_OF_CLIENTS or error.get("code") in _FAULTS_OF_CLIENTS else None
+
+
+def _ends_with_error(choices: object) -> bool:
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "error" for choice in choices
+    )
+
+
+def _decoded(raw: msgspec.Raw | bytes) -> Any:
+    """Return the value of a JSON text, or None for what is none."""
+    try:
+        return msgspec.json.decode(raw) if raw else None
+    except JSON_ERRORS:
+        return None
+
+
+def _shortened(message: str) -> str:
+    return " ".join(message.split())[:_MAX_MESSAGE]

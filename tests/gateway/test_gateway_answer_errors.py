@@ -1,0 +1,102 @@
+"""An answer with status 200 that says it has failed: what the record, the access log and the metrics make of it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
+
+from maitred.core.request import Request
+from maitred.gateway.request_metrics import RequestSeries
+from maitred.gateway.request_record import RequestRecord
+from maitred.wire.answer_errors import AnswerError
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"an error"},"finish_reason":null}]}\n\n'
+ERROR = b'data: {"error":{"message":"EngineCore encountered an issue","code":500}}\n\n'
+NAMED_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}\n\n'
+FAILED = b'event: response.failed\ndata: {"type":"response.failed","response":{"error":{"message":"gone"}}}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}\n\n'
+DONE = b"data: [DONE]\n\n"
+JSON_ERROR = b'{"error":{"message":"CUDA out of memory","code":500}}'
+STREAM = {"model": "m", "stream": True, "messages": []}
+
+
+def streaming(pieces: Sequence[bytes]) -> Backend:
+    async def respond(received: BackendRequest) -> None:
+        await received.send(STREAM_HEAD)
+        for piece in pieces:
+            await received.send(chunk(piece))
+        await received.send(b"0\r\n\r\n")
+
+    return Backend(respond)
+
+
+async def metrics_after(backend: Backend, body: object, *, record: Path | None = None, **config: object) -> str:
+    async with world(backend, record=None if record is None else str(record), **config) as w:
+        assert (await w.request(body=body))[0] == 200
+        await w.wait_until_idle()
+        return (await w.request("/metrics", method="GET"))[2].decode()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens", "has_ttft"),
+    [
+        ([ERROR, DONE], 0, False),
+        ([ERROR + DONE], 0, False),
+        ([ROLE, TOKEN, TOKEN, TOKEN, ERROR, DONE], 3, True),
+        ([ROLE + TOKEN + ERROR + DONE], 1, True),
+        ([TOKEN, ERROR, b": ping\n\n", b": ping\n\n", b": ping\n\n", DONE], 1, True),
+        ([TOKEN[:9], TOKEN[9:], ERROR[:7], ERROR[7:12], ERROR[12:], DONE], 1, True),
+        ([TOKEN, NAMED_ERROR], 1, True),
+        ([TOKEN, FAILED], 1, True),
+    ],
+)
+def test_a_stream_with_an_error_has_not_completed(tmp_path: Path, pieces: list[bytes], tokens: int, *, has_ttft: bool) -> None:
+    page = run(metrics_after(streaming(pieces), STREAM, record=tmp_path / "r.csv"))
+    assert 'maitred_requests_ended_total{class="default",end="failed"} 1.0' in page
+    assert 'maitred_requests_ended_total{class="default",end="drained"} 0.0' in page
+    assert 'maitred_upstream_failures_total{reason="error_in_answer"} 1.0' in page
+    assert 'maitred_http_responses_total{error_code="error_in_answer",status_code="200"} 1.0' in page
+    assert f'maitred_generation_tokens_total{{class="default",model="m",source="estimated"}} {tokens:.1f}' in page
+    assert 'maitred_e2e_request_latency_seconds_count{class="default",model="m"} 0.0' in page
+    with (tmp_path / "r.csv").open(newline="") as lines:
+        (row,) = csv.DictReader(lines)
+    assert (row["outcome"], row["output_tokens"], bool(row["ttft_secs"])) == ("error_in_answer", "", has_ttft)
+
+
+@pytest.mark.parametrize("cut", [len(JSON_ERROR), 20])
+def test_a_json_answer_with_an_error_has_not_completed(tmp_path: Path, cut: int) -> None:
+    async def respond(received: BackendRequest) -> None:
+        response = whole(JSON_ERROR)
+        at = len(response) - len(JSON_ERROR) + cut
+        await received.send(response[:at])
+        await received.send(response[at:])
+
+    page = run(metrics_after(Backend(respond), {"model": "m"}, record=tmp_path / "r.csv"))
+    assert 'maitred_requests_ended_total{class="default",end="failed"} 1.0' in page
+    assert 'maitred_generation_tokens_total{class="default",model="m",source="estimated"} 0.0' in page
+    with (tmp_path / "r.csv").open(newline="") as lines:
+        assert [row["outcome"] for row in csv.DictReader(lines)] == ["error_in_answer"]
+
+
+def test_a_text_about_errors_has_completed(tmp_path: Path) -> None:
+    page = run(metrics_after(streaming([ROLE, TOKEN, TOKEN, USAGE, DONE]), STREAM, record=tmp_path / "r.csv"))
+    assert 'maitred_requests_ended_total{class="default",end="drained"} 1.0' in page
+    with (tmp_path / "r.csv").open(newline="") as lines:
+        assert [(row["outcome"], row["output_tokens"]) for row in csv.DictReader(lines)] == [("completed", "2")]
+
+
+def test_an_attempt_that_follows_forgets_the_error() -> None:
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), generates=True)
+    record.is_stream = True
+    backend: object = object()
+    record.on_sent(backend, None)  # type: ignore[arg-type]
+    record.on_first_data(ERROR)
+    assert record.error == AnswerError("EngineCore encountered an issue", 500)
+    record.on_sent(backend, None)  # type: ignore[arg-type]
+    record.on_first_data(TOKEN)
+    assert (record.error, record.num_events) == (None, 1)
