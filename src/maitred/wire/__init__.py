@@ -19,6 +19,7 @@
     unix_signals     signals of the process
     errors           limits of the client, and how a request can fail
     sse              server-sent events
+    answer_errors    errors inside answers with status 200
 
 HTTP is parsed by httptools in both directions, never by hand.
 """
