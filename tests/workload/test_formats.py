@@ -154,6 +154,36 @@ def test_a_mooncake_file_is_no_timed_trace(write: Write) -> None:
     assert "a file with blocks of 512 is mooncake:FILE" in error_of(f"timed_trace:{path}")
 
 
+def test_timed_trace_has_the_units_and_keys_that_its_parameters_name(write: Write) -> None:
+    path = write({"ts": 3000, "in": 1200, "out": 3, "ids": [7, 8, 9]}, {"ts": 6000, "in": 600, "out": 4, "ids": [7, 8]})
+    keys_named = "label_timestamp=ts, label_input_length=in, label_output_length=out, label_hash_ids=ids"
+    first, second = jobs(f"timed_trace(0.001, 512, {keys_named}):{path}")
+    assert (shape(first), shape(second)) == ((0, 1200, 3), (3_000_000, 600, 4))
+    assert keys(first, 512)[:1] == keys(second, 512)
+    assert "timestamp" in error_of(f"timed_trace:{path}")
+
+
+def test_timed_trace_reads_no_ids_beyond_the_prompt(write: Write) -> None:
+    path = write({"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9, 10, 11]})
+    (job,) = jobs(f"timed_trace:{path}")
+    assert (job.request.prompt_tokens, len(keys(job))) == (40, 2)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ("sec_multiplier=0", "sec_multiplier must be from 1e-9"),
+        ("sec_multiplier=nan", "sec_multiplier must be from 1e-9"),
+        ("chunk_hash_size=0", "chunk_hash_size must be from 1"),
+        ("sec_multiplier=1e9", "timestamp is 2e+09"),
+        ("chunk_hash_size=8", "chunk_hash_size says how many tokens an id stands for"),
+    ],
+)
+def test_a_wrong_unit_of_a_timed_trace_is_an_error(write: Write, parameters: str, said: str) -> None:
+    path = write({"timestamp": 2e9, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9]})
+    assert said in error_of(f"timed_trace({parameters}):{path}")
+
+
 # AIPerf
 
 

@@ -14,6 +14,7 @@ import pytest
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.workload import FORMATS, BadRows, Job, open_trace
+from maitred.workload.load import Load, as_key, make_self_contained
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -342,3 +343,10 @@ def test_a_format_of_ones_own_is_named_with_its_parameters(tmp_path: Path, monke
         open_trace("plain_format:Plane:trace.txt")
     with pytest.raises(ConfigError, match=r"^azure\(zone=1\):trace.txt: trace format 'azure' has no parameter 'zone'"):
         open_trace("azure(zone=1):trace.txt")
+
+
+def test_a_load_in_another_folder_keeps_the_parameters_of_its_format(tmp_path: Path) -> None:
+    path = tmp_path / "timed.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 40, "output_length": 5}\n')
+    written = f"timed_trace(sec_multiplier=0.001):{path}"
+    assert make_self_contained(Load(trace=written), as_key).trace == written

@@ -2,7 +2,7 @@
 
 --request-rate inf                              all requests at once
 --dataset-name random, --random-input-len ...   lengths around a mean, by a range ratio, behind a shared prefix
---dataset-name timed_trace, --dataset-path      a Mooncake trace
+--dataset-name timed_trace, --dataset-path      a trace, in the units of --timed-trace-sec-multiplier and -chunk-hash-size
 --ramp-up-strategy, ...                         see `study.live.ramp`
 --percentile-metrics, --metric-percentiles      a table more; `--goodput ttft:500,tpot:50` is the SLO, in ms
 --save-result, --result-filename                the JSON that vLLM's tools read, as with --save-detailed
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 _PANEL: Final = "Workload in the names of vllm bench serve"
 _SHOWN: Final = "What is shown, in the names of vllm bench serve"
-_DATASETS: Final = ("random", "timed_trace")
+_TIMED_TRACE: Final = "timed_trace"
+_DATASETS: Final = ("random", _TIMED_TRACE)
+_TIMED_TRACE_OPTIONS: Final = (
+    *("sec_multiplier", "chunk_hash_size"),
+    *("label_timestamp", "label_input_length", "label_output_length", "label_hash_ids"),
+)
+"""The parameters of the format `timed_trace`, which are flags of vLLM behind --timed-trace-."""
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 GOODPUT_METRICS: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 _AT_ONCE: Final = 1e6
@@ -46,6 +52,31 @@ class VllmFlags(CommandFlags):
         str | None, flag(_PANEL, "--dataset-name", "random, or timed_trace (with --dataset-path).", "NAME")
     ] = None
     dataset_path: Annotated[str | None, flag(_PANEL, "--dataset-path", "The trace of timed_trace.", "FILE")] = None
+    timed_trace_sec_multiplier: Annotated[
+        float | None,
+        flag(_PANEL, "--timed-trace-sec-multiplier", "Seconds in a unit of its timestamps. Default: 1; for ms 0.001.", "SECS"),
+    ] = None
+    timed_trace_chunk_hash_size: Annotated[
+        int | None,
+        flag(_PANEL, "--timed-trace-chunk-hash-size", "Tokens that one of its hash ids stands for. Default: 16.", "TOKENS"),
+    ] = None
+    timed_trace_label_timestamp: Annotated[
+        str | None, flag(_PANEL, "--timed-trace-label-timestamp", "Its key of times. Default: timestamp.", "KEY")
+    ] = None
+    timed_trace_label_input_length: Annotated[
+        str | None,
+        flag(_PANEL, "--timed-trace-label-input-length", "Its key of prompt lengths. Default: input_length.", "KEY"),
+    ] = None
+    timed_trace_label_output_length: Annotated[
+        str | None,
+        flag(_PANEL, "--timed-trace-label-output-length", "Its key of output lengths. Default: output_length.", "KEY"),
+    ] = None
+    timed_trace_label_hash_ids: Annotated[
+        str | None, flag(_PANEL, "--timed-trace-label-hash-ids", "Its key of hash ids. Default: hash_ids.", "KEY")
+    ] = None
+    self_timed: Annotated[
+        bool | None, flag(_PANEL, "--self-timed", "Send a timed_trace at its own times, which is always so here.", SWITCH)
+    ] = None
     input_len: Annotated[
         int | None,
         flag(_PANEL, "--random-input-len", "Tokens of a random prompt. Default: 1024.", "TOKENS", alias="--input-len"),
@@ -91,27 +122,49 @@ def vllm_workload(flags: VllmFlags) -> dict[str, object]:
 
 def _workload(flags: VllmFlags) -> Iterator[tuple[str, object]]:
     given = flags.values
-    if given.get("workload.rate") == inf:
-        yield "rate", _AT_ONCE
     if flags.prefix_len is not None:
         if "workload.prefix_tokens" in given:
             problem = "--random-prefix-len and --prefix-tokens are two names for one thing"
             raise ConfigError(problem, hint="give one of them")
         yield "prefix_tokens", flags.prefix_len
-    yield from _dataset(flags)
+    _check_dataset(flags)
+    if flags.dataset_name == _TIMED_TRACE:
+        yield from _timed_trace(flags)
+        return
+    if given.get("workload.rate") == inf:
+        yield "rate", _AT_ONCE
+    yield from _random_lengths(flags, has_defaults=flags.dataset_name == "random")
 
 
-def _dataset(flags: VllmFlags) -> Iterator[tuple[str, object]]:
+def _check_dataset(flags: VllmFlags) -> None:
     name = flags.dataset_name
     if name is not None and name not in _DATASETS:
         hint = f"{nearest_name_hint(name, _DATASETS)}; others are traces: --trace FORMAT:FILE (maitred formats)"
         raise ConfigError(f"the data set {name!r} is not known", where="--dataset-name", hint=hint)
-    if (name == "timed_trace") != (flags.dataset_path is not None):
+    if (name == _TIMED_TRACE) != (flags.dataset_path is not None):
         raise ConfigError("it goes with --dataset-name timed_trace", where="--dataset-path", hint="give both, or neither")
-    if name == "timed_trace":
-        yield "trace", f"mooncake:{flags.dataset_path}"
-        return
-    yield from _random_lengths(flags, has_defaults=name == "random")
+    options = [f"--timed-trace-{option.replace('_', '-')}" for option in _timed_trace_options(flags)]
+    options += ["--self-timed"] if flags.self_timed else []
+    if options and name != _TIMED_TRACE:
+        hint = "--trace FORMAT:FILE has the units of its format"
+        raise ConfigError("it goes with --dataset-name timed_trace", where=options[0], hint=hint)
+
+
+def _timed_trace(flags: VllmFlags) -> Iterator[tuple[str, object]]:
+    """Yield the trace of the flags. Its times are its own, so the rate `inf`, vLLM's default, says nothing."""
+    options = ", ".join(f"{name}={value}" for name, value in _timed_trace_options(flags).items())
+    yield "trace", f"{_TIMED_TRACE}({options}):{flags.dataset_path}" if options else f"{_TIMED_TRACE}:{flags.dataset_path}"
+    if flags.values.get("workload.rate") == inf:
+        yield "rate", None
+    if (rows := flags.values.get("workload.num_requests")) is not None:
+        yield "num_requests", None
+        yield "max_requests", rows
+
+
+def _timed_trace_options(flags: VllmFlags) -> Mapping[str, object]:
+    """Return the parameters of the format `timed_trace` that the flags give."""
+    options = {name: getattr(flags, f"timed_trace_{name}") for name in _TIMED_TRACE_OPTIONS}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _random_lengths(flags: VllmFlags, *, has_defaults: bool) -> Iterator[tuple[str, object]]:

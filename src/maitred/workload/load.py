@@ -23,8 +23,7 @@ from maitred.workload.agent_programs import agent_programs
 from maitred.workload.job import Job
 from maitred.workload.spec import MAX_REQUESTS, Workload
 from maitred.workload.synthetic import closed_loop, length_arguments, synthetic
-from maitred.workload.trace import BadRows, Trace, open_trace
-from maitred.workload.trace_format import FORMATS
+from maitred.workload.trace import SAMPLE, BadRows, Trace, open_trace, split_trace_spec
 from maitred.workload.transforms import (
     check_scale,
     parse_class_mix,
@@ -390,7 +389,7 @@ def _with_absolute_paths(load: Load, name: str, path: Path) -> Load:
     """Return the load with the trace `name`, which is at `path`, and its header by their absolute paths."""
     if load.trace_header is not None:
         load = replace(load, trace_header=str(Path(load.trace_header).resolve()))
-    prefix, colon, _ = name.partition(":")
-    if colon and prefix == "sample":
+    written, _ = split_trace_spec(name)
+    if written == SAMPLE:
         return load
-    return replace(load, trace=f"{prefix}:{path}" if colon and prefix in FORMATS else str(path))
+    return replace(load, trace=f"{written}:{path}" if written else str(path))

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate
+from math import gcd
 from typing import Final, TypeAlias
 
 import msgspec
@@ -50,7 +51,7 @@ class ChainedBlockIds(msgspec.Struct, frozen=True, gc=False):
             raise ConfigError(
                 f"a block size of {block_size} cannot hold prefixes recorded in blocks of {self.block_tokens} tokens",
                 where="--block-size-in-tokens",
-                hint=f"use a divisor of {self.block_tokens}, such as 16, or a multiple of it",
+                hint=f"use a divisor of {self.block_tokens}, such as {gcd(self.block_tokens, 16)}, or a multiple of it",
             )
         parts = self.block_tokens // block_size
         return expand_keys(self.ids, parts)[: self.tokens // block_size]

@@ -46,6 +46,9 @@ from maitred.workload.trace_format import (
 MAX_ID: Final = (1 << 63) - 1
 """The largest id: results have columns of 64 bits."""
 
+SAMPLE: Final = "sample"
+"""What stands in the place of a format before the name of a trace that comes with maitred."""
+
 _SAMPLES = Path(__file__).parent / "samples"
 _FORMAT = re.compile(r"(?P<format>[\w-]+\([^)]*\)|[\w.]+:[A-Z_]\w*(?:\([^)]*\))?):(?P<file>.+)", re.DOTALL)
 """A format with parameters, or a class that is a format, followed by the file."""
@@ -264,17 +267,28 @@ def _require_text(line: str) -> str:
 def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | None = None) -> Trace:
     """Open the trace that users name `spec` (see above). `header` is the header file of a format that has one, if the header is
     not beside the trace. Raises ConfigError if the trace cannot be opened or has a wrong header."""
+    written, file = split_trace_spec(spec)
+    if written == SAMPLE:
+        return _open_file(_sample_path(file), FORMATS.create("maitred"), bad_rows, header)
+    trace_format = _format_of(written, spec) if written else None
+    return _open_file(_trace_path(file, spec), trace_format, bad_rows, header)
+
+
+def split_trace_spec(spec: str) -> tuple[str, str]:
+    """Return the format, with its parameters, and the file that users name `spec`.
+
+    The format is `sample` for a trace that comes with maitred, and empty if the first line tells it. Raises ConfigError for a
+    format that is not known.
+    """
     prefix, colon, rest = spec.partition(":")
-    if colon and prefix == "sample":
-        return _open_file(_sample_path(rest), FORMATS.create("maitred"), bad_rows, header)
-    if colon and prefix in FORMATS:
-        return _open_file(_trace_path(rest, spec), FORMATS.create(prefix), bad_rows, header)
-    if colon and not _path_exists(Path(spec)):
-        if written := _FORMAT.fullmatch(spec):
-            return _open_file(_trace_path(written["file"], spec), _format_of(written["format"], spec), bad_rows, header)
-        hint = join_hints(nearest_name_hint(prefix, [*FORMATS, "sample"]), "write it as FORMAT:FILE")
-        raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
-    return _open_file(_trace_path(spec, spec), None, bad_rows, header)
+    if colon and (prefix == SAMPLE or prefix in FORMATS):
+        return prefix, rest
+    if not colon or _path_exists(Path(spec)):
+        return "", spec
+    if written := _FORMAT.fullmatch(spec):
+        return written["format"], written["file"]
+    hint = join_hints(nearest_name_hint(prefix, [*FORMATS, SAMPLE]), "write it as FORMAT:FILE")
+    raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
 
 
 def _format_of(written: str, spec: str) -> TraceFormat:

@@ -12,7 +12,7 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -261,7 +261,9 @@ LineStruct = TypeVar("LineStruct")
 
 TokenCount: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Millis: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+MAX_SECS: Final = 1e12
+"""The latest time of a row in JSON lines: clocks that count from 1970 fit, also in ms."""
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECS)]
 
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 

@@ -5,6 +5,8 @@ import json
 import pytest
 from endpoint_thread import engine, serving
 
+from maitred.workload import open_trace
+
 LOAD = "--rate 200 --num-requests 20 --input-tokens 50 --output-tokens 5"
 MIX = "--class-mix interactive:1,bulk:1"
 
@@ -86,6 +88,9 @@ def test_names_of_vllm_describe_the_same_workload(maitred, url, tmp_path):
         (f"http://a:1 {LOAD} --percentile-metrics ttft --metric-percentiles 101", "cannot read '101'"),
         (f"http://a:1 {LOAD} --dataset-name sharegpt", "the data set 'sharegpt' is not known"),
         (f"http://a:1 {LOAD} --dataset-path f", "it goes with --dataset-name timed_trace"),
+        (f"http://a:1 {LOAD} --timed-trace-sec-multiplier 2", "--timed-trace-sec-multiplier: it goes with --dataset-name"),
+        (f"http://a:1 {LOAD} --self-timed", "--self-timed: it goes with --dataset-name timed_trace"),
+        ("http://a:1 --dataset-name timed_trace --dataset-path f --timed-trace-chunk-hash-size 0", "chunk_hash_size must be"),
         (f"http://a:1 {LOAD} --random-range-ratio 2", "2 cannot be used"),
         (f"http://a:1 {LOAD} --burstiness 0", "--burstiness"),
         (f"http://a:1 {LOAD} --ramp-up-strategy cubic", "there is no strategy 'cubic'"),
@@ -100,6 +105,24 @@ def test_a_mistake_is_one_line_before_anything_is_sent(maitred, flags, said):
     assert said in result.err
     assert result.err.count("\n") == 1
     assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "arrivals"),
+    [
+        ("", [0, 250_000, 500_000]),
+        ("--timed-trace-sec-multiplier 0.1 --timed-trace-chunk-hash-size 32", [0, 25_000, 50_000]),
+        ("--num-prompts 2 --self-timed --request-rate inf", [0, 250_000]),
+    ],
+)
+def test_a_timed_trace_has_the_units_that_vllm_reads(maitred, url, tmp_path, flags, arrivals):
+    rows = [{"timestamp": 7 + n / 4, "input_length": 40, "output_length": 2, "hash_ids": [0, n, 9]} for n in range(3)]
+    (tmp_path / "timed.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    named = f"--dataset-name timed_trace --dataset-path timed.jsonl {flags}"
+    result = maitred("bench", url, *named.split(), "--trace-output", "maitred:sent.csv")
+    assert result.code == 0, result.err
+    sent = open_trace(f"maitred:{tmp_path / 'sent.csv'}")
+    assert [job.request.arrival for job in sent] == arrivals
 
 
 def test_a_ramp_divides_the_gaps_by_the_rate_at_their_place():

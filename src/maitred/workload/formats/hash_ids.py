@@ -8,9 +8,10 @@
 
 **mooncake**: the Mooncake traces (kvcache-ai/Mooncake, FAST'25), as published.
 
-**timed_trace**: the same keys as `vllm bench serve --dataset-name timed_trace` reads them, in vLLM's default units
-(`--timed-trace-sec-multiplier`, `--timed-trace-chunk-hash-size`). vLLM reads a Mooncake file with 0.001 and 512; here that is
-`mooncake:FILE`.
+**timed_trace**: the same keys as `vllm bench serve --dataset-name timed_trace` reads them, in vLLM's default units. Its options
+for other units and keys (`--timed-trace-sec-multiplier` and others) are parameters of the format. As in vLLM, ids beyond the
+prompt are not read. A prompt that its ids do not cover is an error: vLLM would shorten it. vLLM reads a Mooncake file with a
+multiplier of 0.001 and blocks of 512; here that is `timed_trace(0.001, 512):FILE` or `mooncake:FILE`.
 
 **aiperf**: what AIPerf reads as `mooncake_trace`: Mooncake's rows, with sessions. Rows with the same `session_id` are the
 rounds of one conversation. As AIPerf sends them, the prompt of a round is all earlier prompts and answers, and `input_length`
@@ -24,7 +25,7 @@ the service received it, history included. Rows are one program if their chains 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
@@ -35,6 +36,7 @@ from maitred.workload.line_reader import LineReader
 from maitred.workload.prefix_keys import ChainedBlockIds, ConversationKeys, UnchainedBlockIds
 from maitred.workload.trace_format import (
     FORMATS,
+    MAX_SECS,
     Millis,
     RowError,
     RowParser,
@@ -49,7 +51,8 @@ from maitred.workload.trace_format import (
 )
 
 _MOONCAKE_BLOCK_TOKENS = 512
-_TIMED_TRACE_BLOCK_TOKENS = 16
+_LEAST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-9, 1e9
+_MOONCAKE_HINT = "a file with blocks of 512 is mooncake:FILE"
 _AIPERF_BLOCK_TOKENS = 512
 _BAILIAN_BLOCK_TOKENS = 16
 _NO_PARENT = -1
@@ -105,27 +108,57 @@ class TimedTraceFormat(TraceFormat):
     """vLLM's timed traces. The first line looks like one of Mooncake's, so the format must be named."""
 
     description = "What vllm bench serve --dataset-name timed_trace reads; it must be named, because it looks like mooncake."
-    times = "seconds"
-    shared_prefixes = "`hash_ids`, blocks of 16 tokens"
+    times = "seconds, or `sec_multiplier` of them"
+    shared_prefixes = "`hash_ids`, blocks of 16 tokens, or of `chunk_hash_size`"
     example = '{"timestamp": 0.5, "input_length": 40, "output_length": 52, "hash_ids": [7, 8, 9]}'
+
+    def __init__(
+        self,
+        sec_multiplier: float = 1.0,
+        chunk_hash_size: int = 16,
+        label_timestamp: str = "timestamp",
+        label_input_length: str = "input_length",
+        label_output_length: str = "output_length",
+        label_hash_ids: str = "hash_ids",
+    ) -> None:
+        """The parameters are vLLM's options of these names: the seconds in a unit of `timestamp`, the tokens that an id stands
+        for, and the keys of a line. Raises ValueError for a number out of range."""
+        if not _LEAST_MULTIPLIER <= sec_multiplier <= _LARGEST_MULTIPLIER:
+            raise ValueError(f"sec_multiplier must be from 1e-9 to 1e9 seconds, such as 0.001, not {sec_multiplier:g}")
+        if not 1 <= chunk_hash_size <= MAX_TOKENS:
+            raise ValueError(f"chunk_hash_size must be from 1 to {MAX_TOKENS} tokens, not {chunk_hash_size}")
+        self._sec_multiplier = sec_multiplier
+        self._block_tokens = chunk_hash_size
+        self._keys = {
+            "timestamp": label_timestamp,
+            "input_length": label_input_length,
+            "output_length": label_output_length,
+            "hash_ids": label_hash_ids,
+        }
 
     def recognises(self, first_line: str) -> bool:
         return False
 
     def make_parser(self, lines: LineReader) -> RowParser:
-        return json_row_parser(_TimedTraceLine, self.example, _timed_trace_row)
+        fields = [(field.name, field.type, field.default) for field in msgspec.structs.fields(_TimedTraceLine)]
+        renamed = msgspec.defstruct("TimedTraceLine", fields, bases=(_TimedTraceLine,), rename=self._keys, gc=False)
+        return json_row_parser(cast(type[_TimedTraceLine], renamed), self.example, self._row)
 
-
-def _timed_trace_row(line: _TimedTraceLine) -> TraceRow:
-    prefix = None
-    if line.hash_ids is not None:
-        try:
-            check_block_ids(line.hash_ids, line.input_length, _TIMED_TRACE_BLOCK_TOKENS)
-        except RowError as error:
-            hint = join_hints(error.hint, "a file with blocks of 512 is mooncake:FILE")
-            raise RowError(error.problem, hint) from error
-        prefix = UnchainedBlockIds(line.hash_ids, line.input_length, _TIMED_TRACE_BLOCK_TOKENS)
-    return TraceRow(from_seconds(line.timestamp), line.input_length, line.output_length, prefix=prefix)
+    def _row(self, line: _TimedTraceLine) -> TraceRow:
+        secs = line.timestamp * self._sec_multiplier
+        if secs > MAX_SECS:
+            raise RowError(f"{self._keys['timestamp']} is {line.timestamp:g}", f"that is {secs:g} s: see sec_multiplier")
+        prefix = None
+        if line.hash_ids is not None:
+            blocks = -(-line.input_length // self._block_tokens)
+            ids = tuple(line.hash_ids[:blocks])
+            try:
+                check_block_ids(ids, line.input_length, self._block_tokens)
+            except RowError as error:
+                hint = join_hints(error.hint, f"chunk_hash_size says how many tokens an id stands for; {_MOONCAKE_HINT}")
+                raise RowError(error.problem, hint) from error
+            prefix = UnchainedBlockIds(ids, line.input_length, self._block_tokens)
+        return TraceRow(from_seconds(secs), line.input_length, line.output_length, prefix=prefix)
 
 
 class _AiPerfLine(msgspec.Struct, gc=False):
