@@ -1,5 +1,6 @@
 """Steps and timelines in the formats that engines and benchmarks write."""
 
+import gzip
 import json
 
 import pytest
@@ -49,6 +50,58 @@ def test_the_result_of_vllm_bench_is_a_timeline_of_clients(tmp_path):
     assert second.ttft == pytest.approx(0.5)
     assert second.latency == pytest.approx(0.8)
     assert second.seen_by_client
+
+
+def test_figures_that_vllm_has_no_value_for_are_no_mistake(tmp_path):
+    path = tmp_path / "result.json.gz"
+    written = {"mean_tpot_ms": float("nan"), "request_rate": float("inf"), **BENCH, "errors": [None, "", "timed out"]}
+    with gzip.open(path, "wt") as file:
+        json.dump(written, file)  # NaN and Infinity, as vLLM writes them
+    assert not is_steps(path)
+    assert [row.sent for row in read_any_timeline(path)] == [99.0, 100.0]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5, None, True, "0.5", 1e300])
+@pytest.mark.parametrize("name", ["ttfts", "start_times", "itls", "input_lens", "output_lens"])
+def test_a_list_with_a_wrong_number_is_one_error_with_its_place(tmp_path, name, wrong):
+    path = tmp_path / "result.json"
+    column = [*BENCH[name]]
+    column[1] = [0.05, wrong] if name == "itls" else wrong
+    path.write_text(json.dumps({**BENCH, name: column}))
+    with pytest.raises(ConfigError) as raised:
+        read_any_timeline(path)
+    assert str(raised.value).startswith(str(path))
+    assert "request 1" in str(raised.value) or f"{name}[1]" in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", ["nan", "1.2.3", "inf", "-", "1e999"])
+def test_a_step_of_the_log_with_a_wrong_number_is_an_error_with_its_line(tmp_path, wrong):
+    path = tmp_path / "vllm.log"
+    for shown in ("12.00", "4.1"):
+        path.write_text(LOG.replace(f"{shown} ms", f"{wrong} ms") if shown == "12.00" else LOG.replace("4.1%", f"{wrong}%"))
+        with pytest.raises(ConfigError, match=f"vllm.log:3: .* should be a number, not '{wrong}'"):
+            read_any_steps(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        ("input_tokens,output_tokens,arrived_at_us,first_token_at_us,finished_at_us", "{},3,1000000,2000000,3000000"),
+        ("input_tokens,output_tokens,arrived_at_us,first_token_at_us,finished_at_us", "7,3,{},2000000,3000000"),
+        ("input_tokens,output_tokens,arrived_at_us,first_token_at_us,finished_at_us", "7,3,1000000,2000000,{}"),
+        ("input_tokens,output_tokens,arrival_time_us,first_chunk_time_us,last_chunk_time_us", "7,{},1000000,2000000,3000000"),
+        ("input_tokens,output_tokens,arrival_time_us,first_chunk_time_us,last_chunk_time_us", "7,3,{},2000000,3000000"),
+        ("input_tokens,output_tokens,queued_ts,first_token_ts,last_token_ts", "7,3,1,2,{}"),
+        ("prefill_tokens,decode_tokens,step_us", "7,3,{}"),
+        ("prefill_tokens,decode_tokens,step_us", "{},3,9"),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["nan", "inf", "-5", "true", "null", "1e300"])
+def test_a_wrong_number_in_a_column_is_an_error_with_its_line(tmp_path, columns, row, wrong):
+    path = tmp_path / "m.csv"
+    path.write_text(f"{columns}\n{row.format(wrong)}\n")
+    with pytest.raises(ConfigError, match=r"m\.csv:2: "):
+        read_any_steps(path) if is_steps(path) else read_any_timeline(path)
 
 
 def test_the_requests_of_a_bench_and_a_measured_trace_are_timelines_of_clients(tmp_path):

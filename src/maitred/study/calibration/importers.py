@@ -19,21 +19,28 @@ generation tokens, iteration elapsed time: 9.81 ms, GPU KV cache usage: 3.2%`.
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from maitred.core.contracts import BatchShape, ChunkShape
-from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
+from maitred.core.errors import ConfigError, describe_json_error, describe_read_error
 from maitred.core.units import SECOND
 from maitred.study.calibration.measurements import (
+    MAX_SECS,
     MeasuredRequest,
     MeasuredStep,
+    check_counts,
     is_recording,
     is_step_file,
+    parse_number,
     read_header,
     read_recording,
     read_rows,
@@ -44,8 +51,8 @@ from maitred.study.calibration.measurements import (
 _ITERATION: Final = re.compile(
     r"Iteration\(\d+\): (?P<prompts>\d+) context requests, (?P<prefill>\d+) context tokens, "
     r"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
-    r"iteration elapsed time: (?P<ms>[\d.]+) ms(?P<dummy> \(dummy\))?"
-    r"(?:,.*?KV cache usage: (?P<usage>[\d.]+)%)?"
+    r"iteration elapsed time: (?P<ms>\S+) ms(?P<dummy> \(dummy\))?"
+    r"(?:,.*?KV cache usage: (?P<usage>\S+)%)?"
 )
 _CACHE_SIZE: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
 _LOOKED_AT: Final = 2_000
@@ -58,7 +65,7 @@ _TRACE: Final = ("arrival_time_us", "first_chunk_time_us", "last_chunk_time_us",
 
 def is_steps(path: Path) -> bool:
     """Return whether the file holds steps, by its content. Raises ConfigError if it cannot be read."""
-    return _is_log(path) or (path.suffix != ".json" and is_step_file(path))
+    return _is_log(path) or (not _is_json(path) and is_step_file(path))
 
 
 def read_any_steps(path: Path) -> list[MeasuredStep]:
@@ -68,7 +75,7 @@ def read_any_steps(path: Path) -> list[MeasuredStep]:
 
 def read_any_timeline(path: Path) -> list[MeasuredRequest]:
     """Read the timeline of requests in any of the formats above, in the order in which they were sent. Raises ConfigError."""
-    if path.suffix == ".json":
+    if _is_json(path):
         return _sorted(_of_vllm_bench(path), path)
     if is_recording(path):
         return read_recording(path)[0]
@@ -81,15 +88,20 @@ def read_any_timeline(path: Path) -> list[MeasuredRequest]:
 
 
 def _lines(path: Path) -> Iterator[str]:
+    open_text = gzip.open if path.suffix == ".gz" else open
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with open_text(path, "rt", encoding="utf-8", errors="replace") as lines:
             yield from lines
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"cannot be read: {describe_read_error(error)}", where=str(path)) from error
+
+
+def _is_json(path: Path) -> bool:
+    return ".json" in path.suffixes[-2:]
 
 
 def _is_log(path: Path) -> bool:
-    if path.suffix in (".gz", ".json"):
+    if _is_json(path):
         return False
     return any(_ITERATION.search(line) for _, line in zip(range(_LOOKED_AT), _lines(path), strict=False))
 
@@ -97,10 +109,10 @@ def _is_log(path: Path) -> bool:
 def _steps_of_log(path: Path) -> list[MeasuredStep]:
     """Return the steps of a log. Dummy steps, and those in which nothing was computed, are left out."""
     cache_tokens, found = 0, list[_LoggedStep]()
-    for line in _lines(path):
+    for number, line in enumerate(_lines(path), 1):
         if (size := _CACHE_SIZE.search(line)) is not None:
             cache_tokens = int(size[1].replace(",", ""))
-        if (step := _logged_step(line)) is not None:
+        if (step := _logged_step(line, f"{path}:{number}")) is not None:
             found.append(step)
     if not found:
         raise ConfigError("there are no steps in it", where=str(path))
@@ -125,16 +137,18 @@ class _LoggedStep(NamedTuple):
         return MeasuredStep(BatchShape(self.decodes, context, self.prefill, _chunks(self.prefill, self.prompts)), self.us)
 
 
-def _logged_step(line: str) -> _LoggedStep | None:
-    """Return the step that the line is about; None if it is about none, or about one that is left out."""
+def _logged_step(line: str, place: str) -> _LoggedStep | None:
+    """Return the step that the line is about; None if it is about none, or about one that is left out. Raises ConfigError."""
     step = _ITERATION.search(line)
     if step is None or step["dummy"]:
         return None
     prompts, prefill, decodes = (int(step[name]) for name in ("prompts", "prefill", "decodes"))
-    us = float(step["ms"]) * 1e3
+    check_counts({"context requests": prompts, "context tokens": prefill, "generation requests": decodes}, place)
+    us = parse_number(step["ms"], "iteration elapsed time", place) * 1e3
     if us <= 0 or prefill + decodes <= 0:
         return None
-    return _LoggedStep(prompts, prefill, decodes, us, float(step["usage"] or 0) / 100)
+    usage = 0.0 if step["usage"] is None else parse_number(step["usage"], "KV cache usage", place)
+    return _LoggedStep(prompts, prefill, decodes, us, usage / 100)
 
 
 def _chunks(prefill: int, prompts: int) -> tuple[ChunkShape, ...]:
@@ -149,66 +163,88 @@ class _VllmBench(msgspec.Struct):
 
     input_lens: list[int]
     output_lens: list[int]
-    ttfts: list[float]
+    ttfts: list[float | None]
     itls: list[list[float]]
     start_times: list[float]
-    errors: list[str] = []
+    errors: list[str | None] = []
+    """What went wrong with each request; empty or null: nothing."""
 
 
 def _of_vllm_bench(path: Path) -> Iterator[MeasuredRequest]:
     found = _decode_vllm_bench("".join(_lines(path)).strip(), path)
     columns = (found.input_lens, found.output_lens, found.ttfts, found.itls, found.start_times)
-    if len({len(column) for column in columns}) != 1:
+    failures = found.errors or [None] * len(found.ttfts)
+    if len({len(column) for column in (*columns, failures)}) != 1:
         raise ConfigError("its lists have different lengths", where=str(path))
-    failures = found.errors or [""] * len(found.ttfts)
-    for prompt, output, ttft, gaps, start, failure in zip(*columns, failures, strict=True):
-        if not failure and ttft > 0:
-            yield _seen(prompt, output, start, start + ttft, start + ttft + sum(gaps))
+    for index, (prompt, output, ttft, gaps, start, failure) in enumerate(zip(*columns, failures, strict=True)):
+        if failure or ttft == 0:  # A request that has no first token has a ttft of 0 there.
+            continue
+        place = f"{path}: request {index}"
+        first = nan if ttft is None else ttft
+        _check_spans({"ttfts": first, "start_times": start}, place)
+        for gap in gaps:
+            _check_spans({"itls": gap}, place)
+        yield _seen(prompt, output, start, start + first, start + first + sum(gaps), place)
+
+
+def _check_spans(values: Mapping[str, float], place: str) -> None:
+    """Raise ConfigError for a number that cannot be one of seconds, such as NaN."""
+    for name, value in values.items():
+        if not 0 <= value <= MAX_SECS:
+            raise ConfigError(f"{name} should be a number of seconds, 0 or more, not {value:g}", where=place)
 
 
 def _decode_vllm_bench(text: str, path: Path) -> _VllmBench:
-    """Return the result in `text`; with --append-result, which writes a line for each run, that of the last one."""
+    """Return the result in `text`; with --append-result, which writes a line for each run, that of the last one.
+
+    vLLM writes JSON as Python does: a figure without a value is NaN, and a rate without a limit Infinity. So Python reads it,
+    and the lists that are needed are checked afterwards.
+    """
     try:
-        return msgspec.json.decode(text if text.count("\n{") == 0 else text[text.rindex("\n{") :], type=_VllmBench)
-    except JSON_ERRORS as error:
+        last = text if text.count("\n{") == 0 else text[text.rindex("\n{") :]
+        return msgspec.convert(json.loads(last), _VllmBench)
+    except (ValueError, RecursionError) as error:
         hint = "vllm bench serve --save-result --save-detailed writes input_lens, output_lens, ttfts, itls and start_times"
-        raise ConfigError(
-            f"it is no result with every request: {describe_json_error(str(error))}", where=str(path), hint=hint
-        ) from error
+        what = describe_json_error(str(error)) if isinstance(error, msgspec.ValidationError) else str(error)
+        raise ConfigError(f"it is no result with every request: {what}", where=str(path), hint=hint) from error
 
 
 def _of_results(path: Path) -> Iterator[MeasuredRequest]:
     """Yield the completed requests of `maitred bench --results-path` (or of a simulation)."""
-    # Instants that never came are empty: a row that did not complete has one.
-    for row in _csv_dicts(path, _OURS):
-        if all(row[name] for name in _OURS):
-            arrived, first, last, prompt, output = (float(row[name]) for name in _OURS)
-            yield _seen(int(prompt), int(output), arrived / SECOND, first / SECOND, last / SECOND)
+    for line, (_, texts) in enumerate(read_rows(path, (), _OURS), 2):
+        place = f"{path}:{line}"
+        numbers = {name: parse_number(text, name, place) for name, text in zip(_OURS, texts, strict=True) if text}
+        # Instants that never came are empty: a row that did not complete has one.
+        if len(numbers) == len(_OURS):
+            yield _seen_in_micros([numbers[name] for name in _OURS], place)
 
 
 def _of_trace(path: Path, has_prefixes: bool) -> Iterator[MeasuredRequest]:
     names = (*_TRACE, "prefix_length") if has_prefixes else _TRACE
-    for values, _ in read_rows(path, names):
-        arrived, first, last, own, output = values[: len(_TRACE)]
+    for line, (values, _) in enumerate(read_rows(path, names), 2):
+        arrived, first, last, own, output, *shared = values
         if first > 0 and last > 0:
-            yield _seen(int(own + sum(values[len(_TRACE) :])), int(output), arrived / SECOND, first / SECOND, last / SECOND)
+            yield _seen_in_micros((arrived, first, last, own + sum(shared), output), f"{path}:{line}")
 
 
-def _csv_dicts(path: Path, names: Iterable[str]) -> Iterator[dict[str, str]]:
-    for line, (_, texts) in enumerate(read_rows(path, (), tuple(names)), 2):
-        row = dict(zip(names, texts, strict=True))
-        for name, text in row.items():
-            if text and not text.replace(".", "", 1).isdecimal():
-                raise ConfigError(f"{name} should be a number, not {text!r}", where=f"{path}:{line}")
-        yield row
+def _seen_in_micros(values: Sequence[float], place: str) -> MeasuredRequest:
+    """Return the request with these instants of sending, of the first and of the last token, and these lengths."""
+    arrived, first, last, prompt, output = values
+    check_counts({"input_tokens": prompt, "output_tokens": output}, place)
+    _check_spans({"the time of sending": arrived / SECOND, "that of the last token": last / SECOND}, place)
+    return _seen(int(prompt), int(output), arrived / SECOND, first / SECOND, last / SECOND, place)
 
 
-def _seen(prompt: int, output: int, sent: float, first: float, last: float) -> MeasuredRequest:
-    return MeasuredRequest(prompt, output, sent, sent, sent, first, max(first, last), 0, seen_by_client=True)
+def _seen(prompt: int, output: int, sent: float, first: float, last: float, place: str) -> MeasuredRequest:
+    """Return a request as its client saw it. Raises ConfigError if its instants do not follow each other."""
+    check_counts({"input tokens": prompt, "output tokens": output}, place)
+    if not sent < first or last < first:
+        raise ConfigError("a request should be sent, have its first and then its last token", where=place)
+    return MeasuredRequest(prompt, output, sent, sent, sent, first, last, 0, seen_by_client=True)
 
 
 def _sorted(rows: Iterable[MeasuredRequest], path: Path) -> list[MeasuredRequest]:
-    found = [row for row in rows if row.prompt_tokens >= 1 and row.output_tokens >= 1 and row.sent < row.first_token]
+    found = [row for row in rows if row.prompt_tokens >= 1 and row.output_tokens >= 1]
     if not found:
         raise ConfigError("no request in it completed", where=str(path))
     return sorted(found, key=lambda row: row.sent)

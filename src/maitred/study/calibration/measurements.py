@@ -47,6 +47,8 @@ from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS
 _MAX_COUNT = 1_000_000_000
 """More tokens than any step or request has."""
 TIME_COLUMNS: Mapping[str, float] = {"step_us": 1.0, "step_ms": 1e3, "step_secs": 1e6}
+MAX_SECS: float = 1e12
+"""The latest instant of a measurement: clocks that count from 1970 fit, also in ms."""
 _STEP_COUNTS = ("prefill_tokens", "decode_tokens")
 _OPTIONAL = ("context_tokens", "prefill_start")
 SHARED_BLOCK_TOKENS = 16
@@ -119,8 +121,8 @@ def _parse_step(row: Mapping[str, float], place: str) -> MeasuredStep:
     if unit is None or missing:
         raise ConfigError(f"{missing[0]} is missing", where=place, hint=f"a step has {', '.join(_STEP_COUNTS)} and step_us")
     check_counts({name: row[name] for name in (*_STEP_COUNTS, *_OPTIONAL) if name in row}, place)
-    if row[unit] <= 0:
-        raise ConfigError(f"a step takes some time, and {unit} is {row[unit]:g}", where=place)
+    if not 0 < row[unit] * TIME_COLUMNS[unit] <= MAX_SECS:
+        raise ConfigError(f"a step takes some time, at most {MAX_SECS:.0e} us, and {unit} is {row[unit]:g}", where=place)
     prefill, decodes = int(row["prefill_tokens"]), int(row["decode_tokens"])
     if not prefill and not decodes:
         raise ConfigError("a step without tokens", where=place, hint="leave out the steps in which nothing was computed")
@@ -193,7 +195,8 @@ def _check_one_engine(engines: Collection[tuple[str, str]], path: Path) -> None:
 
 
 def _recorded_request(row: Mapping[str, str], place: str) -> MeasuredRequest:
-    numbers = {name: _csv_number(row, name, place) for name, text in row.items() if text}
+    numbers = {name: parse_number(text, name, place) for name, text in row.items() if text}
+    check_counts({name: value for name, value in numbers.items() if name.endswith("_tokens")}, place)
     arrival = numbers["arrival_secs"]
     sent = arrival + numbers["sent_secs"]
     measured = MeasuredRequest(
@@ -243,6 +246,8 @@ def _timeline_request(row: Mapping[str, float]) -> MeasuredRequest:
 def _check_request(row: MeasuredRequest, place: str) -> None:
     if row.prompt_tokens < 1 or row.output_tokens < 1:
         raise ConfigError("input_tokens and output_tokens must be at least 1", where=place)
+    if not all(-MAX_SECS <= at <= MAX_SECS for at in (row.sent, row.queued, row.last_token)):
+        raise ConfigError(f"its instants should be within {MAX_SECS:.0e} s", where=place)
     if not row.queued < row.first_token <= row.last_token:
         raise ConfigError("queued_ts, first_token_ts and last_token_ts should follow each other", where=place)
     if not row.queued <= row.scheduled <= row.first_token:
@@ -299,7 +304,7 @@ def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> 
             _check_header(path, reader.fieldnames or (), (*numbers, *texts))
             for row in reader:
                 place = f"{path}:{reader.line_num}"
-                yield [_csv_number(row, name, place) for name in numbers], [row[name] or "" for name in texts]
+                yield [parse_number(row[name], name, place) for name in numbers], [row[name] or "" for name in texts]
     except (OSError, EOFError) as error:
         raise _unreadable(path, error) from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -340,8 +345,8 @@ def _check_header(path: Path, found: Sequence[str], wanted: Sequence[str]) -> No
             raise ConfigError(f"there is no column {name!r}", where=f"{path}:1", hint=nearest_name_hint(name, found))
 
 
-def _csv_number(row: Mapping[str, str | None], name: str, place: str) -> float:
-    text = row[name]
+def parse_number(text: str | None, name: str, place: str) -> float:
+    """Return the finite number in `text`. Raises ConfigError that names the number and its place in a file."""
     try:
         value = float(text or "")
     except ValueError:
