@@ -78,10 +78,10 @@ def test_tier_shed_lets_only_the_urgent_in_while_the_backend_is_busy() -> None:
 
 def test_the_token_bucket_counts_what_the_gateway_guesses_of_prompts() -> None:
     async def scenario() -> None:
-        bucket = {"policy": "token-bucket", "token_bucket_capacity": 100, "token_bucket_refill_rate": 0.01}
+        bucket = {"policy": "token-bucket", "token_bucket_capacity": 100, "token_bucket_refill_rate": 0.02}
         async with world(admission={**OFF, **bucket}) as w:
             assert (await w.request("/v1/completions", prompt(60)))[0] == 200
-            assert await refused(w, prompt(41)) == (429, "admission_token_bucket", "100")  # a token is missing
+            assert await refused(w, prompt(41)) == (429, "admission_token_bucket", "50")  # a token is missing
             assert (await w.request("/v1/completions", prompt(40)))[0] == 200
 
     run(scenario())
@@ -110,7 +110,7 @@ def test_a_plug_in_refuses_in_its_own_words() -> None:
         policy = {**OFF, "policy": f"{__name__}:Maintenance('2 to 4 a.m.')"}
         async with world(admission=policy) as w:
             status, headers, body = await w.request("/v1/completions", prompt(9))
-            assert (status, headers["retry-after"]) == (503, "90")
+            assert (status, headers["retry-after"]) == (503, "59")
             assert msgspec.json.decode(body)["error"] == {
                 "message": "closed for maintenance: 2 to 4 a.m.",
                 "type": "server_error",

@@ -23,7 +23,7 @@ SMG_CLASS = {
 }
 SMG = {"flavour": "smg", "classes": dict.fromkeys(("system", "interactive", "default", "bulk"), SMG_CLASS)}
 LEGACY = {"mode": "legacy", "classes": {}}
-RATE = {"max_concurrent_requests": 1, "rate_limit_tokens_per_second": 0.01}
+RATE = {"max_concurrent_requests": 1, "rate_limit_tokens_per_second": 0.02}
 FULL, LATE = "request queue is full for this priority class", "timed out waiting for an admission slot"
 
 
@@ -55,7 +55,7 @@ async def refusals(w: GatewayWorld, gate: asyncio.Event, **headers: str) -> tupl
         ),
         (
             {"legacy": RATE},
-            (429, "rate_limit_error", "scheduler_rate_limited", "more requests per second than are allowed here", "100"),
+            (429, "rate_limit_error", "scheduler_rate_limited", "more requests per second than are allowed here", "50"),
         ),
         ({**SMG, "legacy": RATE}, (429, "rate_limit_error", "scheduler_queue_full", FULL, "2")),
         (
@@ -136,9 +136,10 @@ def test_without_a_limit_all_enter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("micros", "secs"), [(None, b"2"), (0, b"1"), (1, b"1"), (1_000_000, b"1"), (1_000_001, b"2"), (59_400_000, b"60")]
+    ("micros", "secs"),
+    [(None, b"2"), (0, b"1"), (1, b"1"), (1_000_000, b"1"), (1_000_001, b"2"), (58_400_000, b"59"), (3_600_000_000, b"59")],
 )
-def test_seconds_are_rounded_up(micros: int | None, secs: bytes) -> None:
+def test_seconds_are_rounded_up_to_what_all_sdks_obey(micros: int | None, secs: bytes) -> None:
     assert retry_after_header(micros) == [(b"retry-after", secs)]
 
 

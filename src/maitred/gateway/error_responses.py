@@ -20,6 +20,11 @@ _MAX_REPEATED_CHARS: Final = 200
 _RETRY_SOON = ((b"retry-after", b"1"),)
 _RETRY_LATER = ((b"retry-after", b"2"),)
 _BEARER = ((b"www-authenticate", b"Bearer"),)
+_NOT_AGAIN = ((b"x-should-retry", b"false"),)
+"""What OpenAI's and Anthropic's SDKs obey: they send nothing again by themselves."""
+MAX_RETRY_AFTER_SECS: Final = 59
+"""The longest `Retry-After`, in seconds. All SDKs obey it. Beyond 60 s openai-node and Vercel's AI SDK take a pause of their
+own of at most 8 s, so a longer wait would bring them back sooner; openai-python gives up beyond 120 s."""
 
 
 class BackendAbandoned(UpstreamError):  # noqa: N818
@@ -57,13 +62,18 @@ def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, time
         status, code, message = _describe_rejection(refused.reason, config, timeout_status)
     else:
         status, code, message = policy.status, f"admission_{policy.reason}", policy.message
-    headers = () if policy is not None and policy.is_final else retry_after_header(refused.retry_after)
+    headers: Headers = [] if policy is not None and policy.is_final else retry_after_header(refused.retry_after)
+    if (
+        refused.reason == Reason.QUEUE_TIMEOUT
+    ):  # It has waited in full; an SDK that repeats it by itself would wait two times more.
+        headers = [*headers, *_NOT_AGAIN]
     return ApiError(status, message, kind=_ERROR_TYPES.get(status, "server_error"), code=code, headers=headers)
 
 
 def retry_after_header(span: Micros | None) -> Headers:
-    """Return `Retry-After` for `span`: whole seconds, rounded up; 2 if the span is unknown."""
-    secs = 2 if span is None else max(1, ceil(to_seconds(span)))
+    """Return `Retry-After` for `span`: whole seconds, rounded up, at least 1, at most `MAX_RETRY_AFTER_SECS`; 2 if the span is
+    unknown."""
+    secs = 2 if span is None else min(max(1, ceil(to_seconds(span))), MAX_RETRY_AFTER_SECS)
     return [(b"retry-after", b"%d" % secs)]
 
 
@@ -116,9 +126,10 @@ PROGRAM_REJECTIONS: Final = {
     ),
     ProgramReason.TOO_MANY_WAITING: (429, "program_queue_full", "as many requests of programs wait for KV memory as may"),
     ProgramReason.TOO_MANY_PROGRAMS: (429, "program_limit", "every program that this tenant may have is at work"),
-    ProgramReason.RELEASED: (409, "program_released", "the program was released while this request waited"),
+    ProgramReason.RELEASED: (410, "program_released", "the program was released while this request waited"),
 }
-"""The refusals of a request of a program: status, code, message."""
+"""The refusals of a request of a program: status, code, message. For a released program 410 and not 409, which SDKs send again:
+half a second later the program would be back."""
 
 
 def preempted() -> ApiError:
