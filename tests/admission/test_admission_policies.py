@@ -121,6 +121,10 @@ def test_tier_shed_lets_the_urgent_in_while_an_instance_is_loaded() -> None:
         ([InstanceLoad(waiting=6), InstanceLoad(kv_usage=0.25)], "saturated"),  # (6/4 + 0.25/0.5) / 2 is 1
         ([InstanceLoad(waiting=2, kv_usage=0.5)], "saturated"),  # the more of 2/4 and 0.5/0.5
         ([InstanceLoad(in_flight=99, running=99, waiting=3)], "admit"),
+        ([InstanceLoad(99, None, None, None)], "admit"),  # its load is unknown: 100 requests in flight are its measure
+        ([InstanceLoad(100, None, None, None)], "saturated"),
+        ([InstanceLoad(waiting=None, kv_usage=0.5)], "saturated"),
+        ([InstanceLoad(waiting=4, kv_usage=None)], "saturated"),
         ([], "saturated"),
     ],
 )

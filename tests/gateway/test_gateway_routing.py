@@ -169,7 +169,7 @@ sglang:token_usage{model_name="m"} 0.25
         (VLLM, ReportedLoad(2, 7, (5.2e-05 + 0.5) / 2)),
         (SGLANG, ReportedLoad(7, 5, 0.25)),
         (b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.75", ReportedLoad(0, 1, 0.75)),
-        (b"vllm:num_requests_running NaN\nvllm:num_requests_running -3\nvllm:num_requests_running 2", ReportedLoad(0, 2, 0.0)),
+        (b"vllm:num_requests_running NaN\nvllm:num_requests_running -3\nvllm:num_requests_running 2", ReportedLoad(0, 2, None)),
         (b"python_info 1\n", None),
         (b"\xff\xfe", None),
     ],
@@ -198,7 +198,7 @@ def test_a_router_that_looks_at_queues_sees_those_of_the_backends() -> None:
             assert [len(backend.received) for backend in backends] == [2, 4]
             one.status = b"500 Oh"
             await w.wait_until(lambda: not views[0].healthy)
-            assert (views[0].load, views[1].running) == (None, 1)
+            assert (views[0].load, views[0].waiting, views[0].kv_usage, views[1].running) == (None, None, None, 1)
 
     run(scenario())
 

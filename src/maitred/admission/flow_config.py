@@ -33,7 +33,8 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """What tells how saturated the instances are: `concurrency`, requests in flight; `utilization`, waiting requests and KV
     blocks; `never`. Null: `concurrency` (blis: `never`)."""
     max_concurrency: int = 100
-    """`concurrency`: requests in flight per instance at which the saturation is 1."""
+    """`concurrency`: requests in flight per instance at which the saturation is 1. `utilization`: the same for an instance that
+    does not report its load."""
     queue_depth_threshold: float = 5.0
     """`utilization`: waiting requests at which the saturation of an instance is 1."""
     kv_cache_util_threshold: float = 0.8
@@ -82,16 +83,16 @@ class FlowControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def ineffective_keys(self, detector: DetectorName) -> Iterator[str]:
         """Yield a line for each key of a detector that is not in force; `detector` is the one that is."""
-        for name, keys in _PARAMETERS.items():
-            for key in keys:
-                if name != detector and getattr(self, key) != _DEFAULTS[key]:
-                    yield f"{key} has no effect: the saturation detector is {detector}, not {name}"
+        for key, default in _DEFAULTS.items():
+            readers = [name for name, keys in _PARAMETERS.items() if key in keys]
+            if detector not in readers and getattr(self, key) != default:
+                yield f"{key} has no effect: the saturation detector is {detector}, not {' or '.join(readers)}"
         if self.saturation_detector == "never":
             yield "saturation_detector is never: no request ever waits"
 
 
 _PARAMETERS: Final[Mapping[DetectorName, tuple[str, ...]]] = {
     "concurrency": ("max_concurrency",),
-    "utilization": ("queue_depth_threshold", "kv_cache_util_threshold"),
+    "utilization": ("queue_depth_threshold", "kv_cache_util_threshold", "max_concurrency"),
 }
 _DEFAULTS: Final = {key: getattr(FlowControlConfig(), key) for keys in _PARAMETERS.values() for key in keys}

@@ -12,7 +12,9 @@ What an instance says of its queue is as old as the last look. Requests that hav
 Example: 2 instances with 30 and 50 requests in flight, and max_concurrency 100. The gauge shows 80 / 200 = 0.4, and
 0.45 with 10 unseen requests.
 
-A fleet without instances is saturated.
+A fleet without instances is saturated. An instance that says neither what waits there nor how much of its KV memory is used
+counts under `utilization` with what was sent there: in flight / max_concurrency. Taken for idle it would hide how loaded the
+fleet is, and taken for saturated it would keep everything out.
 """
 
 from __future__ import annotations
@@ -66,13 +68,20 @@ class QueueEstimate:
         return max(0, self._running + change - self._most_running) if self._most_running else 0
 
 
-def utilization(load: FleetLoad, queue_depth: float, kv_usage: float) -> float:
+def utilization(load: FleetLoad, queue_depth: float, kv_usage: float, max_concurrency: int = 100) -> float:
     """Return the mean over the instances of waiting requests by `queue_depth`, or of the used share of the KV blocks by
-    `kv_usage`, whichever is more (GAIE's saturation detector, as BLIS has it)."""
+    `kv_usage`, whichever is more (GAIE's saturation detector, as BLIS has it). An instance that says neither counts with what
+    is in flight there by `max_concurrency`."""
     instances = load.instances
     if not instances:
         return 1.0
-    return sum(max(i.waiting / queue_depth, i.kv_usage / kv_usage) for i in instances) / len(instances)
+    total = 0.0
+    for each in instances:
+        if each.waiting is None and each.kv_usage is None:
+            total += each.in_flight / max_concurrency
+        else:
+            total += max((each.waiting or 0) / queue_depth, (each.kv_usage or 0.0) / kv_usage)
+    return total / len(instances)
 
 
 def total_in_flight(load: FleetLoad) -> int:
@@ -92,7 +101,8 @@ def _by_concurrency(load: FleetLoad, config: FlowControlConfig) -> SaturationGau
 def _by_utilization(load: FleetLoad, config: FlowControlConfig) -> SaturationGauge:
     # An unseen request is taken to wait at its instance. If it runs there at once, it has counted for too much for a moment,
     # which is safer than for too little: many may be admitted before an instance shows the first of them.
-    shown = utilization(load, config.queue_depth_threshold, config.kv_cache_util_threshold)
+    thresholds = (config.queue_depth_threshold, config.kv_cache_util_threshold, config.max_concurrency)
+    shown = utilization(load, *thresholds)
     capacity = len(load.instances) * config.queue_depth_threshold
     return lambda unseen: shown + unseen / capacity if capacity else shown
 

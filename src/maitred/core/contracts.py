@@ -249,7 +249,8 @@ class Overheads(msgspec.Struct, frozen=True, gc=False):
 class InstanceView(Protocol):
     """An instance as a router sees it: perhaps stale, except `in_flight`, which the router's own driver counts.
 
-    What a driver does not know of its instances is 0 (a gateway knows no `cached_blocks`)."""
+    A load that an engine does not report is None, and never 0: nobody knows whether the instance is idle. A gateway knows no
+    `cached_blocks`, which are 0 everywhere then."""
 
     @property
     def index(self) -> int:
@@ -262,18 +263,18 @@ class InstanceView(Protocol):
         ...
 
     @property
-    def waiting(self) -> int:
-        """Requests in its wait queue."""
+    def waiting(self) -> int | None:
+        """Requests in its wait queue, or None if that is not known."""
         ...
 
     @property
-    def running(self) -> int:
-        """Requests in its running batch."""
+    def running(self) -> int | None:
+        """Requests in its running batch, or None if that is not known."""
         ...
 
     @property
-    def kv_usage(self) -> float:
-        """Used share of its KV blocks, 0..1."""
+    def kv_usage(self) -> float | None:
+        """Used share of its KV blocks, 0..1, or None if that is not known."""
         ...
 
     def cached_blocks(self, request: Request) -> int:
@@ -309,21 +310,27 @@ class Router(Protocol):
         ...
 
 
+def effective_load(in_flight: int, waiting: int | None, running: int | None) -> int:
+    """Return BLIS's EffectiveLoad (`InstanceLoad.effective_load`)."""
+    return in_flight + (waiting or 0) + (in_flight if running is None else running)
+
+
 class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
-    """The load of one instance as a driver knows it: perhaps stale, except `in_flight`."""
+    """The load of one instance as a driver knows it: perhaps stale, except `in_flight`. What it does not know is None."""
 
     in_flight: int = 0
-    waiting: int = 0
-    running: int = 0
-    kv_usage: float = 0.0
+    waiting: int | None = 0
+    running: int | None = 0
+    kv_usage: float | None = 0.0
     """Used share of its KV blocks, 0..1."""
     index: int = 0
     """The index of `InstanceView`, which tells instances apart that serve several models."""
 
     @property
     def effective_load(self) -> int:
-        """BLIS's and GAIE's EffectiveLoad, which counts a request twice: as in flight, and as waiting or running."""
-        return self.waiting + self.running + self.in_flight
+        """BLIS's and GAIE's EffectiveLoad, which counts a request twice: as in flight, and as waiting or running. Where the
+        engine does not say what runs, what is in flight stands for it."""
+        return effective_load(self.in_flight, self.waiting, self.running)
 
 
 class FleetLoad(msgspec.Struct, frozen=True, gc=False):

@@ -99,18 +99,19 @@ class Backend:
             self._queue.look(load.waiting, load.running, self.in_flight)
 
     @property
-    def waiting(self) -> int:
-        """Requests that wait there, with what has come and gone since it reported its load; 0 if it does not."""
-        return 0 if self.load is None else self._queue.waiting(self.in_flight)
+    def waiting(self) -> int | None:
+        """Requests that wait there, with what has come and gone since it reported its load, or None if it does not."""
+        return None if self.load is None else self._queue.waiting(self.in_flight)
 
     @property
-    def running(self) -> int:
-        """Requests that run there; those of this gateway if it does not report its load."""
-        return len(self.requests) if self.load is None else self.load.running
+    def running(self) -> int | None:
+        """Requests that run there, or None if it does not report its load."""
+        return None if self.load is None else self.load.running
 
     @property
-    def kv_usage(self) -> float:
-        return 0.0 if self.load is None else self.load.kv_usage
+    def kv_usage(self) -> float | None:
+        """Share of its KV memory in use, 0 to 1, or None if it does not report it."""
+        return None if self.load is None else self.load.kv_usage
 
     def cached_blocks(self, request: Request) -> int:
         return 0

@@ -205,7 +205,7 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge("maitred_backend_requests_running", "Requests that it runs, as routing sees it.", ["backend"], running)
     waiting = (([url], load.waiting) for url, load in loads)
     yield gauge("maitred_backend_requests_waiting", "Requests in its own queue, as routing sees it.", ["backend"], waiting)
-    usage = (([url], load.kv_usage) for url, load in loads)
+    usage = (([url], load.kv_usage) for url, load in loads if load.kv_usage is not None)
     text = "Share of its KV memory in use, 0 to 1, as routing sees it."
     yield gauge("maitred_backend_kv_cache_usage_perc", text, ["backend"], usage)
 

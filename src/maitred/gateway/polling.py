@@ -315,8 +315,8 @@ class ReportedLoad(msgspec.Struct, frozen=True):
 
     waiting: int
     running: int
-    kv_usage: float
-    """Share of the KV memory in use, 0 to 1; 0 if not reported."""
+    kv_usage: float | None
+    """Share of the KV memory in use, 0 to 1, or None if it is not reported."""
 
 
 def parse_reported_load(page: bytes | bytearray) -> ReportedLoad | None:
@@ -328,8 +328,8 @@ def parse_reported_load(page: bytes | bytearray) -> ReportedLoad | None:
     if not running:
         return None
     usage = first_values(found, KV_USAGE_METRICS)
-    mean = sum(usage) / len(usage) if usage else 0.0
-    return ReportedLoad(round(sum(first_values(found, WAITING_METRICS))), round(sum(running)), min(mean, 1.0))
+    mean = min(sum(usage) / len(usage), 1.0) if usage else None
+    return ReportedLoad(round(sum(first_values(found, WAITING_METRICS))), round(sum(running)), mean)
 
 
 def first_values(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:

@@ -140,8 +140,8 @@ class LoadState(msgspec.Struct):
 
     running: int
     waiting: int
-    kv_usage: float
-    """Share of its KV memory in use, 0 to 1; 0 if it is not reported."""
+    kv_usage: float | None
+    """Share of its KV memory in use, 0 to 1, or null if it is not reported."""
 
 
 class BackendState(msgspec.Struct):

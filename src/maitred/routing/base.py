@@ -9,6 +9,7 @@ from random import Random
 import msgspec
 
 from maitred.core.contracts import InstanceView, Router
+from maitred.core.contracts import effective_load as load_of
 from maitred.core.registry import Registry
 from maitred.core.request import Request
 from maitred.core.units import Micros
@@ -83,4 +84,4 @@ class RandomTieBreaker(BaseRouter):
 
 def effective_load(view: InstanceView) -> int:
     """Return BLIS's EffectiveLoad, which counts a request in flight twice."""
-    return view.waiting + view.running + view.in_flight
+    return load_of(view.in_flight, view.waiting, view.running)

@@ -103,7 +103,7 @@ class QueueDepth(MinMaxScorer):
     about = RouterInfo(summary="(most - waiting) / (most - least); 1 if all are equal", complexity="O(n)", reads="waiting")
 
     def value(self, view: InstanceView) -> int:
-        return view.waiting
+        return view.waiting or 0
 
 
 @SCORERS.register("running-requests")
@@ -113,7 +113,7 @@ class RunningRequests(MinMaxScorer):
     about = RouterInfo(summary="(most - running) / (most - least); 1 if all are equal", complexity="O(n)", reads="running")
 
     def value(self, view: InstanceView) -> int:
-        return view.running
+        return view.running or 0
 
 
 @SCORERS.register("vllm-dp")
@@ -128,7 +128,7 @@ class VllmDp(MinMaxScorer):
     )
 
     def value(self, view: InstanceView) -> int:
-        return 4 * view.waiting + view.running
+        return 4 * (view.waiting or 0) + (view.running or 0)
 
 
 @SCORERS.register("active-requests")
@@ -152,7 +152,7 @@ class LoadAware(ViewScorer):
     about = RouterInfo(summary="0.5 * (1 - min(waiting, 128) / 128)", complexity="O(n)", reads="waiting")
 
     def score(self, view: InstanceView) -> float:
-        return 0.5 * (1.0 - min(view.waiting, _MAX_WAITING) / _MAX_WAITING)
+        return 0.5 * (1.0 - min(view.waiting or 0, _MAX_WAITING) / _MAX_WAITING)
 
 
 @SCORERS.register("load-balance")
@@ -174,7 +174,7 @@ class KvUtilization(ViewScorer):
     about = RouterInfo(summary="1 - used share of the KV blocks", complexity="O(n)", reads="KV usage")
 
     def score(self, view: InstanceView) -> float:
-        return 1.0 - view.kv_usage
+        return 1.0 - (view.kv_usage or 0.0)
 
 
 @SCORERS.register("precise-prefix-cache")

@@ -130,15 +130,15 @@ class InstanceSnapshot(InstanceView):
             self._queue.look(replica.waiting, replica.running, replica.in_flight)
 
     @property
-    def waiting(self) -> int:
+    def waiting(self) -> int | None:
         return self.load_source.waiting if self._queue is None else self._queue.waiting(self._replica.in_flight)
 
     @property
-    def running(self) -> int:
+    def running(self) -> int | None:
         return self.load_source.running
 
     @property
-    def kv_usage(self) -> float:
+    def kv_usage(self) -> float | None:
         return self.load_source.kv_usage
 
     def cached_blocks(self, request: Request) -> int:
