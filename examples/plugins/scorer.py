@@ -28,4 +28,6 @@ class KvHeadroom(ViewScorer):
         self._knee = knee
 
     def score(self, view: InstanceView) -> float:
+        if view.kv_usage is None:
+            return 0.5  # It is not known, and that is no sign of an empty memory.
         return min(1.0, (1.0 - view.kv_usage) / (1.0 - self._knee))

@@ -33,14 +33,21 @@ class Nosy(BaseRouter):
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         if not fleet:
             raise ValueError("no instance to choose from")
-        return Choice(min(fleet, key=lambda view: view.waiting).index, "nosy")
+        return Choice(min(fleet, key=lambda view: view.waiting or 0).index, "nosy")
+
+
+class Presuming(BaseScorer):
+    """Takes each instance to report its queue."""
+
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        return [1 / (1 + view.waiting) for view in fleet]  # type: ignore[operator]
 
 
 class Boastful(BaseScorer):
     """Scores beyond 1."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        return [float(view.waiting) for view in fleet]
+        return [float(view.waiting or 0) for view in fleet]
 
 
 class Curious(AdmissionPolicy):

@@ -81,6 +81,8 @@ def test_a_broken_promise_is_found() -> None:
         check_router("broken_plugins:Nosy")
     with pytest.raises(AssertionError, match=r"scores of \[.*\] are not all from 0 to 1"):
         check_scorer("broken_plugins:Boastful")
+    with pytest.raises(AssertionError, match="a load may be None, where an instance does not report it: unsupported operand"):
+        check_scorer("broken_plugins:Presuming")
     with pytest.raises(AssertionError, match="it looks at the load"):
         check_admission_policy("broken_plugins:Curious")
     with pytest.raises(AssertionError, match=r"a run of .* steps takes"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from world import Backend, run, world
+from world import Backend, BackendRequest, answer, run, world
 
+from maitred.gateway.backend import Backend as BackendView
 from maitred.gateway.polling import ReportedLoad, parse_reported_load
 from maitred.gateway.request_fields import NO_HINTS, RoutingHintReader
 from maitred.routing import RoutingConfig, Signals
@@ -201,6 +203,45 @@ def test_a_router_that_looks_at_queues_sees_those_of_the_backends() -> None:
             assert (views[0].load, views[0].waiting, views[0].kv_usage, views[1].running) == (None, None, None, 1)
 
     run(scenario())
+
+
+def test_a_backend_whose_load_cannot_be_read_draws_its_share() -> None:
+    async def scenario() -> list[int]:
+        backends = busy, unread = Backend(), Backend()
+        busy.metrics, unread.metrics = loaded(5), None
+        may_answer = asyncio.Event()
+
+        async def answer_late(received: BackendRequest) -> None:
+            await may_answer.wait()
+            await answer(received)
+
+        async with world(*backends, slots=100, routing=RoutingConfig(policy="weighted", scorers="queue-depth:1")) as w:
+            for backend in backends:
+                backend.respond = answer_late
+            views = w.gateway._fleet.backends
+            await w.wait_until(lambda: [view.waiting for view in views] == [5, None])
+            sent = [asyncio.ensure_future(w.request()) for _ in range(20)]
+            await w.wait_until(lambda: sum(len(backend.received) for backend in backends) == 20)
+            may_answer.set()
+            await asyncio.gather(*sent)
+            return [len(backend.received) for backend in backends]
+
+    assert run(scenario()) == [10, 10]
+
+
+def test_a_report_of_a_load_is_used_for_three_looks() -> None:
+    backend, report = BackendView(0, "http://a:1"), ReportedLoad(5, 8, 0.5)
+    backend.note_load(report)
+    for _ in range(2):
+        backend.note_load(report)
+        assert (backend.waiting, backend.running, backend.kv_usage) == (5, 8, 0.5)
+    for _ in range(2):
+        backend.note_load(report)
+        assert (backend.waiting, backend.running, backend.kv_usage) == (None, None, None)
+    backend.note_load(ReportedLoad(5, 8, 0.5))
+    assert (backend.waiting, backend.running, backend.kv_usage) == (5, 8, 0.5)
+    backend.note_load(None)
+    assert backend.waiting is None
 
 
 def polls(policy: str, metrics: bytes | None) -> int:

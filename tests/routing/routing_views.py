@@ -16,9 +16,9 @@ from maitred.routing import RoutingConfig
 class View:
     index: int
     in_flight: int = 0
-    waiting: int = 0
-    running: int = 0
-    kv_usage: float = 0.0
+    waiting: int | None = 0
+    running: int | None = 0
+    kv_usage: float | None = 0.0
     cached: int = 0
 
     def cached_blocks(self, request: Request) -> int:

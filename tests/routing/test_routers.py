@@ -61,6 +61,16 @@ def test_bliss_least_loaded_adds_up_all_it_knows_and_draws_among_equals() -> Non
     assert min(drawn.count(index) for index in (0, 1, 2)) > 40
 
 
+def test_bliss_least_loaded_compares_requests_in_flight_where_an_instance_reports_no_queue() -> None:
+    views = [View(0, waiting=9, running=9), View(1, 0, None, None, None), View(2, waiting=9, running=9)]
+    driver = Driver(router("least-loaded(load=effective)"), views)
+    for _ in range(150):
+        driver.send()
+    assert [view.in_flight for view in views] == [50, 50, 50]
+    busiest = Driver(router("always-busiest"), [View(0, 1, waiting=9), View(1, 2, None, None, None)])
+    assert busiest.send() == 1
+
+
 def test_power_of_two_never_takes_the_worst_and_draws_all_others() -> None:
     fleet = [View(0), View(1), View(2, in_flight=1), View(3, in_flight=5)]
     drawn = chosen("power-of-two", fleet, 600)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from routing_views import View, request, router
+from routing_views import Driver, View, request, router
 
 from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.request import Request
@@ -67,6 +67,47 @@ def test_where_all_are_equal(scorer: str, expected: float) -> None:
     if scorer == "load-aware":
         fleet = [View(index, waiting=1000) for index in range(3)]
     assert list(SCORERS.get(scorer)().scores(request(), fleet)) == [expected] * 3
+
+
+UNREAD = View(3, in_flight=8, waiting=None, running=None, kv_usage=None)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected"),  # of 4, 2, 1 and 8 in flight
+    [
+        ("queue-depth", [4 / 7, 6 / 7, 1.0, 0.0]),
+        ("kv-utilization", [4 / 8, 6 / 8, 7 / 8, 0.0]),
+        ("load-balance", [1 / 5, 1 / 3, 1 / 2, 1 / 9]),
+        ("running-requests", [4 / 7, 6 / 7, 1.0, 0.0]),
+        ("load-aware", [0.5 * (1 - count / 128) for count in (4, 2, 1, 8)]),
+        ("vllm-dp", [4 / 7, 6 / 7, 1.0, 0.0]),
+    ],
+)
+def test_where_an_instance_reports_no_load_all_are_compared_by_requests_in_flight(scorer: str, expected: list[float]) -> None:
+    assert list(SCORERS.get(scorer)().scores(request(), [*FLEET, UNREAD])) == expected
+
+
+@pytest.mark.parametrize("missing", ["waiting", "running"])
+def test_half_a_report_of_a_queue_is_none(missing: str) -> None:
+    half = View(1, in_flight=1, waiting=5, running=5)
+    setattr(half, missing, None)
+    for scorer in ("vllm-dp", "load-balance"):
+        first, second = SCORERS.get(scorer)().scores(request(), [View(0, in_flight=2), half])
+        assert second > first, scorer
+
+
+@pytest.mark.parametrize("scorers", [f"{name}:1" for name in SCORERS] + ["queue-depth:2, kv-utilization:2, load-balance:1", ""])
+def test_an_instance_whose_load_cannot_be_read_draws_its_share(scorers: str) -> None:
+    views = [
+        View(0, waiting=2, running=8, kv_usage=0.4),
+        View(1, waiting=3, running=8, kv_usage=0.5),
+        View(2, 0, None, None, None),
+    ]
+    driver = Driver(router("weighted", scorers), views)
+    for _ in range(150):
+        driver.send()
+    assert max(view.in_flight for view in views) <= 70, scorers
+    assert min(view.in_flight for view in views) >= 30, scorers
 
 
 def test_with_nothing_in_flight_all_are_best() -> None:

@@ -310,11 +310,6 @@ class Router(Protocol):
         ...
 
 
-def effective_load(in_flight: int, waiting: int | None, running: int | None) -> int:
-    """Return BLIS's EffectiveLoad (`InstanceLoad.effective_load`)."""
-    return in_flight + (waiting or 0) + (in_flight if running is None else running)
-
-
 class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     """The load of one instance as a driver knows it: perhaps stale, except `in_flight`. What it does not know is None."""
 
@@ -330,7 +325,7 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     def effective_load(self) -> int:
         """BLIS's and GAIE's EffectiveLoad, which counts a request twice: as in flight, and as waiting or running. Where the
         engine does not say what runs, what is in flight stands for it."""
-        return effective_load(self.in_flight, self.waiting, self.running)
+        return self.in_flight + (self.waiting or 0) + (self.in_flight if self.running is None else self.running)
 
 
 class FleetLoad(msgspec.Struct, frozen=True, gc=False):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,8 @@ from maitred.wire.origin import Origin
 
 SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
 """Where a number of slots comes from; `none` if no backend is up, so that there are none."""
+_STALE_AFTER: Final = 3
+"""Looks in a row without an answer after which the last report of a load says nothing any more (SMG's number of intervals)."""
 
 
 class ModelSlots(msgspec.Struct, frozen=True):
@@ -39,7 +41,7 @@ class Backend:
         *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
         *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "reading", "first_data_times"),
-        "_queue",
+        *("_queue", "_report", "_repeats"),
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -71,8 +73,13 @@ class Backend:
         self.first_data_times = Histogram()
         """From the sending of a request to the first data of its answer, µs."""
         self.load: ReportedLoad | None = None
-        """The load that the backend reports, or None if it reports none or nothing reads it."""
+        """The load that the backend reports, or None if that is unknown: nothing reads it, the backend reports none, or has not
+        done so for `_STALE_AFTER` looks."""
         self._queue = QueueEstimate()
+        self._report: ReportedLoad | None = None
+        """The last report, even if it is too old to be used."""
+        self._repeats = 0
+        """Looks since then that found no other report."""
         self.kv: KvReport | None = None
         """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
         self.kv_read_at = 0.0
@@ -88,15 +95,21 @@ class Backend:
         """Requests of this gateway that the backend has now."""
         return len(self.requests)
 
-    def note_load(self, load: ReportedLoad | None) -> None:
-        """Take over what the backend reports now, or None. The last report again is no new one."""
-        if load is self.load:
-            return
-        self.load = load
-        if load is None:
+    def note_load(self, report: ReportedLoad | None) -> None:
+        """Take over what the backend reports now, or None. The last report once more says that a look has found no other one:
+        that may be a busy engine, so the report is used for a few looks, and then the load is unknown."""
+        if report is not None and report is self._report:
+            self._repeats += 1
+            if self._repeats < _STALE_AFTER:
+                return
+            self.load = None
+        else:
+            self._report = self.load = report
+            self._repeats = 0
+        if self.load is None:
             self._queue.forget()
         else:
-            self._queue.look(load.waiting, load.running, self.in_flight)
+            self._queue.look(self.load.waiting, self.load.running, self.in_flight)
 
     @property
     def waiting(self) -> int | None:

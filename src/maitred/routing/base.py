@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Flag, auto
 from random import Random
 
 import msgspec
 
-from maitred.core.contracts import InstanceView, Router
-from maitred.core.contracts import effective_load as load_of
+from maitred.core.contracts import FleetView, InstanceView, Router
 from maitred.core.registry import Registry
 from maitred.core.request import Request
 from maitred.core.units import Micros
@@ -82,6 +81,22 @@ class RandomTieBreaker(BaseRouter):
         return tied[int(self._rng.random() * len(tied))] if len(tied) > 1 else tied[0]
 
 
-def effective_load(view: InstanceView) -> int:
-    """Return BLIS's EffectiveLoad, which counts a request in flight twice."""
-    return load_of(view.in_flight, view.waiting, view.running)
+def effective_load(view: InstanceView) -> int | None:
+    """Return BLIS's EffectiveLoad, which counts a request in flight twice; None if the instance does not report its queue."""
+    waiting, running = view.waiting, view.running
+    return None if waiting is None or running is None else waiting + running + view.in_flight
+
+
+def known_loads(fleet: FleetView, measure: Callable[[InstanceView], int | None]) -> list[int]:
+    """Return the `measure` of each instance; where one of them does not report it, the requests in flight of each.
+
+    Like is compared with like. An instance that says nothing of its queue is neither idle nor full, and what this driver has
+    sent there is not comparable with what others report, which contains the requests of other drivers.
+    """
+    loads = []
+    for view in fleet:
+        load = measure(view)
+        if load is None:
+            return [each.in_flight for each in fleet]
+        loads.append(load)
+    return loads

@@ -31,7 +31,16 @@ from typing import TypeAlias
 from maitred.core.contracts import Choice, FleetView, InstanceView, Router
 from maitred.core.request import Request
 from maitred.core.units import Micros
-from maitred.routing.base import ROUTERS, BaseRouter, RandomTieBreaker, RouterInfo, Signals, effective_load, signals_read
+from maitred.routing.base import (
+    ROUTERS,
+    BaseRouter,
+    RandomTieBreaker,
+    RouterInfo,
+    Signals,
+    effective_load,
+    known_loads,
+    signals_read,
+)
 from maitred.routing.per_fleet import InFlightRouter, PerFleetCache
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 from maitred.routing.scorers import SCORERS
@@ -63,7 +72,8 @@ class LoadMeasure(Enum):
     IN_FLIGHT = "in_flight"
     """Requests in flight. The driver counts them itself, so the number is never stale."""
     EFFECTIVE = "effective"
-    """BLIS's: waiting + running + in flight. It counts each request twice, and is as stale as what is known of queues."""
+    """BLIS's: waiting + running + in flight. It counts each request twice, and is as stale as what is known of queues. Where an
+    instance does not report its queue, all are compared by the requests in flight."""
 
 
 @ROUTERS.register("least-loaded")
@@ -97,7 +107,7 @@ def _least_effective(fleet: FleetView) -> Sequence[InstanceView]:
     """Return the instances with the least effective load."""
     if not fleet:
         raise ValueError("no instance to choose from")
-    loads = [effective_load(view) for view in fleet]
+    loads = known_loads(fleet, effective_load)
     least = min(loads)
     return [view for view, load in zip(fleet, loads, strict=True) if load == least]
 
@@ -147,7 +157,8 @@ class AlwaysBusiest(BaseRouter):
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         if not fleet:
             raise ValueError("no instance to choose from")
-        return Choice(max(fleet, key=effective_load).index, "busiest")
+        loads = known_loads(fleet, effective_load)
+        return Choice(fleet[loads.index(max(loads))].index, "busiest")
 
 
 _SessionKey: TypeAlias = tuple[str, str, str]

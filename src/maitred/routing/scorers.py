@@ -5,6 +5,10 @@ A scorer gives each instance a score from 0 to 1, 1 being best. Most of them are
     ViewScorer      looks at each instance by itself
     MinMaxScorer    compares: (most - value) / (most - least), and 1 for all if they are equal
 
+What an instance does not report is unknown, and not 0: an engine whose `/metrics` hangs would look idle and draw all
+requests. Where one of the instances does not report what a scorer reads, the scorer compares all of them by the requests in
+flight, which are known of each (`known_loads`).
+
 **prefix-affinity** prefers the instance that was sent prompts with the same beginning. It remembers what was sent where,
 and asks no instance: for each instance the hashes of the blocks of the prompts that went there, at most `most` of them,
 the least recently sent forgotten first. That is about what the prefix cache there holds, if the cache is about as large.
@@ -29,7 +33,7 @@ from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.registry import Registry
 from maitred.core.request import Request
 from maitred.kv.block_hashes import request_block_hashes
-from maitred.routing.base import RouterInfo, Signals, effective_load
+from maitred.routing.base import RouterInfo, Signals, effective_load, known_loads
 
 _MAX_WAITING: Final = 128
 """Waiting requests from which on the score of `load-aware` is 0."""
@@ -72,7 +76,7 @@ class ViewScorer(BaseScorer):
 
     @abstractmethod
     def score(self, view: InstanceView) -> float:
-        """Return the score of one instance."""
+        """Return the score of one instance. What the instance does not report is None."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
         return [self.score(view) for view in fleet]
@@ -82,11 +86,11 @@ class MinMaxScorer(BaseScorer):
     """A scorer that compares: `(most - value) / (most - least)`, and 1 for all if they are equal."""
 
     @abstractmethod
-    def value(self, view: InstanceView) -> int:
-        """Return the number of one instance, of which less is better."""
+    def value(self, view: InstanceView) -> int | None:
+        """Return the number of one instance, of which less is better; None if the instance does not report it."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        values = [self.value(view) for view in fleet]
+        values = known_loads(fleet, self.value)
         most, least = max(values), min(values)
         if most == least:
             return [1.0] * len(values)
@@ -102,8 +106,8 @@ class QueueDepth(MinMaxScorer):
 
     about = RouterInfo(summary="(most - waiting) / (most - least); 1 if all are equal", complexity="O(n)", reads="waiting")
 
-    def value(self, view: InstanceView) -> int:
-        return view.waiting or 0
+    def value(self, view: InstanceView) -> int | None:
+        return view.waiting
 
 
 @SCORERS.register("running-requests")
@@ -112,8 +116,8 @@ class RunningRequests(MinMaxScorer):
 
     about = RouterInfo(summary="(most - running) / (most - least); 1 if all are equal", complexity="O(n)", reads="running")
 
-    def value(self, view: InstanceView) -> int:
-        return view.running or 0
+    def value(self, view: InstanceView) -> int | None:
+        return view.running
 
 
 @SCORERS.register("vllm-dp")
@@ -127,8 +131,9 @@ class VllmDp(MinMaxScorer):
         reads="waiting, running",
     )
 
-    def value(self, view: InstanceView) -> int:
-        return 4 * (view.waiting or 0) + (view.running or 0)
+    def value(self, view: InstanceView) -> int | None:
+        waiting, running = view.waiting, view.running
+        return None if waiting is None or running is None else 4 * waiting + running
 
 
 @SCORERS.register("active-requests")
@@ -140,41 +145,54 @@ class ActiveRequests(BaseScorer):
     signals = Signals.NOTHING
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        counts = [view.in_flight for view in fleet]
-        most = max(counts)
-        return [(most - count) / most for count in counts] if most else [1.0] * len(counts)
+        return _in_flight_scores(fleet)
+
+
+def _in_flight_scores(fleet: FleetView) -> list[float]:
+    counts = [view.in_flight for view in fleet]
+    most = max(counts)
+    return [(most - count) / most for count in counts] if most else [1.0] * len(counts)
 
 
 @SCORERS.register("load-aware")
-class LoadAware(ViewScorer):
+class LoadAware(BaseScorer):
     """`0.5 * (1 - min(waiting, 128) / 128)` (llm-d's load-aware scorer, BLIS `load-aware`): at most 0.5."""
 
     about = RouterInfo(summary="0.5 * (1 - min(waiting, 128) / 128)", complexity="O(n)", reads="waiting")
 
-    def score(self, view: InstanceView) -> float:
-        return 0.5 * (1.0 - min(view.waiting or 0, _MAX_WAITING) / _MAX_WAITING)
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        return [
+            0.5 * (1.0 - min(waits, _MAX_WAITING) / _MAX_WAITING) for waits in known_loads(fleet, lambda view: view.waiting)
+        ]
 
 
 @SCORERS.register("load-balance")
-class LoadBalance(ViewScorer):
+class LoadBalance(BaseScorer):
     """`1 / (1 + waiting + running + in flight)` (BLIS `load-balance`). Differences count less the more there is to do."""
 
     about = RouterInfo(
         summary="1 / (1 + waiting + running + in flight)", complexity="O(n)", reads="in flight, waiting, running"
     )
 
-    def score(self, view: InstanceView) -> float:
-        return 1.0 / (1.0 + effective_load(view))
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        return [1.0 / (1.0 + load) for load in known_loads(fleet, effective_load)]
 
 
 @SCORERS.register("kv-utilization")
-class KvUtilization(ViewScorer):
-    """`1 - kv_usage` (llm-d's kv-cache-utilization scorer, BLIS `kv-utilization`)."""
+class KvUtilization(BaseScorer):
+    """`1 - kv_usage` (llm-d's kv-cache-utilization scorer, BLIS `kv-utilization`). Where an instance does not report its KV
+    usage, the scores are those of `active-requests`."""
 
     about = RouterInfo(summary="1 - used share of the KV blocks", complexity="O(n)", reads="KV usage")
 
-    def score(self, view: InstanceView) -> float:
-        return 1.0 - (view.kv_usage or 0.0)
+    def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
+        scores = []
+        for view in fleet:
+            usage = view.kv_usage
+            if usage is None:
+                return _in_flight_scores(fleet)
+            scores.append(1.0 - usage)
+        return scores
 
 
 @SCORERS.register("precise-prefix-cache")

@@ -6,7 +6,8 @@ The kits of wait queues are in `queueing`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from random import Random
@@ -124,9 +125,9 @@ _READ_BY = {"waiting": Signals.LOAD, "running": Signals.LOAD, "kv_usage": Signal
 
 
 def check_router(router: str | Callable[[Random], Router], *, seeds: int = 20) -> None:
-    """Raise AssertionError unless it chooses among the instances that it is shown, changes nothing there, looks at no more than
-    its `signals` say, chooses alike for the same seed, and calls an empty fleet a ValueError. A class is called with a
-    `Random`."""
+    """Raise AssertionError unless it chooses among the instances that it is shown, also where one does not report its load,
+    changes nothing there, looks at no more than its `signals` say, chooses alike for the same seed, and calls an empty fleet a
+    ValueError. A class is called with a `Random`."""
     for seed in range(seeds):
         with blaming(router, seed):
             first, again = (_choices(_made(router, seed), seed) for _ in range(2))
@@ -152,7 +153,7 @@ def _made(router: str | Callable[[Random], Router], seed: int) -> Router:
 
 
 def _end_request(router: Router, request: Request, instance: InstanceSample, now: Micros) -> None:
-    instance.change(-1)
+    instance.in_flight -= 1
     router.on_request_end(request, instance.index, now)
 
 
@@ -167,11 +168,12 @@ def _choices(router: Router, seed: int) -> list[int]:
     for number in range(60):
         request = sample_request(rng, number, 100 * number)
         fleet = everything_up if rng.random() < 0.8 else down
-        choice = router.choose(request, fleet, 100 * number)
+        with _expecting_unknown_loads():
+            choice = router.choose(request, fleet, 100 * number)
         chosen = next((view for view in fleet if view.index == choice.instance), None)
         assert chosen is not None, f"it chooses {choice.instance}, which it was not shown"
         assert choice.reason, "it gives no reason"
-        chosen.change(+1)
+        chosen.in_flight += 1
         there.append((request, chosen))
         went.append(choice.instance)
         if rng.random() < 0.5:
@@ -181,8 +183,8 @@ def _choices(router: Router, seed: int) -> list[int]:
 
 
 def check_scorer(scorer: str | Callable[[], Scorer], *, seeds: int = 20) -> None:
-    """Raise AssertionError unless it gives each instance one score from 0 to 1, looks at no more than its `signals` say, and
-    scores alike what it has seen alike."""
+    """Raise AssertionError unless it gives each instance one score from 0 to 1, also where one does not report its load, looks
+    at no more than its `signals` say, and scores alike what it has seen alike."""
     make = factory_of(scorer, SCORERS)
     for seed in range(seeds):
         with blaming(scorer, seed):
@@ -195,7 +197,8 @@ def _scores(scorer: Scorer, seed: int) -> list[Sequence[float]]:
     for number in range(30):
         instances = _instances(rng, range(rng.randint(1, 6)))
         request = sample_request(rng, number, 100 * number)
-        scores = scorer.scores(request, instances)
+        with _expecting_unknown_loads():
+            scores = scorer.scores(request, instances)
         assert len(scores) == len(instances), f"{len(scores)} scores for {len(instances)} instances"
         assert all(0.0 <= score <= 1.0 for score in scores), f"scores of {list(scores)} are not all from 0 to 1"
         _check_reads(scorer, instances)
@@ -204,11 +207,25 @@ def _scores(scorer: Scorer, seed: int) -> list[Sequence[float]]:
     return seen
 
 
+@contextmanager
+def _expecting_unknown_loads() -> Iterator[None]:
+    """Say what a TypeError about None is likely to come from."""
+    try:
+        yield
+    except TypeError as error:
+        raise AssertionError(f"a load may be None, where an instance does not report it: {error}") from error
+
+
 def _instances(rng: Random, indices: Iterable[int]) -> list[InstanceSample]:
-    return [
-        InstanceSample(index, rng.randint(0, 9), rng.randint(0, 9), rng.randint(0, 9), rng.random(), rng.randint(0, 12))
-        for index in indices
-    ]
+    """Return instances, of which one in ten reports nothing of its load."""
+    return [_instance(rng, index, reports=rng.random() < 0.9) for index in indices]
+
+
+def _instance(rng: Random, index: int, *, reports: bool) -> InstanceSample:
+    in_flight, waiting, running, usage = rng.randint(0, 9), rng.randint(0, 9), rng.randint(0, 9), rng.random()
+    if not reports:
+        return InstanceSample(index, in_flight, None, None, None, rng.randint(0, 12))
+    return InstanceSample(index, in_flight, waiting, running, usage, rng.randint(0, 12))
 
 
 def _check_reads(policy: object, instances: Sequence[InstanceSample]) -> None:

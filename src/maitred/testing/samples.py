@@ -59,45 +59,41 @@ class StepSample(msgspec.Struct):
 
 
 class InstanceSample:
-    """An instance as a router sees it (`InstanceView`). `looked_at` tells which of its properties were read."""
+    """An instance as a router sees it (`InstanceView`). What it does not report is None. `looked_at` tells which of its
+    properties were read."""
 
     def __init__(
-        self, index: int, in_flight: int = 0, waiting: int = 0, running: int = 0, kv_usage: float = 0.0, cached: int = 0
+        self,
+        index: int,
+        in_flight: int = 0,
+        waiting: int | None = 0,
+        running: int | None = 0,
+        kv_usage: float | None = 0.0,
+        cached: int = 0,
     ) -> None:
-        self._said = (index, in_flight, waiting, running, kv_usage, cached)
+        self.index = index
+        self.in_flight = in_flight
+        self._waiting, self._running, self._kv_usage, self._cached = waiting, running, kv_usage, cached
         self.looked_at: set[str] = set()
 
     @property
-    def index(self) -> int:
-        return int(self._said[0])
+    def waiting(self) -> int | None:
+        self.looked_at.add("waiting")
+        return self._waiting
 
     @property
-    def in_flight(self) -> int:
-        return int(self._said[1])
+    def running(self) -> int | None:
+        self.looked_at.add("running")
+        return self._running
 
     @property
-    def waiting(self) -> int:
-        return int(self._look("waiting", 2))
-
-    @property
-    def running(self) -> int:
-        return int(self._look("running", 3))
-
-    @property
-    def kv_usage(self) -> float:
-        return self._look("kv_usage", 4)
+    def kv_usage(self) -> float | None:
+        self.looked_at.add("kv_usage")
+        return self._kv_usage
 
     def cached_blocks(self, request: Request) -> int:
-        return int(self._look("cached_blocks", 5))
-
-    def change(self, in_flight: int) -> None:
-        """Add `in_flight` requests, or take them away if it is negative."""
-        index, before, *rest = self._said
-        self._said = (index, before + in_flight, *rest)  # type: ignore[assignment]
-
-    def _look(self, name: str, place: int) -> float:
-        self.looked_at.add(name)
-        return self._said[place]
+        self.looked_at.add("cached_blocks")
+        return self._cached
 
 
 def drain(queue: WaitQueue) -> list[int]:
