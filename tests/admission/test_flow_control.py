@@ -413,7 +413,7 @@ def test_what_is_said_of_another_detector_or_of_an_order_that_there_is_not_is_wa
         "max_concurrency has no effect: the saturation detector is never, not concurrency or utilization"
     )
     assert warnings("blis", max_concurrency=3) == [
-        "max_concurrency has no effect: the saturation detector is never, not concurrency"
+        "max_concurrency has no effect: the saturation detector is never, not concurrency or utilization"
     ]
     assert warnings(kv_cache_util_threshold=0.5)[0].startswith("kv_cache_util_threshold has no effect")
     assert warnings("blis", dispatch_order="fifo") == [
