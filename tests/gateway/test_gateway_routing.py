@@ -205,28 +205,52 @@ def test_a_router_that_looks_at_queues_sees_those_of_the_backends() -> None:
     run(scenario())
 
 
-def test_a_backend_whose_load_cannot_be_read_draws_its_share() -> None:
+def in_flight_at_each(*backends: Backend, routing: RoutingConfig, bodies: Sequence[dict[str, Any]]) -> list[int]:
+    """Return how many of these requests go to each backend, if all are sent before one is answered."""
+
     async def scenario() -> list[int]:
-        backends = busy, unread = Backend(), Backend()
-        busy.metrics, unread.metrics = loaded(5), None
         may_answer = asyncio.Event()
 
         async def answer_late(received: BackendRequest) -> None:
             await may_answer.wait()
             await answer(received)
 
-        async with world(*backends, slots=100, routing=RoutingConfig(policy="weighted", scorers="queue-depth:1")) as w:
+        async with world(*backends, slots=100, routing=routing) as w:
             for backend in backends:
                 backend.respond = answer_late
             views = w.gateway._fleet.backends
-            await w.wait_until(lambda: [view.waiting for view in views] == [5, None])
-            sent = [asyncio.ensure_future(w.request()) for _ in range(20)]
-            await w.wait_until(lambda: sum(len(backend.received) for backend in backends) == 20)
+            await w.wait_until(lambda: all(view.healthy and view.has_been_polled for view in views))
+            sent = [asyncio.ensure_future(w.request(body=body)) for body in bodies]
+            await w.wait_until(lambda: sum(len(backend.received) for backend in backends) == len(bodies))
             may_answer.set()
             await asyncio.gather(*sent)
             return [len(backend.received) for backend in backends]
 
-    assert run(scenario()) == [10, 10]
+    return run(scenario())
+
+
+def test_a_backend_whose_load_cannot_be_read_draws_its_share() -> None:
+    busy, unread = Backend(), Backend()
+    busy.metrics, unread.metrics = loaded(5), None
+    routing = RoutingConfig(policy="weighted", scorers="queue-depth:1")
+    assert in_flight_at_each(busy, unread, routing=routing, bodies=[{"model": "m"}] * 20) == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("policy", "scorers"),
+    [
+        ("cache-aware", ""),
+        ("prefix-hash", ""),
+        ("consistent-hashing", ""),
+        ("session-affinity", ""),
+        ("weighted", "prefix-affinity:2, load-balance:1"),
+    ],
+)
+def test_conversations_with_one_system_prompt_use_all_backends(policy: str, scorers: str) -> None:
+    system = {"role": "system", "content": "Rule: be exact and kind. " * 400}
+    bodies = [{"model": "m", "messages": [system, {"role": "user", "content": f"{n} " * 50}]} for n in range(32)]
+    went = in_flight_at_each(Backend(), Backend(), routing=RoutingConfig(policy=policy, scorers=scorers), bodies=bodies)
+    assert min(went) >= 10
 
 
 def test_a_report_of_a_load_is_used_for_three_looks() -> None:

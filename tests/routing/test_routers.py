@@ -146,7 +146,7 @@ def test_a_users_router_has_parameters_as_well() -> None:
         ("least-loaded(load=efective)", "routing policy 'least-loaded': unknown load 'efective' (did you mean 'effective'?)"),
         ("least-loaded(rng=3)", "routing policy 'least-loaded' has no parameter 'rng' (valid: load)"),
         ("power-of-two(3)", "routing policy 'power-of-two' takes no '3' (it has no parameters)"),
-        ("weighted(queue-depth)", "routing policy 'weighted' takes no 'queue-depth' (it has no parameters)"),
+        ("random(queue-depth)", "routing policy 'random' takes no 'queue-depth' (it has no parameters)"),
         ("session-affinity(round-robbin)", "unknown routing policy 'round-robbin' (did you mean 'round-robin'?)"),
         ("session-affinity(sessions=0)", "routing policy 'session-affinity': sessions must be at least 1, not 0"),
     ],

@@ -74,3 +74,25 @@ def test_a_session_that_had_to_move_is_not_idle() -> None:
     made.choose(c, views, now=0)
 
     assert made.choose(a, views, now=0) == Choice(moved, "same_session"), "it was b that was idle for longest"
+
+
+def test_a_session_moves_from_an_overloaded_instance_to_the_least_loaded_and_stays_there() -> None:
+    views = [View(0), View(1, 1), View(2, 2)]
+    driver = Driver(router("session-affinity(round-robin)"), views)
+    sent = request(program="a")
+    assert [driver.send(sent=sent) for _ in range(6)] == [0, 0, 0, 0, 0, 0]
+    assert [driver.send(sent=sent) for _ in range(2)] == [1, 1]
+    for number in range(1, 7):
+        driver.end(number)
+    assert driver.send(sent=sent) == 1
+
+
+def test_a_session_without_a_bound_stays_whatever_the_load() -> None:
+    driver = Driver(router("session-affinity(balance_abs_threshold=inf)"), [View(0), View(1)])
+    assert [driver.send(sent=request(tenant="t")) for _ in range(50)] == [0] * 50
+
+
+def test_sessions_by_routing_key_alone() -> None:
+    driver = Driver(router("session-affinity(round-robin, by=routing-key)"), [View(0), View(1), View(2)])
+    sent = [request(program="p", key="k"), request(program="p"), request(key="k", tenant="t"), request(tenant="t")]
+    assert [driver.send(sent=each) for each in sent] == [0, 1, 0, 2]

@@ -3,10 +3,13 @@
 A router decides among the instances that it is shown; its driver leaves out those that cannot serve the request. Routers are
 registered under the name that users type (`ROUTERS`), and so are the scorers that `weighted` adds up (`SCORERS`).
 
-    policies.py   the routers; base.py: their registry, what they look at, ties
-    scorers.py    the scorers; scorer_weights.py: how they are written with weights
-    per_fleet.py  what a router keeps of a fleet
-    config.py     the keys
+    policies.py       routers that look at load, and `weighted`; base.py: their registry, what they look at, ties
+    affinity.py       routers that remember where sessions and prefixes are; sent_prefixes.py: what was sent where
+    hashing.py        routers that find the instance by a hash
+    load_bound.py     how much busier an instance may be before its prefix or session is left
+    scorers.py        the scorers; scorer_weights.py: how they are written with weights
+    per_fleet.py      what a router keeps of a fleet
+    config.py         the keys
 """
 
 from __future__ import annotations

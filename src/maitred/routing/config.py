@@ -10,8 +10,9 @@ import msgspec
 
 from maitred.core.contracts import Router
 from maitred.core.errors import ConfigError
+from maitred.routing.affinity import SessionAffinity
 from maitred.routing.base import ROUTERS, Signals, signals_read
-from maitred.routing.policies import SessionAffinity, WeightedRouter
+from maitred.routing.policies import WeightedRouter
 from maitred.routing.scorer_weights import ScorerWeights, WeightedScorer, parse_scorer_weights
 from maitred.routing.scorers import SCORERS
 

@@ -25,10 +25,10 @@ This module is compiled with mypyc where a build asks for it (tools/compile.py).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from maitred.core.contracts import Choice, FleetView
+from maitred.core.contracts import Choice, FleetView, InstanceView
 from maitred.core.request import Request
 from maitred.core.units import Micros
 
@@ -68,6 +68,11 @@ class PerFleetCache(Generic[T]):
         return cached[1]
 
 
+def views_by_index(fleet: FleetView) -> Mapping[int, InstanceView]:
+    """Return the instances of a fleet by their index."""
+    return {view.index: view for view in fleet}
+
+
 class InFlightRouter:
     """The router `least-loaded`. (It is registered in `policies`, since a compiled class cannot be.)"""
 
@@ -80,6 +85,12 @@ class InFlightRouter:
         order: InFlightOrder = self._orders.get(fleet)
         return order.least_loaded()
 
+    def fewest(self, fleet: FleetView) -> int:
+        """Return the fewest requests in flight of the instances of `fleet`. Raises ValueError if it is empty."""
+        order: InFlightOrder = self._orders.get(fleet)
+        order.least_loaded()
+        return order.fewest
+
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         order: InFlightOrder
         for order in self._orders.values:
@@ -89,7 +100,7 @@ class InFlightRouter:
 class InFlightOrder:
     """The instances of one fleet by `in_flight`."""
 
-    __slots__ = ("_choices", "_counts", "_fleet", "_least", "_next_check", "_position_of", "_queues", "changed")
+    __slots__ = ("_choices", "_counts", "_fleet", "_next_check", "_position_of", "_queues", "changed", "fewest")
 
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
@@ -102,8 +113,8 @@ class InFlightOrder:
         for position, view in enumerate(fleet):
             self._counts.append(view.in_flight)
             self._queue_of(view.in_flight)[position] = None
-        self._least = 0
-        """No queue of a lower count holds an instance."""
+        self.fewest = 0
+        """The fewest requests in flight, as of the last choice; no queue of a lower count holds an instance."""
         self.changed: dict[int, None] = {}
         """The indices of the instances that a request has left since the last choice."""
         self._next_check = 0
@@ -120,14 +131,14 @@ class InFlightOrder:
         count = fleet[check].in_flight
         if count < counts[check]:
             self._move(check, count)
-        least = self._least
+        least = self.fewest
         while True:
             while not queues[least]:
                 least += 1
             position = next(iter(queues[least]))
             count = fleet[position].in_flight
             if count <= least:
-                self._least = least
+                self.fewest = least
                 return self._choices[position]
             # More is in flight than the last look said, as after each request that was sent there. A driver need not report
             # that: an instance with a count that is too low comes up by itself.
@@ -148,7 +159,7 @@ class InFlightOrder:
         counts[position] = count
         if count < len(queues):
             queues[count][position] = None
-            self._least = count if count < self._least else self._least
+            self.fewest = count if count < self.fewest else self.fewest
         else:
             self._queue_of(count)[position] = None
 

@@ -1,18 +1,13 @@
-"""The routers: `round-robin`, `least-loaded`, `power-of-two`, `always-busiest`, `session-affinity` and `weighted`.
-
-The first four look at load alone, or at nothing.
-
-**session-affinity.** The KV of a conversation, an agent's run or a tenant's system prompt is in the prefix cache of the
-instance that served it last. So the first request of a session is placed by another policy, and the following ones go
-where it went. If that instance is not among those shown (it is down, or was tried already), the other policy places the
-session anew. The session then stays at the new instance and does not go back, because what it has built up since is
-there. A limited number of sessions is remembered. The one that was idle for longest is forgotten first, and placed as a
-new one if it comes back.
+"""Routers that look at load alone, or at nothing, and `weighted`, which adds up scores. Those that send a request where its KV
+is are in `affinity` and `hashing`.
 
 **weighted.** Each scorer (`scorers`) gives each instance a score from 0 to 1, 1 being best; scores outside are cut off.
 The weights are normalised to a sum of 1, and the weighted scores are added up in the order in which the scorers are
 written, because the sum of floats depends on the order and ties are exact. Then the scorers are told which instance was
 chosen, because some remember it. (GAIE, llm-d and BLIS do it in this way.)
+
+Scores are no more than 1, and loads are not bounded. So whatever the weights, an instance that is overloaded (`load_bound`) is
+chosen only if all are: a prefix that scores 2/3 would outweigh any queue where the score of the load is 1/3 at most.
 
 Example: `a:2, b:1` has the weights 2/3 and 1/3. Instance 0 scores 1.0 by `a` and 0.4 by `b`, instance 1 scores 0.5 and 1.0.
 The sums are 0.8 and 0.667, so instance 0 is chosen.
@@ -20,15 +15,13 @@ The sums are 0.8 and 0.667, so instance 0 is chosen.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from enum import Enum
 from functools import reduce
 from operator import or_
 from random import Random
-from typing import TypeAlias
 
-from maitred.core.contracts import Choice, FleetView, InstanceView, Router
+from maitred.core.contracts import Choice, FleetView, InstanceView
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.routing.base import (
@@ -41,7 +34,8 @@ from maitred.routing.base import (
     known_loads,
     signals_read,
 )
-from maitred.routing.per_fleet import InFlightRouter, PerFleetCache
+from maitred.routing.load_bound import ABS_THRESHOLD, REL_THRESHOLD, LoadBound
+from maitred.routing.per_fleet import InFlightRouter
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 from maitred.routing.scorers import SCORERS
 
@@ -140,6 +134,21 @@ class PowerOfTwo(BaseRouter):
         return Choice(other.index if other.in_flight < one.in_flight else one.index, "better_of_two")
 
 
+@ROUTERS.register("random")
+class RandomChoice(BaseRouter):
+    """Any instance, with equal chances (SMG's `random`)."""
+
+    about = RouterInfo(summary="any, with equal chances", complexity="O(1)")
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
+        if not fleet:
+            raise ValueError("no instance to choose from")
+        return Choice(fleet[int(self._rng.random() * len(fleet))].index, "drawn")
+
+
 @ROUTERS.register("always-busiest")
 class AlwaysBusiest(BaseRouter):
     """The instance with the most to do (BLIS `always-busiest`: waiting + running + in flight, the first among equals).
@@ -161,77 +170,31 @@ class AlwaysBusiest(BaseRouter):
         return Choice(fleet[loads.index(max(loads))].index, "busiest")
 
 
-_SessionKey: TypeAlias = tuple[str, str, str]
-"""The model, the kind of name (program, routing key or tenant) and the name. Each model is served by other instances."""
-
-
-@ROUTERS.register("session-affinity")
-class SessionAffinity(BaseRouter):
-    """The instance of the session's last request. Requests belong to one session if they have the same `program`, else the same
-    `routing_key`, else the same tenant; a request without any of them is placed by `policy`, like the first of a session.
-
-    `policy` is least-loaded by default; `sessions` is how many are remembered.
-    """
-
-    about = RouterInfo(
-        summary="where the last request of the same program, routing key or tenant went; the first by another policy",
-        complexity="O(1), and the other policy's for the first of a session",
-        reads="program, routing key, tenant; what the other policy reads",
-    )
-
-    def __init__(self, rng: Random, policy: Router | None = None, sessions: int = 100_000) -> None:
-        """Raises ValueError for a memory of less than one session."""
-        if sessions < 1:
-            raise ValueError(f"sessions must be at least 1, not {sessions}")
-        self.inner = policy or LeastLoaded(rng)
-        self.signals = Signals.SESSION | signals_read(self.inner)
-        self._max_sessions = sessions
-        self._instance_of: OrderedDict[_SessionKey, int] = OrderedDict()
-        """The instance of each session, the one that was idle for longest first."""
-        self._fleet_indices = PerFleetCache(lambda fleet: frozenset(view.index for view in fleet))
-
-    def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
-        session = _session_key(request)
-        if session is None:
-            return self.inner.choose(request, fleet, now)
-        instance = self._instance_of.get(session)
-        if instance is not None and instance in self._fleet_indices.get(fleet):
-            self._instance_of.move_to_end(session)
-            return Choice(instance, "same_session")
-        choice = self.inner.choose(request, fleet, now)
-        self._instance_of[session] = choice.instance
-        self._instance_of.move_to_end(session)
-        if len(self._instance_of) > self._max_sessions:
-            self._instance_of.popitem(last=False)
-        return choice
-
-    def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
-        self.inner.on_request_end(request, instance, now)
-
-
-def _session_key(request: Request) -> _SessionKey | None:
-    for kind, name in (("program", request.program), ("routing_key", request.routing_key), ("tenant", request.tenant)):
-        if name:
-            return request.model, kind, name
-    return None
-
-
 @ROUTERS.register("weighted")
 class WeightedRouter(RandomTieBreaker):
-    """The highest sum of weighted scores; exact ties are drawn. The scorers are those of `scorers` (`--routing-scorers`)."""
+    """The highest sum of weighted scores of the instances that are not overloaded; exact ties are drawn.
+
+    The scorers are those of `scorers` (`--routing-scorers`), the thresholds those of `load_bound`."""
 
     about = RouterInfo(
-        summary="the highest sum of weighted scores (--routing-scorers); exact ties are drawn",
+        summary="the highest sum of weighted scores (--routing-scorers) of those not overloaded; exact ties are drawn",
         complexity="O(n), times what the scorers take",
-        reads="what its scorers read",
+        reads="in flight; what its scorers read",
     )
 
-    def __init__(self, rng: Random, weights: ScorerWeights = DEFAULT_WEIGHTS) -> None:
-        """Raises ConfigError for an unknown scorer."""
+    def __init__(
+        self,
+        rng: Random,
+        weights: ScorerWeights = DEFAULT_WEIGHTS,
+        balance_abs_threshold: float = ABS_THRESHOLD,
+        balance_rel_threshold: float = REL_THRESHOLD,
+    ) -> None:
+        """Raises ConfigError for an unknown scorer, and ValueError for a threshold that is out of range."""
         super().__init__(rng)
         # The names have their parameters: `prefix-affinity(block=32)`.
         self.scorers = {scorer.name: SCORERS.create(scorer.name) for scorer in weights.scorers}
         self._weighted = list(zip(self.scorers.values(), weights.normalized(), strict=True))
+        self._bound = LoadBound(balance_abs_threshold, balance_rel_threshold)
         self.signals = reduce(or_, map(signals_read, self.scorers.values()), Signals.NOTHING)
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
@@ -244,10 +207,31 @@ class WeightedRouter(RandomTieBreaker):
                 total + (1.0 if score > 1.0 else score if score > 0.0 else 0.0) * weight  # a score that is no number is 0
                 for total, score in zip(sums, scores, strict=True)
             ]
-        best = max(sums)
-        tied = [view for view, total in zip(fleet, sums, strict=True) if total == best]
+        tied, reason = _best(fleet, sums), "best_score"
+        if self._is_any_overloaded(tied, fleet):
+            tied, reason = _best(fleet, self._bounded(sums, fleet)), "best_score_within_bound"
         chosen = self._break_tie(request, tied)
         # Only after the tie is broken: a scorer such as `prefix-affinity` must learn where the request really goes.
         for scorer, _ in self._weighted:
             scorer.on_chosen(request, chosen)
-        return Choice(chosen.index, "best_score")
+        return Choice(chosen.index, reason)
+
+    def _is_any_overloaded(self, views: Sequence[InstanceView], fleet: FleetView) -> bool:
+        # Most times without a look at the others, because nothing has fewer in flight than 0.
+        is_passed = self._bound.is_passed
+        if not any(is_passed(view.in_flight, 0) for view in views):
+            return False
+        fewest = min(view.in_flight for view in fleet)
+        return any(is_passed(view.in_flight, fewest) for view in views)
+
+    def _bounded(self, sums: Sequence[float], fleet: FleetView) -> list[float]:
+        """Return the sums with less than any score can be for the instances that are overloaded. At least one is not."""
+        counts = [view.in_flight for view in fleet]
+        fewest, is_passed = min(counts), self._bound.is_passed
+        return [-1.0 if is_passed(count, fewest) else total for count, total in zip(counts, sums, strict=True)]
+
+
+def _best(fleet: FleetView, sums: Sequence[float]) -> Sequence[InstanceView]:
+    """Return the instances with the highest sum."""
+    best = max(sums)
+    return [view for view, total in zip(fleet, sums, strict=True) if total == best]

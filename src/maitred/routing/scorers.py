@@ -9,31 +9,21 @@ What an instance does not report is unknown, and not 0: an engine whose `/metric
 requests. Where one of the instances does not report what a scorer reads, the scorer compares all of them by the requests in
 flight, which are known of each (`known_loads`).
 
-**prefix-affinity** prefers the instance that was sent prompts with the same beginning. It remembers what was sent where,
-and asks no instance: for each instance the hashes of the blocks of the prompts that went there, at most `most` of them,
-the least recently sent forgotten first. That is about what the prefix cache there holds, if the cache is about as large.
-Of a prompt that is longer than all that is remembered, the beginning is kept: its end alone would never be found.
-
-    _holders[block]    a bit mask of the instances that were sent the block
-
-A prompt is looked up once, and not in each instance: block by block, the instances drop out that were not sent the next one.
-For example, if 0 and 1 were sent block A, and 1 was sent B too, the prompt A B C gives
-
-    A: 0b11    B: 0b10, so instance 0 matched 1 block    C: 0b00, so instance 1 matched 2
+**prefix-affinity** prefers the instance that was sent prompts with the same beginning (`sent_prefixes`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.registry import Registry
 from maitred.core.request import Request
-from maitred.kv.block_hashes import request_block_hashes
 from maitred.routing.base import RouterInfo, Signals, effective_load, known_loads
+from maitred.routing.sent_prefixes import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_BLOCKS, SentPrefixes
 
 _MAX_WAITING: Final = 128
 """Waiting requests from which on the score of `load-aware` is 0."""
@@ -272,66 +262,16 @@ class PrefixAffinity(BaseScorer):
     )
     signals = Signals.PROMPT
 
-    def __init__(self, block: int = 16, most: int = 10_000) -> None:
+    def __init__(self, block: int = DEFAULT_BLOCK_TOKENS, most: int = DEFAULT_MAX_BLOCKS) -> None:
         """Raises ValueError for less than 1 of either."""
-        if block < 1 or most < 1:
-            raise ValueError(f"block and most must be at least 1, not {min(block, most)}")
-        self._block, self._max_blocks = block, most
-        self._sent: dict[int, OrderedDict[int, None]] = {}
-        """The block hashes that each instance was sent, by its index; the least recently sent first."""
-        self._holders: dict[int, int] = {}
-        """The instances that were sent a block, as bits."""
+        self._sent = SentPrefixes(block, most)
         self._block_hashes: Sequence[int] = ()
-        """Hashes of the prompt that was scored last, as far as it is remembered."""
+        """Hashes of the prompt that was scored last."""
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        whole = request_block_hashes(request, self._block)
-        block_hashes = self._block_hashes = whole[: self._max_blocks]
-        if not block_hashes:
-            return [0.0] * len(fleet)
-        matched, blocks = self._matched_blocks(block_hashes), len(whole)
-        return [matched.get(view.index, 0) / blocks for view in fleet]
+        block_hashes = self._block_hashes = self._sent.blocks_of(request)
+        matched = self._sent.matched_blocks(block_hashes)
+        return [matched.get(view.index, 0) / len(block_hashes) for view in fleet] if matched else [0.0] * len(fleet)
 
     def on_chosen(self, request: Request, view: InstanceView) -> None:
-        sent, bit, holders = self._sent.setdefault(view.index, OrderedDict()), 1 << view.index, self._holders
-        for block in self._block_hashes:
-            if block in sent:
-                sent.move_to_end(block)
-                continue
-            sent[block] = None
-            holders[block] = holders.get(block, 0) | bit
-            if len(sent) > self._max_blocks:
-                self._forget(sent.popitem(last=False)[0], bit)
-
-    def _forget(self, block: int, bit: int) -> None:
-        """Take one instance out of the holders of `block`."""
-        others = self._holders[block] & ~bit
-        if others:
-            self._holders[block] = others
-        else:
-            del self._holders[block]
-
-    def _matched_blocks(self, block_hashes: Sequence[int]) -> dict[int, int]:
-        """Return how many leading blocks were sent to each instance, by index; instances that were sent none are left out."""
-        found: dict[int, int] = {}
-        holders = self._holders
-        matching = holders.get(block_hashes[0], 0)
-        for count, block in enumerate(block_hashes):
-            # One AND of integers for all instances together: the cost is that of the blocks, however many instances
-            # there are.
-            still_matching = matching & holders.get(block, 0)
-            if still_matching != matching:
-                found.update(dict.fromkeys(_set_bits(matching ^ still_matching), count))
-                matching = still_matching
-            if not matching:
-                return found
-        found.update(dict.fromkeys(_set_bits(matching), len(block_hashes)))
-        return found
-
-
-def _set_bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the bits that are set in `mask`."""
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
+        self._sent.note(self._block_hashes, view.index)

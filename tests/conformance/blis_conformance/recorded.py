@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from random import Random
 from typing import Any
 
@@ -39,10 +40,10 @@ class RecordedLeastLoaded(_Recorded, LeastLoaded):
 
 
 class RecordedWeighted(_Recorded, WeightedRouter):
-    """Weighted scorers with the recorded ties."""
+    """Weighted scorers with the recorded ties. BLIS bounds no load."""
 
     def __init__(self, rng: Random, mix: ScorerWeights) -> None:
-        super().__init__(rng, mix)
+        super().__init__(rng, mix, balance_abs_threshold=inf)
 
 
 _RECORDED: Mapping[str, type[Any]] = {"least-loaded": RecordedLeastLoaded, "weighted": RecordedWeighted}

@@ -1,0 +1,90 @@
+"""What was sent where: the prefixes that each instance has seen, and so about what its prefix cache holds.
+
+No instance is asked. For each instance the hashes of the blocks of the prompts that went there are kept, at most `most` of
+them, the least recently sent forgotten first. That is about what the prefix cache there holds, if the cache is about as large.
+Of a prompt that is longer than all that is remembered, the beginning is kept: its end alone would never be found.
+
+    _holders[block]    a bit mask of the instances that were sent the block
+
+A prompt is looked up once, and not in each instance: block by block, the instances drop out that were not sent the next one.
+For example, if 0 and 1 were sent block A, and 1 was sent B too, the prompt A B C gives
+
+    A: 0b11    B: 0b10, so instance 0 matched 1 block    C: 0b00, so instance 1 matched 2
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from maitred.core.request import Request
+from maitred.kv.block_hashes import request_block_hashes
+
+DEFAULT_BLOCK_TOKENS = 16
+DEFAULT_MAX_BLOCKS = 10_000
+
+
+class SentPrefixes:
+    """The prefixes that were sent to each instance."""
+
+    def __init__(self, block: int, most: int) -> None:
+        """`block` is in tokens, `most` is how many blocks are remembered of each instance. Raises ValueError for less than 1 of
+        either."""
+        if block < 1 or most < 1:
+            raise ValueError(f"block and most must be at least 1, not {min(block, most)}")
+        self._block, self._max_blocks = block, most
+        self._sent: dict[int, OrderedDict[int, None]] = {}
+        """The block hashes that each instance was sent, by its index; the least recently sent first."""
+        self._holders: dict[int, int] = {}
+        """The instances that were sent a block, as bits."""
+
+    def blocks_of(self, request: Request) -> Sequence[int]:
+        """Return the hashes of all full blocks of the prompt; none if nothing is known of its content."""
+        return request_block_hashes(request, self._block)
+
+    def matched_blocks(self, block_hashes: Sequence[int]) -> dict[int, int]:
+        """Return how many leading blocks were sent to each instance, by index; instances that were sent none are left out."""
+        found: dict[int, int] = {}
+        if not block_hashes:
+            return found
+        holders = self._holders
+        matching = holders.get(block_hashes[0], 0)
+        for count, block in enumerate(block_hashes):
+            # One AND of integers for all instances together: the cost is that of the blocks, however many instances
+            # there are.
+            still_matching = matching & holders.get(block, 0)
+            if still_matching != matching:
+                found.update(dict.fromkeys(_set_bits(matching ^ still_matching), count))
+                matching = still_matching
+            if not matching:
+                return found
+        found.update(dict.fromkeys(_set_bits(matching), len(block_hashes)))
+        return found
+
+    def note(self, block_hashes: Sequence[int], instance: int) -> None:
+        """Remember that a prompt of these blocks is sent to the instance with this index."""
+        sent, bit, holders = self._sent.setdefault(instance, OrderedDict()), 1 << instance, self._holders
+        for block in block_hashes[: self._max_blocks]:
+            if block in sent:
+                sent.move_to_end(block)
+                continue
+            sent[block] = None
+            holders[block] = holders.get(block, 0) | bit
+            if len(sent) > self._max_blocks:
+                self._forget(sent.popitem(last=False)[0], bit)
+
+    def _forget(self, block: int, bit: int) -> None:
+        """Take one instance out of the holders of `block`."""
+        others = self._holders[block] & ~bit
+        if others:
+            self._holders[block] = others
+        else:
+            del self._holders[block]
+
+
+def _set_bits(mask: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set in `mask`."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
