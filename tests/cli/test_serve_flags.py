@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from maitred.cli import main
 from maitred.cli.serve import ServeFlags, run, values_of
 from maitred.cli.smg_flags import spread_values
 from maitred.core.errors import ConfigError
+from maitred.routing import RoutingConfig
 
 BACKEND = ("--backend", "http://a:1")
 Refused = Callable[..., list[str]]
@@ -95,11 +97,67 @@ def test_what_smgs_flags_mean() -> None:
     assert given(disable_retries=True) == {"gateway.max_attempts": 1}
     assert given(policy="round_robin") == {"routing.policy": "round-robin"}
     assert given(policy="least-loaded") == {"routing.policy": "least-loaded"}
-    by_prefix = {"routing.policy": "weighted", "routing.scorers": "prefix-affinity:2,load-balance:1"}
-    assert given(policy="cache_aware") == by_prefix
-    assert given({"routing.scorers": "queue-depth:1"}, policy="cache_aware")["routing.scorers"] == "queue-depth:1"
     assert given(priority_scheduler_enabled=True) == {"admission.mode": "priority"}
     assert run.key_flags["gateway.drain_secs"].alias == "--shutdown-grace-period-secs"
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy"),
+    [
+        ({"policy": "cache_aware"}, "cache-aware"),
+        (
+            {"policy": "cache_aware", "cache_threshold": 0.5, "balance_abs_threshold": 64, "balance_rel_threshold": 1.0001},
+            "cache-aware(cache_threshold=0.5, balance_abs_threshold=64, balance_rel_threshold=1.0001)",
+        ),
+        ({"policy": "cache-aware", "balance_abs_threshold": 0}, "cache-aware(balance_abs_threshold=0)"),
+        ({"policy": "prefix_hash"}, "prefix-hash"),
+        (
+            {"policy": "prefix_hash", "prefix_token_count": 64, "prefix_hash_load_factor": 2.0},
+            "prefix-hash(prefix_token_count=64, load_factor=2.0)",
+        ),
+        ({"policy": "prefix_hash", "prefix_hash_balance_abs_threshold": 10}, "prefix-hash(balance_abs_threshold=10)"),
+        ({"policy": "consistent_hashing"}, "consistent-hashing"),
+        ({"policy": "manual"}, "session-affinity(policy=least-loaded, by=routing-key, balance_abs_threshold=inf)"),
+        (
+            {"policy": "manual", "assignment_mode": "random"},
+            "session-affinity(policy=random, by=routing-key, balance_abs_threshold=inf)",
+        ),
+        ({"policy": "power_of_two"}, "power-of-two"),
+        ({"policy": "random"}, "random"),
+    ],
+)
+def test_what_smgs_routing_policies_are_here(flags: dict[str, Any], policy: str) -> None:
+    assert given(**flags) == {"routing.policy": policy}
+    RoutingConfig(policy=policy).router(Random(0))
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            {"policy": "bucket"},
+            "--policy: bucket is a routing policy of SMG's that maitred does not have (the nearest is --policy least-loaded)",
+        ),
+        (
+            {"policy": "least_load"},
+            "--policy: least_load is a routing policy of SMG's that maitred does not have (the nearest is --policy "
+            "'least-loaded(load=effective)')",
+        ),
+        (
+            {"policy": "round_robin", "cache_threshold": 0.5},
+            "--cache-threshold: has no effect with --policy round_robin (it is for --policy cache_aware)",
+        ),
+        ({"prefix_token_count": 5}, "--prefix-token-count: has no effect without --policy (it is for --policy prefix_hash)"),
+        (
+            {"policy": "manual", "assignment_mode": "min_group"},
+            "--assignment-mode: unknown mode 'min_group' (one of min_load, random)",
+        ),
+    ],
+)
+def test_what_of_smgs_routing_is_not_there_is_refused(flags: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        given(**flags)
+    assert str(caught.value) == complaint
 
 
 def test_flow_control_is_a_mode() -> None:

@@ -4,19 +4,22 @@ A start script for SMG's router works with `maitred serve` in its place, as far 
 takes several values behind one name, as there: `spread_values` gives each a name of its own before the command line is parsed.
 
     --worker-urls http://a:1 http://b:1      ->  --worker-urls http://a:1 --worker-urls http://b:1
-    --policy cache_aware                     ->  --routing-policy weighted --routing-scorers prefix-affinity:2,load-balance:1
+    --policy cache_aware                     ->  --routing-policy cache-aware
+    --balance-abs-threshold 32               ->  --routing-policy "cache-aware(balance_abs_threshold=32)"
     --disable-retries                        ->  --max-attempts 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.config_flags import BACKENDS, GATEWAY_ADMISSION
 from maitred.cli.flags import SWITCH, flag, set_value
 from maitred.cli.program_flags import ProgramFlags, program_values
+from maitred.core.errors import ConfigError
 
 WORKER_URLS: Final = "--worker-urls"
 _POLICY, _ATTEMPTS, _MODE = "routing.policy", "gateway.max_attempts", "admission.mode"
@@ -31,7 +34,55 @@ class SmgFlags(ProgramFlags):
     ] = None
     policy: Annotated[
         str | None,
-        flag(BACKENDS.panel, "--policy", "The same as --routing-policy, or SMG's name for one that is near to it.", "POLICY"),
+        flag(BACKENDS.panel, "--policy", "The same as --routing-policy, or SMG's name for one that does the same.", "POLICY"),
+    ] = None
+    cache_threshold: Annotated[
+        float | None,
+        flag(BACKENDS.panel, "--cache-threshold", "cache_aware: share of a prompt beyond which a prefix is followed.", "SHARE"),
+    ] = None
+    balance_abs_threshold: Annotated[
+        int | None,
+        flag(
+            BACKENDS.panel,
+            "--balance-abs-threshold",
+            "cache_aware: requests in flight beyond the fewest up to which a prefix is followed.",
+            "N",
+        ),
+    ] = None
+    balance_rel_threshold: Annotated[
+        float | None,
+        flag(
+            BACKENDS.panel,
+            "--balance-rel-threshold",
+            "cache_aware: multiple of the fewest requests in flight up to which a prefix is followed.",
+            "FACTOR",
+        ),
+    ] = None
+    prefix_token_count: Annotated[
+        int | None,
+        flag(BACKENDS.panel, "--prefix-token-count", "prefix_hash: tokens at the beginning of a prompt that count.", "TOKENS"),
+    ] = None
+    prefix_hash_load_factor: Annotated[
+        float | None,
+        flag(
+            BACKENDS.panel,
+            "--prefix-hash-load-factor",
+            "prefix_hash: multiple of the mean requests in flight up to which a prefix is followed.",
+            "FACTOR",
+        ),
+    ] = None
+    prefix_hash_balance_abs_threshold: Annotated[
+        int | None,
+        flag(
+            BACKENDS.panel,
+            "--prefix-hash-balance-abs-threshold",
+            "prefix_hash: requests in flight beyond the mean up to which a prefix is followed.",
+            "N",
+        ),
+    ] = None
+    assignment_mode: Annotated[
+        str | None,
+        flag(BACKENDS.panel, "--assignment-mode", "manual: how a new routing key is placed, min_load or random.", "MODE"),
     ] = None
     disable_retries: Annotated[
         bool | None, flag(BACKENDS.panel, "--disable-retries", "The same as --max-attempts 1.", SWITCH)
@@ -42,14 +93,37 @@ class SmgFlags(ProgramFlags):
     ] = None
 
 
-def _set_routing_policy(values: dict[str, object], name: str) -> None:
-    """Put SMG's routing policy of this name into `values`, with the scorers that stand for it."""
-    from maitred.compat.smg import ROUTING_POLICIES
+def _set_routing_policy(values: dict[str, object], name: str | None, given: Mapping[str, object]) -> None:
+    """Put the routing policy that `name` and the flags of its parameters stand for into `values`. Raises ConfigError for a
+    policy of SMG's that nothing here does, and for flags of another policy."""
+    from maitred.compat.smg import MISSING_POLICIES, ROUTING_POLICIES, RoutingPolicy
 
-    policy, scorers = ROUTING_POLICIES.get(name, (name, None))
-    set_value(values, _POLICY, policy, "--policy", "--routing-policy")
-    if scorers is not None:
-        values.setdefault("routing.scorers", scorers)
+    if name is not None and name in MISSING_POLICIES:
+        hint = f"the nearest is --policy {shlex.quote(MISSING_POLICIES[name])}"
+        raise ConfigError(f"{name} is a routing policy of SMG's that maitred does not have", where="--policy", hint=hint)
+    ours = {policy.name: policy for policy in ROUTING_POLICIES.values()}
+    policy = ROUTING_POLICIES.get(name or "") or ours.get(name or "") or RoutingPolicy(name or "")
+    for flag_name in given:
+        if flag_name not in policy.flags:
+            owners = [smg for smg, other in ROUTING_POLICIES.items() if flag_name in other.flags]
+            with_what = f"with --policy {name}" if name else "without --policy"
+            raise ConfigError(f"has no effect {with_what}", where=flag_name, hint=f"it is for --policy {owners[0]}")
+    if name is not None:
+        set_value(values, _POLICY, policy.spec(given), "--policy", "--routing-policy")
+
+
+def _policy_flags(flags: SmgFlags) -> dict[str, object]:
+    """Return the values of the flags that are parameters of a routing policy, by flag. Raises ConfigError for a mode of
+    assignment that nothing here does."""
+    from maitred.compat.smg import ASSIGNMENT_MODES, ROUTING_POLICIES
+
+    names = [name for policy in ROUTING_POLICIES.values() for name in policy.flags]
+    given = {name: getattr(flags, name.strip("-").replace("-", "_")) for name in names}
+    mode = given["--assignment-mode"]
+    if mode is not None and mode not in ASSIGNMENT_MODES:
+        raise ConfigError(f"unknown mode {mode!r}", where="--assignment-mode", hint=f"one of {', '.join(ASSIGNMENT_MODES)}")
+    given["--assignment-mode"] = ASSIGNMENT_MODES.get(mode)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def smg_values(flags: SmgFlags) -> dict[str, object]:
@@ -59,8 +133,7 @@ def smg_values(flags: SmgFlags) -> dict[str, object]:
     if flags.worker_urls:
         given = values.get("gateway.backends")
         values["gateway.backends"] = [*(given if isinstance(given, list) else []), *flags.worker_urls]
-    if flags.policy is not None:
-        _set_routing_policy(values, flags.policy)
+    _set_routing_policy(values, flags.policy, _policy_flags(flags))
     if flags.disable_retries:
         set_value(values, _ATTEMPTS, 1, "--disable-retries", "--max-attempts")
     if flags.priority_scheduler_enabled:

@@ -9,24 +9,69 @@ they fit is asked once, before any backend has come up, against an assumed capac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from maitred.admission.presets import AdmissionPreset, ClassRules
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND
 
-_BY_PREFIX: Final = "prefix-affinity:2,load-balance:1"
-ROUTING_POLICIES: Final[Mapping[str, tuple[str, str | None]]] = {
-    "bucket": ("least-loaded", None),
-    "cache_aware": ("weighted", _BY_PREFIX),
-    "consistent_hashing": ("session-affinity", None),
-    "manual": ("session-affinity", None),
-    "power_of_two": ("power-of-two", None),
-    "prefix_hash": ("weighted", _BY_PREFIX),
-    "random": ("power-of-two", None),
-    "round_robin": ("round-robin", None),
+
+class RoutingPolicy(msgspec.Struct, frozen=True):
+    """Our routing policy for one of SMG's."""
+
+    name: str
+    parameters: Mapping[str, str] = MappingProxyType({})
+    """Parameters that it has whatever the flags say."""
+    flags: Mapping[str, str] = MappingProxyType({})
+    """SMG's flags that give it another parameter, and which one."""
+
+    def spec(self, given: Mapping[str, object]) -> str:
+        """Return the policy as users write it, with the parameters that SMG's flags give."""
+        parameters = {**self.parameters, **{self.flags[flag]: value for flag, value in given.items()}}
+        written = ", ".join(f"{name}={value}" for name, value in parameters.items())
+        return f"{self.name}({written})" if written else self.name
+
+
+ROUTING_POLICIES: Final[Mapping[str, RoutingPolicy]] = {
+    "cache_aware": RoutingPolicy(
+        "cache-aware",
+        flags={
+            "--cache-threshold": "cache_threshold",
+            "--balance-abs-threshold": "balance_abs_threshold",
+            "--balance-rel-threshold": "balance_rel_threshold",
+        },
+    ),
+    "consistent_hashing": RoutingPolicy("consistent-hashing"),
+    # It is for state that an engine keeps, so no load moves a key.
+    "manual": RoutingPolicy(
+        "session-affinity",
+        {"policy": "least-loaded", "by": "routing-key", "balance_abs_threshold": "inf"},
+        flags={"--assignment-mode": "policy"},
+    ),
+    "power_of_two": RoutingPolicy("power-of-two"),
+    "prefix_hash": RoutingPolicy(
+        "prefix-hash",
+        flags={
+            "--prefix-token-count": "prefix_token_count",
+            "--prefix-hash-load-factor": "load_factor",
+            "--prefix-hash-balance-abs-threshold": "balance_abs_threshold",
+        },
+    ),
+    "random": RoutingPolicy("random"),
+    "round_robin": RoutingPolicy("round-robin"),
 }
-"""Our routing policy that is nearest to each of SMG's, and its scorers."""
+"""Our routing policy for each of SMG's that does the same."""
+ASSIGNMENT_MODES: Final[Mapping[str, str]] = {"min_load": "least-loaded", "random": "random"}
+"""The policy that places a new routing key, by the mode of SMG's `manual`."""
+MISSING_POLICIES: Final[Mapping[str, str]] = {
+    "bucket": "least-loaded",
+    "dp_min_token": "least-loaded",
+    "least_load": "least-loaded(load=effective)",
+}
+"""SMG's routing policies that nothing here does, and the nearest of ours."""
 
 ADMISSION: Final = AdmissionPreset(
     retries_victims=False,
