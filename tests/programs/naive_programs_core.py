@@ -69,11 +69,11 @@ class NaiveCore(NaivePrograms):
         self.say(now, agent, "reject", reason, request)
         self.settle_idle(agent, now)
 
-    def place_or_wait(self, agent, request, tokens, now):
+    def place_or_wait(self, agent, request, tokens, now, left=None):
         needed = sum(agent.waiting.values()) + tokens
         memory = None
         if not self.tr:
-            memory = self.with_fewest(agent.model)
+            memory = self.with_fewest(agent.model, left)
         elif not agent.paused and not self.queue(agent.model):
             fitting = [m for m in self.open(agent.model) if self.room(m) >= needed + self.config.buffer_tokens]
             at_parent = [m for m in fitting if agent.parent is not None and agent.parent.backend is m]
@@ -90,10 +90,13 @@ class NaiveCore(NaivePrograms):
                 agent.paused, agent.pause_number = True, self.next_number()
             agent.tokens = needed
             self.say(now, agent, "wait", "no_room" if agent.steps == 1 else "paused", request)
+            if left is not None:
+                self.use_room(agent.model, [m for m in self.serving(agent.model) if m is not left], now)
             self.use_room(agent.model, self.serving(agent.model), now)
 
-    def with_fewest(self, model):
-        return min(self.open(model), key=lambda m: len(self.at(m)), default=next(iter(self.serving(model)), None))
+    def with_fewest(self, model, but=None):
+        candidates = [m for m in self.open(model) if m is not but] or self.open(model)
+        return min(candidates, key=lambda m: len(self.at(m)), default=next(iter(self.serving(model)), None))
 
     def progress(self, request, tokens, now):
         agent = self.agent_of(request)
@@ -165,8 +168,9 @@ class NaiveCore(NaivePrograms):
             if not agent.contexts:
                 self.move_on(agent, now)
         else:
+            left = agent.backend
             self.pause(agent, "backend_down", now)
-            self.place_or_wait(agent, request, tokens, now)
+            self.place_or_wait(agent, request, tokens, now, left)
         return self.take()
 
     def release(self, tenant, name, now):

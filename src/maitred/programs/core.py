@@ -109,7 +109,8 @@ class Programs:
 
     def move(self, request_id: RequestId, now: Micros) -> Sequence[ProgramDecision]:
         """The backend of a granted request has failed it before any part of the response was sent. Its program leaves that
-        backend, and what it held there is lost. The decisions say where the request may go instead, or that it waits."""
+        backend, and what it held there is lost. The decisions say where the request may go instead, or that it waits. It comes
+        back to the same backend only if no other one has room."""
         self._run_due(now)
         program = self._table.by_request.get(request_id)
         if program is None or request_id not in program.contexts or program.backend is None:
@@ -127,8 +128,9 @@ class Programs:
             if not program.contexts:
                 self._departures.move_on(program, now)
         else:
+            left = self._places.backends[program.backend]
             self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
-            self._wait_or_place(program, request_id, tokens, now)
+            self._wait_or_place(program, request_id, tokens, now, left)
         return self._places.take()
 
     def release(self, tenant: str, name: str, now: Micros) -> tuple[bool, Sequence[ProgramDecision]]:
@@ -281,12 +283,14 @@ class Programs:
         self._places.reorder_family(program)
         self._departures.settle_idle(program, now)
 
-    def _wait_or_place(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
-        """Place a program that has no backend, or let its request wait."""
+    def _wait_or_place(
+        self, program: Program, request_id: RequestId, tokens: int, now: Micros, left: BackendMemory | None = None
+    ) -> None:
+        """Place a program that has no backend, or let its request wait. It comes to `left` only if no other one has room."""
         pool = self._places.backends.pool(program.key.model)
         tokens = self._believable_tokens(pool, request_id, tokens)
         needed = program.waiting_tokens + tokens
-        backend = self._backend_for(program, pool, needed)
+        backend = self._backend_for(program, pool, needed, left)
         if backend is not None:
             pool.waiting.remove(program)
             program.last_total, program.tokens = 0, tokens
@@ -297,12 +301,14 @@ class Programs:
             self._reject(program, request_id, ProgramReason.OVERSIZED if pool.backends else ProgramReason.NO_BACKEND, now)
         else:
             self._places.enqueue(program, pool, request_id, tokens, now)
+            if left is not None:
+                self._places.react_to_room(pool, [backend for backend in pool.backends if backend is not left], now)
             self._places.react_to_room(pool, pool.backends, now)
 
-    def _backend_for(self, program: Program, pool: ModelPool, needed: int) -> BackendMemory | None:
+    def _backend_for(self, program: Program, pool: ModelPool, needed: int, left: BackendMemory | None) -> BackendMemory | None:
         """Return the backend at which a program without one is placed at once, or None if it has to wait."""
         if self.config.mode == "default":
-            return pool.fewest_programs() or next(iter(pool.backends), None)
+            return pool.fewest_programs(but=left) or pool.fewest_programs() or next(iter(pool.backends), None)
         is_new = program.state is not ProgramState.PAUSED
         return pool.place_new(program, needed) if is_new and not len(pool.waiting) else None
 

@@ -113,9 +113,10 @@ class ModelPool:
                 return backend
         return min(fitting, key=lambda backend: backend.active_tokens, default=None)
 
-    def fewest_programs(self) -> BackendMemory | None:
-        """Return the open backend with the fewest programs, the first of equals, or None if none is open."""
-        return min(self.open_backends, key=lambda backend: backend.num_programs, default=None)
+    def fewest_programs(self, but: BackendMemory | None = None) -> BackendMemory | None:
+        """Return the open backend with the fewest programs, the first of equals, without `but`; None if none is open."""
+        backends = (backend for backend in self.open_backends if backend is not but)
+        return min(backends, key=lambda backend: backend.num_programs, default=None)
 
     def most_room(self) -> BackendMemory | None:
         """Return the open backend that has most left, even if that is negative, or None if none is open."""
