@@ -20,6 +20,12 @@ BACKENDS: Final = FlagGroup(
     KeyFlag("routing.policy", "POLICY", name="--routing-policy"),
     KeyFlag("routing.scorers", _SCORERS, name="--routing-scorers"),
     KeyFlag("gateway.max_attempts", "N"),
+    KeyFlag("gateway.retry.backoff_multiplier", "FACTOR", name="--retry-backoff-multiplier"),
+    KeyFlag("gateway.retry.backoff_jitter", "SHARE", name="--retry-jitter-factor"),
+    KeyFlag("gateway.ejection.consecutive_failures", "N", name="--cb-failure-threshold"),
+    KeyFlag("gateway.ejection.probe_successes", "N", name="--cb-success-threshold"),
+    KeyFlag("gateway.ejection.base_ejection_secs", "SECS", name="--cb-timeout-duration-secs"),
+    KeyFlag("gateway.ejection.window_secs", "SECS", name="--cb-window-duration-secs"),
 )
 PROGRAMS: Final = FlagGroup(
     "Programs: which agent programs hold KV memory, and where (default: off)",

@@ -7,6 +7,8 @@ takes several values behind one name, as there: `spread_values` gives each a nam
     --policy cache_aware                     ->  --routing-policy cache-aware
     --balance-abs-threshold 32               ->  --routing-policy "cache-aware(balance_abs_threshold=32)"
     --disable-retries                        ->  --max-attempts 1
+    --retry-max-retries 5                    ->  --max-attempts 6
+    --disable-circuit-breaker                ->  gateway.ejection.enabled: false
 """
 
 from __future__ import annotations
@@ -87,6 +89,20 @@ class SmgFlags(ProgramFlags):
     disable_retries: Annotated[
         bool | None, flag(BACKENDS.panel, "--disable-retries", "The same as --max-attempts 1.", SWITCH)
     ] = None
+    retry_max_retries: Annotated[
+        int | None, flag(BACKENDS.panel, "--retry-max-retries", "The same as --max-attempts with one more.", "N")
+    ] = None
+    retry_initial_backoff_ms: Annotated[
+        float | None,
+        flag(BACKENDS.panel, "--retry-initial-backoff-ms", "gateway.retry.initial_backoff_secs in milliseconds.", "MS"),
+    ] = None
+    retry_max_backoff_ms: Annotated[
+        float | None, flag(BACKENDS.panel, "--retry-max-backoff-ms", "gateway.retry.max_backoff_secs in milliseconds.", "MS")
+    ] = None
+    disable_circuit_breaker: Annotated[
+        bool | None,
+        flag(BACKENDS.panel, "--disable-circuit-breaker", "Never eject a backend: gateway.ejection.enabled: false.", SWITCH),
+    ] = None
     priority_scheduler_enabled: Annotated[
         bool | None,
         flag(GATEWAY_ADMISSION.panel, "--priority-scheduler-enabled", "The same as --admission priority.", SWITCH),
@@ -126,6 +142,20 @@ def _policy_flags(flags: SmgFlags) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _set_retries(values: dict[str, object], flags: SmgFlags) -> None:
+    """Put what SMG's flags say about retries into `values`."""
+    if flags.retry_max_retries is not None:
+        name = "--retry-max-retries"
+        if flags.retry_max_retries < 0:
+            raise ConfigError("must be at least 0", where=name)
+        if flags.disable_retries and flags.retry_max_retries:
+            raise ConfigError("contradicts --disable-retries", where=name, hint="give one of them")
+        set_value(values, _ATTEMPTS, flags.retry_max_retries + 1, name, "--max-attempts")
+    for key, ms in (("initial", flags.retry_initial_backoff_ms), ("max", flags.retry_max_backoff_ms)):
+        if ms is not None:
+            values[f"gateway.retry.{key}_backoff_secs"] = ms / 1000
+
+
 def smg_values(flags: SmgFlags) -> dict[str, object]:
     """Return the values of keys that `flags` give, with those of the rows of the command and of programs. Raises ConfigError
     for flags that contradict each other."""
@@ -136,6 +166,9 @@ def smg_values(flags: SmgFlags) -> dict[str, object]:
     _set_routing_policy(values, flags.policy, _policy_flags(flags))
     if flags.disable_retries:
         set_value(values, _ATTEMPTS, 1, "--disable-retries", "--max-attempts")
+    _set_retries(values, flags)
+    if flags.disable_circuit_breaker:
+        values["gateway.ejection.enabled"] = False
     if flags.priority_scheduler_enabled:
         set_value(values, _MODE, "priority", "--priority-scheduler-enabled", "--admission")
     return values

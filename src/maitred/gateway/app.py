@@ -31,7 +31,7 @@ from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.logs import LogOutput
 from maitred.gateway.loop_lag import LoopLag
-from maitred.gateway.metrics import GatewayCollector, upstream_families
+from maitred.gateway.metrics import GatewayCollector, ejection_families, upstream_families
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_parts import ProgramParts
@@ -152,6 +152,7 @@ class Gateway(App):
         programs = self._program_parts
         families: list[Callable[[], Iterable[Metric]]] = [self.request_metrics.families, self._loop_lag.families]
         families.append(partial(upstream_families, self._fleet.backends))
+        families.append(partial(ejection_families, self._fleet))
         if programs is not None:
             families.append(programs.metric_families)
         self._collector = GatewayCollector(self.counters, self.core, self.state, families)
@@ -197,6 +198,7 @@ class Gateway(App):
             self._poll_task.cancel()
             await asyncio.wait({self._poll_task})
         await self._slot_learning.stop()
+        self._fleet.ejection.close()
         self._driver.close()
         self._descriptors.stop()
         self._loop_lag.stop()

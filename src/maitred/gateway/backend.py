@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -17,9 +17,13 @@ from maitred.admission.learned_slots import EngineReading, OwnRequest, OwnReques
 from maitred.core.histogram import Histogram
 from maitred.core.request import Request
 from maitred.core.units import Micros
+from maitred.gateway.ejection import Circuit
 from maitred.gateway.kv_pages import KvReport
 from maitred.gateway.polling import ReportedLoad
 from maitred.wire.origin import Origin
+
+if TYPE_CHECKING:
+    from maitred.gateway.request_record import RequestRecord
 
 SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
 """Where a number of slots comes from; `none` if no backend is up, so that there are none."""
@@ -41,7 +45,7 @@ class Backend:
         *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
         *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "reading", "first_data_times"),
-        *("_queue", "_report", "_repeats"),
+        *("circuit", "is_left", "_queue", "_report", "_repeats"),
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -86,9 +90,19 @@ class Backend:
         """When that was read, s of the event loop's clock."""
         self.is_draining = False
         """Whether an operator wants nothing more to be sent to it."""
+        self.circuit = Circuit()
+        """What is known of the requests that it has failed."""
+        self.is_left = False
+        """Whether it is ejected, and other backends serve all of its models."""
         self.failures_in_a_row = 0
+        """Polls that have failed since the last good one."""
         self.problem = "not polled yet"
         """Why the backend is not healthy, or "" if it is."""
+
+    def takes(self, model: str) -> bool:
+        """Return whether a request for `model` may be sent to it: as a probe, or because its program has memory there."""
+        is_in_use = self.healthy and not self.is_draining and not self.is_left
+        return is_in_use and (not model or model in self.models)
 
     @property
     def in_flight(self) -> int:
@@ -139,6 +153,12 @@ class UpstreamRequest:
     response_started = False
     """Whether a part of the response may have been sent to the client."""
     is_abandoned = False
+    may_be_abandoned = True
+    """Whether it may be taken away from a backend that is down: it was not too often."""
+    is_probe = False
+    """Whether its answer decides about a half-open backend."""
+    record: RequestRecord | None = None
+    """What is known of its answer."""
     own: OwnRequest | None = None
     """Its record for learned slots, or None if the slots of the backend are not learned."""
     is_complete = False
@@ -151,6 +171,11 @@ class UpstreamRequest:
         self.model = request.model
         self.request_id = request.id
         self._task = task
+
+    @property
+    def last_data_at(self) -> Micros:
+        """When the last piece of its answer came; 0 if none has."""
+        return 0 if self.record is None else self.record.last_data_at
 
     @property
     def on_events(self) -> Callable[[int, Micros], None] | None:

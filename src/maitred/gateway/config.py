@@ -13,6 +13,8 @@ import msgspec
 
 from maitred.admission.config import MAX_SECS, MAX_SLOTS
 from maitred.core.errors import ConfigError, quote
+from maitred.gateway.ejection import EjectionConfig
+from maitred.gateway.retry_budget import RetryConfig
 from maitred.wire.errors import UpstreamLimits
 
 HASH_PREFIX: Final = "sha256:"
@@ -111,8 +113,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_models: int = 256
     """Models of one backend that are served: the first that it lists."""
     max_attempts: int = 2
-    """How often one request may be sent to backends that fail it before its response begins. A refused connection does not
-    count; a kept connection that turns out to be closed does, because the backend may have died of the request."""
+    """How often one request may be sent to backends that fail it before its response begins, or that answer 408, 429, 500, 502,
+    503 or 504. A connection that could not be made does not count; a kept connection that turns out to be closed does, because
+    the backend may have died of the request. See docs/gateway.md#when-a-backend-fails."""
     queue_timeout_status: Literal[408, 503] = 408
     """Status of the response when a request has waited too long: 408, as SMG documents it, or 503. Some proxies repeat a 408 at
     once."""
@@ -137,6 +140,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     access_log: bool = False
     """Whether each request has a line in the log when it has ended."""
     upstream: UpstreamLimits = UpstreamLimits()
+    ejection: EjectionConfig = EjectionConfig()
+    retry: RetryConfig = RetryConfig()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:

@@ -154,6 +154,12 @@ def upstream_failed(error: UpstreamError | None) -> ApiError:
     return ApiError(status, str(error), kind="server_error", code=f"upstream_{error.reason}", headers=headers)
 
 
+def upstream_busy(rest: Micros) -> ApiError:
+    """Return the error for a request while all backends of its model have asked to be left alone, at least for `rest`."""
+    message = "every backend that serves this model has asked to be left alone for a while (Retry-After)"
+    return ApiError(503, message, kind="server_error", code="upstream_busy", headers=retry_after_header(rest))
+
+
 def no_route(path: str) -> ApiError:
     return ApiError(404, f"there is nothing at {_abbreviate(path)}", kind="invalid_request_error", code="unknown_url")
 

@@ -2,11 +2,13 @@
 
 Each backend is polled in a loop of its own (`polling`), so that none delays another. One good answer makes a backend healthy. A
 refused connection, in a poll or in service, takes it down at once; other failures take it down after `health_failures` in a
-row, because a busy engine is slow to answer and not down.
+row, because a busy engine is slow to answer and not down. A poll that times out while answers to requests come is no failure
+at all: the engine lives. A backend whose polls are good and whose answers are bad is the matter of `ejection`.
 
 **Requests in flight at a backend that is down.** If connections are refused, the process has ended, and its requests with it;
 or it finishes them and accepts no more. They are left to it. If polls fail otherwise, it may never answer: then requests of
-which the client has received nothing are taken away, as soon as another backend serves their model.
+which the client has received nothing are taken away, as soon as another backend serves their model. That costs a request none
+of its attempts. But what was taken away `max_attempts` times stays where it is, since it may be what stalls the backends.
 
 **Slots.** The requests that stay at a backend that is down bring slots of their own until they have ended, so that they do not
 use up the slots of the healthy ones. For example, two backends of 8 slots each have 16; when one goes down with 3 requests
@@ -31,6 +33,7 @@ from maitred.core.units import Micros
 from maitred.gateway.backend import Backend, BackendObserver, ModelSlots, UpstreamRequest
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
+from maitred.gateway.ejection_driver import RealTimeEjection
 from maitred.gateway.kv_pages import has_restarted
 from maitred.gateway.polling import BackendPoller, KvPolling, PollResult
 from maitred.gateway.served_models import ServedModels
@@ -64,6 +67,10 @@ class BackendFleet:
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [BackendPoller(client, backend.origin, config) for backend in self.backends]
         self._models = ServedModels(self.backends)
+        self.ejection = RealTimeEjection(config.ejection, self.backends, self._update_serving)
+        """What ejects the backends that fail requests."""
+        self._urgent_polls: dict[int, asyncio.Task[None]] = {}
+        """The polls that requests wait for, by the number of the backend."""
         self.prefers_free_slots = False
         """Whether the slots of a backend limit what is sent to it."""
         self._is_ready = False
@@ -99,7 +106,7 @@ class BackendFleet:
         return [backend for backend in self.backends if backend.healthy]
 
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
-        """Return the healthy backends that serve `model` and are not drained."""
+        """Return the healthy backends that serve `model` and are neither drained nor ejected; the ejected ones if all are."""
         return self._models.backends_serving(model)
 
     def with_free_slots(self, backends: Sequence[Backend]) -> Sequence[Backend]:
@@ -169,6 +176,8 @@ class BackendFleet:
         """Count the request that `task` is about to send to `backend`."""
         sent = UpstreamRequest(backend, request, task)
         backend.requests.add(sent)
+        if backend.circuit.needs_attention:
+            self.ejection.begin(sent)
         if backend.learned_slots is not None:
             sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, monotonic_now())
             backend.in_use.set()
@@ -178,6 +187,8 @@ class BackendFleet:
         """Stop counting a request that has ended at its backend, in whatever way."""
         backend, own = sent.backend, sent.own
         backend.requests.remove(sent)
+        if sent.is_probe:
+            self.ejection.end(sent)
         if own is not None:
             backend.own_requests.remove(own, monotonic_now(), completed=sent.is_complete, failed=sent.has_failed)
         if backend.is_draining and not backend.requests:
@@ -211,6 +222,7 @@ class BackendFleet:
             if backend.learned_slots is not None:
                 backend.learned_slots.forget(monotonic_now())
             self._pollers[backend.index].reset_reported()
+            self.ejection.reset(backend)
             self._update_serving()
             self._tell_observer(backend)
 
@@ -236,6 +248,14 @@ class BackendFleet:
         if self._observer is not None:
             self._observer.on_backend_polled(backend)
 
+    async def poll_now(self, backend: Backend) -> None:
+        """Poll `backend` beside its regular polls, and return when that has ended. Requests that ask at once share it."""
+        polled = self._urgent_polls.get(backend.index)
+        if polled is None:
+            polled = self._urgent_polls[backend.index] = asyncio.create_task(self._poll(backend))
+            polled.add_done_callback(lambda _: self._urgent_polls.pop(backend.index))
+        await asyncio.shield(polled)
+
     async def _poll_repeatedly(self, backend: Backend) -> None:
         while True:
             await self._poll(backend)
@@ -248,21 +268,26 @@ class BackendFleet:
             await asyncio.sleep(self.poll_interval_secs)
 
     async def _poll(self, backend: Backend) -> None:
+        began_at, num_answers = monotonic_now(), backend.circuit.num_answers
         try:
             found = await self._pollers[backend.index].poll()
         except ConnectError as error:
             # Refused: the process has ended, or finishes its requests; they are left to it. Any other failure to connect may
             # lie in the network and last, so it counts towards taking the requests away.
-            self.mark_down(backend, str(error))
-            if not error.is_refusal:
-                self._count_failure(backend, str(error))
+            if error.is_refusal or not _has_answered(backend, began_at, num_answers):
+                self.mark_down(backend, str(error))
+                if not error.is_refusal:
+                    self._count_failure(backend, str(error))
         except LocalError as error:
             # This says nothing about the backend, so its health stays as it was.
             if backend.problem != str(error):
                 backend.problem = str(error)
                 log.error("backend %s cannot be polled: %s", backend.url, error)
         except TimeoutError:
-            self._count_failure(backend, f"no answer within {self._config.health_timeout_secs:g} s")
+            if _has_answered(backend, began_at, num_answers):
+                backend.failures_in_a_row = 0
+            else:
+                self._count_failure(backend, f"no answer within {self._config.health_timeout_secs:g} s")
         except Exception as error:  # A backend may answer anything, and an error here would end the polls of all of them.
             self._count_failure(
                 backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error)
@@ -311,7 +336,8 @@ class BackendFleet:
     def _abandon_requests(self, backend: Backend) -> None:
         """Take away the requests that have no response yet, if another backend serves their model."""
         for sent in backend.requests:
-            if not (sent.response_started or sent.is_abandoned) and self.backends_serving(sent.model):
+            is_left = sent.response_started or sent.is_abandoned or not sent.may_be_abandoned
+            if not is_left and self.backends_serving(sent.model):
                 sent.abandon()
 
     def _mark_up(self, backend: Backend, found: PollResult) -> None:
@@ -332,12 +358,17 @@ class BackendFleet:
         if is_ready != self._is_ready:
             self._is_ready = is_ready
             log.log(*((logging.INFO, "ready: a backend is up") if is_ready else (logging.ERROR, "not ready: no backend is up")))
+        were_left = [backend.is_left for backend in self.backends]
+        self.ejection.detector.set_in_use([b.index for b in self.backends if b.healthy and not b.is_draining])
         models = self._models.update()
         # Slots that go make no victims, and those that come are given away before a victim is stopped for one.
         self._tell_stranded(stranded=True)
         self._on_slots_changed(models)
         self._tell_stranded(stranded=False)
         self._forget_vanished()
+        for backend, was_left in zip(self.backends, were_left, strict=True):
+            if backend.is_left is not was_left:
+                self._tell_observer(backend)
 
     def _tell_stranded(self, *, stranded: bool) -> None:
         """Tell of the requests that are at backends which do not serve their model any more, or do so again."""
@@ -352,3 +383,8 @@ class BackendFleet:
             at_backends = any(sent.model == model for backend in self.backends for sent in backend.requests)
             if not at_backends and self._on_vanished(model):
                 self._models.forget(model)
+
+
+def _has_answered(backend: Backend, since: Micros, num_answers: int) -> bool:
+    """Return whether a piece of an answer has come from `backend` since an instant at which it had given `num_answers`."""
+    return backend.circuit.num_answers != num_answers or any(sent.last_data_at >= since for sent in backend.requests)

@@ -20,6 +20,7 @@ from maitred.admission import Admission
 from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 from maitred.gateway.backend import Backend
+from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.state import ClassState, GatewayCounters, GatewayState
 
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
@@ -108,7 +109,9 @@ class GatewayCollector(Collector):
         yield counter("maitred_upstream_failures", "Failed attempts.", ["reason"], failures)
         reloads = (([result], n) for result, n in counters.reloads.items())
         yield counter("maitred_config_reload", "Reloads of the configuration.", ["result"], reloads)
-        yield counter("maitred_retries", "Requests tried on another backend.", [], [([], counters.retries)])
+        yield counter("maitred_retries", "Requests sent once more after a failure.", [], [([], counters.retries)])
+        text = "Requests not sent once more because the retry budget was spent."
+        yield counter("maitred_retry_budget_spent", text, [], [([], counters.retries_over_budget)])
 
 
 def scheduler_families(state: GatewayState) -> Iterator[Metric]:
@@ -208,6 +211,18 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
     usage = (([url], load.kv_usage) for url, load in loads if load.kv_usage is not None)
     text = "Share of its KV memory in use, 0 to 1, as routing sees it."
     yield gauge("maitred_backend_kv_cache_usage_perc", text, ["backend"], usage)
+
+
+def ejection_families(fleet: BackendFleet) -> Iterator[Metric]:
+    """Yield which backends are ejected, and how often."""
+    states = (([b.url, b.circuit.state], 1) for b in fleet.backends)
+    text = "1 for the state of its circuit: closed (in use), ejected, half_open (probed)."
+    yield gauge("maitred_backend_circuit", text, ["backend", "state"], states)
+    changes = (([url, state], n) for (url, state), n in fleet.ejection.counts.items())
+    yield counter("maitred_backend_circuit_changes", "Changes of that state, by what it became.", ["backend", "state"], changes)
+    resting = (([b.url], b.circuit.rests_until is not None) for b in fleet.backends)
+    text = "1 while the engine has asked to be left alone (Retry-After)."
+    yield gauge("maitred_backend_rests", text, ["backend"], resting)
 
 
 def upstream_families(backends: Sequence[Backend]) -> Iterator[Metric]:

@@ -55,7 +55,6 @@ class ProgramStep:
         "granted_at",
         "is_stream",
         "memory",
-        "num_attempts",
         "request",
         "usage",
     )
@@ -74,8 +73,6 @@ class ProgramStep:
         """Whether its response is a stream; known from its first data on."""
         self.usage: Usage | None = None
         """What its backend has reported, or None."""
-        self.num_attempts = 0
-        """Backends that had the request and failed it."""
         self._refusal: ProgramReason | None = None
         self._changed: asyncio.Future[None] | None = None
 

@@ -173,4 +173,4 @@ def measure_shared_tokens(registered: BackendMemory, reported: KvMemory, prefill
 def _status_of(backend: Backend) -> BackendStatus:
     if not backend.healthy:
         return BackendStatus.DOWN
-    return BackendStatus.DRAINING if backend.is_draining else BackendStatus.UP
+    return BackendStatus.DRAINING if backend.is_draining or backend.is_left else BackendStatus.UP

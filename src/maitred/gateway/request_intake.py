@@ -53,6 +53,7 @@ from maitred.gateway.request_fields import (
 )
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.request_record import CLIENT_GONE, RequestRecord
+from maitred.gateway.retries import FailedAttempts
 from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
@@ -89,6 +90,8 @@ class ProxyRequest:
     """Whether another backend is asked if this one answers 404."""
     response_started = False
     """Whether the head of a response has been sent to the client."""
+    failed: FailedAttempts | None = None
+    """The attempts that have failed, or None if none has."""
 
     def __init__(
         self,

@@ -128,6 +128,12 @@ class RequestRecord:
         if HINT in piece or not piece.endswith(b"\n"):
             self._look_for_error(piece)
 
+    def on_passed_on(self, backend: Backend, piece: bytes, *, is_stream: bool) -> None:
+        """Take note that the answer of an earlier attempt, of which `piece` has been held, is sent to the client."""
+        self.backend, self.is_stream = backend, is_stream
+        self.num_events, self.error, self._open_event = 0, None, b""
+        self.on_first_data(piece)
+
     def on_stream_piece(self, piece: bytes) -> None:
         """Take note of a further piece of a stream."""
         now, last = monotonic_ns() // 1000, self._last_piece

@@ -74,6 +74,16 @@ class ResponseForwarder:
         self._has_data = False
 
     @property
+    def status(self) -> int:
+        """The status of the answer."""
+        return self._response.status
+
+    @property
+    def withheld(self) -> bytes:
+        """What has come of the body, and has not been sent yet."""
+        return self._withheld
+
+    @property
     def is_stream(self) -> bool:
         """Whether the response is a stream of events that the client has asked for."""
         return self._is_stream
@@ -83,6 +93,12 @@ class ResponseForwarder:
         """The error that an answer with status 200 reports in what has come of it, or None. While nothing was sent, another
         backend may be asked."""
         return self._record.error if self._has_data and self._response.status == _OK else None
+
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether an answer with status 200 begins with an error that another backend may not give."""
+        error = self.first_error
+        return error is not None and not error.is_fault_of_client
 
     def take_arrived(self) -> bool:
         """Take what has come of an answer that is no stream. Return whether that is something; else `wait_for_data` is next."""

@@ -1,8 +1,8 @@
 """ServedModels: which backends serve each model, and which models have been served before.
 
 Backends come and go, load models and drop them. Requests for a model go to the healthy backends that list it and are not
-drained. A model of which no backend is up stays known, because its backends may come back: it has its pool of slots, and its
-requests wait there or get a 503.
+drained; those that are ejected get none, unless all of them are. A model of which no backend is up stays known, because its
+backends may come back: it has its pool of slots, and its requests wait there or get a 503.
 
 A model has vanished when no backend lists it any more, not even one that is down. Its pool is removed as soon as no request of
 it is left, or a backend that lists other names at each poll would fill the memory. The name itself is remembered for a while
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from maitred.gateway.ejection import CircuitState
 
 if TYPE_CHECKING:
     from maitred.gateway.backend import Backend
@@ -45,7 +47,7 @@ class ServedModels:
         return list(self._serving)
 
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
-        """Return the healthy backends that serve `model` and are not drained."""
+        """Return the healthy backends that serve `model` and are neither drained nor ejected; the ejected ones if all are."""
         return self._serving.get(model, ()) if model else self._usable
 
     def is_known(self, model: str) -> bool:
@@ -59,9 +61,13 @@ class ServedModels:
     def update(self) -> Sequence[str]:
         """Look at all backends anew, and return all models that are known, which may have other backends now."""
         listed = {name for backend in self._backends for name in backend.models}
-        usable = self._usable = tuple(backend for backend in self._backends if backend.healthy and not backend.is_draining)
+        usable = tuple(backend for backend in self._backends if backend.healthy and not backend.is_draining)
+        self._usable = _not_ejected(usable)
         names = dict.fromkeys([*self._serving, *(name for backend in self._backends for name in backend.models)])
-        self._serving = {name: tuple(backend for backend in usable if name in backend.models) for name in names}
+        self._serving = {name: _not_ejected(tuple(b for b in usable if name in b.models)) for name in names}
+        for backend in self._backends:
+            is_ejected = backend.circuit.state is CircuitState.EJECTED
+            backend.is_left = is_ejected and all(backend not in self._serving[name] for name in backend.models)
         self.vanished = [name for name in names if name not in listed]
         return list(names)
 
@@ -82,3 +88,8 @@ class ServedModels:
                 for name, model in backend.models.items():
                     merged.setdefault(name, model)
         return list(merged.values())
+
+
+def _not_ejected(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+    """Return those of `backends` that are not ejected, or all of them if all are."""
+    return tuple(backend for backend in backends if not backend.circuit.is_ejected) or backends

@@ -21,6 +21,7 @@ from maitred.core.units import Micros, to_seconds
 from maitred.gateway.backend import Backend, SlotSource
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.driver import RealTimeAdmission
+from maitred.gateway.ejection import Circuit, CircuitState
 from maitred.gateway.fleet import BackendFleet
 
 OTHER_TENANTS = "other"
@@ -41,7 +42,9 @@ class GatewayCounters:
         self.upstream_failures: Counter[str] = Counter()
         """Attempts at a backend that failed, by reason."""
         self.retries = 0
-        """Attempts at another backend, after one failed before the first byte."""
+        """Attempts after one that failed before the first byte."""
+        self.retries_over_budget = 0
+        """Requests not sent once more because the retry budget was spent."""
         self.reloads: Counter[str] = Counter()
         """Reloads of the configuration, by result: `ok`, `failed`."""
         self._max_tenant_labels = max_tenant_labels
@@ -144,6 +147,18 @@ class LoadState(msgspec.Struct):
     """Share of its KV memory in use, 0 to 1, or null if it is not reported."""
 
 
+class EjectionState(msgspec.Struct):
+    """What the answers of one backend have come to. See `gateway.ejection`."""
+
+    state: CircuitState
+    failures_in_a_row: int
+    ejections_in_a_row: int
+    until_secs: float | None
+    """Seconds until an ejected backend is half-open, or null if it is not ejected."""
+    rests_secs: float | None
+    """Seconds for which the engine has asked to be left alone (`Retry-After`), or null."""
+
+
 class BackendState(msgspec.Struct):
     """One backend."""
 
@@ -164,6 +179,7 @@ class BackendState(msgspec.Struct):
     """Open connections to it, idle or not; those of TLS are not counted."""
     load: LoadState | None
     """What it last reported of its load, or null if it reports none or nothing reads it."""
+    ejection: EjectionState
 
 
 class TenantState(msgspec.Struct):
@@ -262,7 +278,14 @@ class StateSnapshots:
         own = (b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining)
         load = b.load or b.reading
         seen = None if load is None else LoadState(load.running, load.waiting, load.kv_usage)
-        return BackendState(*own, slots.slots, slots.source, learned, self._fleet.num_connections(b), seen)
+        ejection = _ejection_state(b.circuit, self._driver.now())
+        return BackendState(*own, slots.slots, slots.source, learned, self._fleet.num_connections(b), seen, ejection)
+
+
+def _ejection_state(circuit: Circuit, now: Micros) -> EjectionState:
+    ends = (circuit.until if circuit.state is CircuitState.EJECTED else None, circuit.rests_until)
+    until, rests = (None if end is None else round(max(0.0, to_seconds(end - now)), 3) for end in ends)
+    return EjectionState(circuit.state, circuit.consecutive_failures, circuit.num_ejections, until, rests)
 
 
 def _learned_state(slots: SlotController, now: Micros) -> LearnedState:

@@ -1,0 +1,310 @@
+"""The attempts of a request: which backend it is sent to, and to which one next if that fails.
+
+    send_routed()    let the router choose a backend (`fleet`); another one while no part of a response has been sent
+    send_granted()   the same for a request of a program: at the backend where that has memory, or where it moves
+    _try_backend()   send the request to one backend, and its response to the client (`response_forwarder`)
+
+**A backend that fails**, or answers with an error that another one may not give, is replaced by another one while no part of a
+response has been sent. `retries` bounds how often, and holds the answer of an engine until another one is better. What every
+attempt came to is told to `ejection`, so a backend that fails many requests gets no more of them.
+
+For example, with `max_attempts: 2` and four backends of which two refuse connections and the third disconnects, the fourth is
+still tried. A timeout or a malformed response is not retried: the request would only keep the next backend busy as well. If a
+kept connection turns out to be closed, its age may be the reason. That counts as an attempt like any other, because the backend
+may have seen the request; but where no other backend is left, the same one is tried again. So it is after an error of an engine
+that is not busy.
+
+Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to the client is cut as
+well, because a truncated response must not look whole. Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Final
+
+from maitred.admission import ReleaseReason
+from maitred.core.contracts import Router
+from maitred.core.errors import MaitredError
+from maitred.gateway import error_responses
+from maitred.gateway.answer_usage import AnswerReader
+from maitred.gateway.backend import Backend, UpstreamRequest
+from maitred.gateway.config import GatewayConfig
+from maitred.gateway.deadline_timer import monotonic_now
+from maitred.gateway.driver import RealTimeAdmission
+from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere
+from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
+from maitred.gateway.program_memories import ProgramMemories, with_rank
+from maitred.gateway.request_intake import ProxyRequest
+from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
+from maitred.gateway.response_forwarder import ResponseForwarder
+from maitred.gateway.retries import RETRYABLE_STATUSES, AnsweredError, FailedAttempts, RetryPolicy, is_blameless
+from maitred.gateway.state import GatewayCounters
+from maitred.wire.client import UpstreamClient
+from maitred.wire.client_framing import NO_BLOCK
+from maitred.wire.errors import ConnectError, UpstreamError
+from maitred.wire.exchange import ResponseWriter
+from maitred.wire.response import UpstreamResponse
+
+_NOT_FOUND: Final = 404
+_DRAINED: Final = ReleaseReason.DRAINED  # members of enums are slow to look up
+_FAILED: Final = ReleaseReason.FAILED
+
+
+class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, not a fault)
+    """The program of a request has no memory any more, and the request must give its slot back while it waits."""
+
+
+class Attempts:
+    """Sends requests that may be sent: those that need no slot, or hold one."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        admission: RealTimeAdmission,
+        fleet: BackendFleet,
+        router: Router,
+        client: UpstreamClient,
+        counters: GatewayCounters,
+        reads_usage: bool,
+        memories: ProgramMemories | None,
+        programs: RealTimePrograms | None,
+    ) -> None:
+        """`reads_usage` says that the usage of every generated answer is read. `programs` and `memories` are both None if
+        requests are routed one by one."""
+        self._config = config
+        self._admission = admission
+        self._fleet = fleet
+        self._router = router
+        self._client = client
+        self._counters = counters
+        self._reads_usage = reads_usage
+        self._memories = memories
+        self._programs = programs
+        self._retries = RetryPolicy(config.retry, config.max_attempts, monotonic_now())
+
+    async def send_routed(self, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
+        """Send a request where the router wants it. Return DRAINED when the response has been sent whole, FAILED when it broke
+        off. Raises ApiError if no backend answers; nothing has been sent then."""
+        fleet, model = self._fleet, proxied.request.model
+        untried: Sequence[Backend] = fleet.backends_serving(model)
+        if fleet.ejection.is_restricted:
+            untried = fleet.ejection.candidates(model, untried, may_probe=proxied.failed is None)
+        tried: list[Backend] = []
+        while untried:
+            proxied.may_be_elsewhere = proxied.route.asks_each and len(untried) > 1
+            choice = self._router.choose(proxied.request, fleet.with_free_slots(untried), monotonic_now())
+            backend = fleet.backends[choice.instance]
+            try:
+                return await self._try_backend(backend, proxied, writer)
+            except UpstreamError as error:
+                failed = note_failure(proxied, error)
+            if not await self._may_retry(failed):
+                break
+            if not isinstance(failed.failure, BackendAbandoned):  # Its polls say when that backend may have the request again.
+                tried.append(backend)
+            untried = self._untried(model, tried, failed)
+            if untried and await self._admission.leave_backend(proxied.request.id):
+                tried.clear()  # It has waited for a slot, and what has failed it may be well again.
+                untried = self._untried(model, tried, failed)
+            self._counters.retries += bool(untried)
+        return await self._give_up(proxied)
+
+    async def send_granted(self, step: ProgramStep, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
+        """Do the same at the backend where the program of the request has memory. If that fails, the program moves.
+
+        Raises MemoryLost if it has to wait for memory elsewhere, or gets none: the slot must be free then.
+        """
+        assert self._memories is not None
+        assert self._programs is not None
+        while step.memory is not None:
+            memory, target = step.memory, self._memories.target(step.memory)
+            is_willing = target.backend.takes(proxied.request.model) and target.backend.circuit.rests_until is None
+            if is_willing:
+                try:
+                    return await self._try_backend(target.backend, proxied, writer, target.rank)
+                except UpstreamError as error:
+                    failed = note_failure(proxied, error)
+                if not await self._may_retry(failed):
+                    break
+                self._counters.retries += 1
+                self._admission.set_stranded(proxied.request.id, stranded=False)  # It keeps its slot, since it has its memory.
+                if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
+                    await self._fleet.poll_now(target.backend)
+            # Not read from the step: compiled, its memory would still be taken for an int.
+            moved_to = self._programs.move(step)
+            if moved_to == memory and not is_willing:  # No other backend takes it either.
+                break
+        else:
+            raise MemoryLost
+        return await self._give_up(proxied)
+
+    def _untried(self, model: str, tried: Sequence[Backend], failed: FailedAttempts) -> Sequence[Backend]:
+        """Return the backends that may have a request next. The fleet is asked anew, because backends may have come up or gone
+        down meanwhile."""
+        serving = self._fleet.backends_serving(model)
+        willing = self._fleet.ejection.candidates(model, serving, may_probe=False)
+        untried = [backend for backend in willing if backend not in tried]
+        if not untried and tried and failed.may_be_sent_again and tried[-1] in willing:
+            return tried[-1:]
+        return untried
+
+    async def _may_retry(self, failed: FailedAttempts) -> bool:
+        """Return whether a request may be sent once more, after the time that must pass before."""
+        if not self._retries.allows_retry(failed):
+            return False
+        if not self._retries.is_within_budget(failed, self._fleet.ejection.num_answers, monotonic_now()):
+            self._counters.retries_over_budget += 1
+            return False
+        backoff = self._retries.backoff_secs(failed)
+        if backoff:
+            await asyncio.sleep(backoff)
+        return True
+
+    async def _give_up(self, proxied: ProxyRequest) -> ReleaseReason:
+        """Pass on the last answer of an engine, if there is one. Raises ApiError if there is none."""
+        failed = proxied.failed
+        answer = None if failed is None else failed.answer
+        if answer is None:
+            serving = self._fleet.backends_serving(proxied.request.model)
+            rest = self._fleet.ejection.rest_time(serving)
+            if rest is not None:
+                raise error_responses.upstream_busy(rest)
+            raise error_responses.upstream_failed(failed.failure if failed is not None and serving else None)
+        self._confirm_first_byte(proxied, answer.forwarder)
+        forwarder = answer.forwarder
+        proxied.record.on_passed_on(answer.sent.backend, forwarder.withheld, is_stream=forwarder.is_stream)
+        return await self._forward(answer.sent, proxied, forwarder)
+
+    async def _try_backend(
+        self, backend: Backend, proxied: ProxyRequest, writer: ResponseWriter, rank: int | None = None
+    ) -> ReleaseReason:
+        """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
+        and ApiError if the request loses its slot before its first byte."""
+        sent, record = self._fleet.add_request(backend, proxied.request, proxied.task), proxied.record
+        sent.record = record
+        if proxied.failed is not None:
+            sent.may_be_abandoned = proxied.failed.num_abandoned < self._config.max_attempts
+        record.on_sent(backend, sent.on_events)
+        response: UpstreamResponse | None = None
+        try:
+            response = await self._send(backend, proxied, rank)
+            status = response.status
+            if status == _NOT_FOUND and proxied.may_be_elsewhere:
+                raise NotFoundThere(f"{backend.url} answers 404")
+            forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record)
+            if proxied.step is not None or (proxied.route.generates and self._reads_usage):
+                forwarder.reader = self._answer_reader(proxied, response, forwarder)
+            if not forwarder.take_arrived():
+                await forwarder.wait_for_data()
+            if status in RETRYABLE_STATUSES or (record.error is not None and forwarder.can_be_replaced):
+                answer, response = AnsweredError(sent, forwarder, response), None  # It stays open until it is closed.
+                raise answer
+            self._count_answer(sent)
+            sent.response_started = True  # From here on the backend is not abandoned for this request.
+            self._confirm_first_byte(proxied, forwarder)
+            end = await self._forward(sent, proxied, forwarder)
+            sent.has_failed = end is _FAILED
+            sent.is_complete = status == 200 and not sent.has_failed
+            return end
+        except asyncio.CancelledError:
+            if not sent.absorb_abandonment():
+                raise
+            abandoned = BackendAbandoned(f"{backend.url} is down: {backend.problem}")
+            self._count_failure(sent, abandoned)
+            raise abandoned from None
+        except UpstreamError as error:
+            sent.has_failed = True
+            self._count_failure(sent, error)
+            raise
+        finally:
+            if response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
+                response.close()
+            self._fleet.remove_request(sent)
+            if proxied.step is None:  # The router has chosen the backend.
+                self._router.on_request_end(proxied.request, backend.index, record.ended_at or monotonic_now())
+
+    async def _forward(self, sent: UpstreamRequest, proxied: ProxyRequest, forwarder: ResponseForwarder) -> ReleaseReason:
+        """Send a response to the client. Return DRAINED when it has been sent whole, FAILED when it broke off, or says itself
+        that it has failed."""
+        record = proxied.record
+        record.status = forwarder.status
+        try:
+            rest = forwarder.forward()
+            if rest is not None:
+                await rest
+        except UpstreamError as error:
+            self._count_failure(sent, error)
+            return _FAILED
+        finally:
+            self._note_usage(proxied, forwarder.reader)
+        record.on_complete()
+        return self._count_error_in_answer(sent, record) if record.has_failed else _DRAINED
+
+    def _confirm_first_byte(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
+        """From here on the request is no victim. Raises ApiError if it has lost its slot already."""
+        if proxied.step is not None:
+            proxied.step.is_stream = forwarder.is_stream
+        if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
+            raise error_responses.preempted()
+
+    def _send(self, backend: Backend, proxied: ProxyRequest, rank: int | None) -> Awaitable[UpstreamResponse]:
+        headers, block = proxied.headers, proxied.block
+        if rank is not None:
+            headers, block = with_rank([*block.headers, *headers], rank), NO_BLOCK
+        return self._client.request(
+            *(backend.origin, proxied.method, proxied.path, headers, proxied.body), block=block, resends=False
+        )
+
+    def _answer_reader(self, proxied: ProxyRequest, response: UpstreamResponse, forwarder: ResponseForwarder) -> AnswerReader:
+        """Return what reads the usage of an answer, and tells the programs how far the answer to a step has come."""
+        on_progress = (
+            None if proxied.step is None or self._programs is None else partial(self._programs.add_progress, proxied.step)
+        )
+        return AnswerReader(
+            response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
+        )
+
+    def _note_usage(self, proxied: ProxyRequest, reader: AnswerReader | None) -> None:
+        if reader is not None:
+            proxied.record.reported = reader.usage
+            if proxied.step is not None:
+                proxied.step.usage = proxied.record.reported
+
+    def _count_answer(self, sent: UpstreamRequest) -> None:
+        """Count an answer that is no failure of its backend."""
+        circuit = sent.backend.circuit
+        circuit.num_answers += 1
+        if circuit.needs_attention:
+            self._fleet.ejection.on_success(sent)
+
+    def _count_error_in_answer(self, sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
+        """Count an answer with status 200 that was passed on whole, and says that it has failed."""
+        self._counters.upstream_failures[ERROR_IN_ANSWER] += 1
+        if record.error is not None and not record.error.is_fault_of_client and sent.response_started:
+            self._fleet.ejection.on_failure(sent, record.error.message)
+        return _FAILED
+
+    def _count_failure(self, sent: UpstreamRequest, error: UpstreamError) -> None:
+        """Tell everything that counts failures of one. A backend that could not be reached is down."""
+        ejection = self._fleet.ejection
+        if not isinstance(error, NotFoundThere):
+            self._counters.upstream_failures[error.reason] += 1
+        if isinstance(error, ConnectError):
+            self._fleet.mark_down(sent.backend, str(error))
+        elif not is_blameless(error):
+            ejection.on_failure(sent, str(error))
+        if isinstance(error, AnsweredError):
+            ejection.on_busy(sent, self._retries.rest(error.retry_after))
+
+
+def note_failure(proxied: ProxyRequest, error: UpstreamError) -> FailedAttempts:
+    """Count a failed attempt of a request, and return all of them."""
+    failed = proxied.failed
+    if failed is None:
+        failed = proxied.failed = FailedAttempts()
+    failed.add(error)
+    return failed

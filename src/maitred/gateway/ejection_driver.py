@@ -1,0 +1,127 @@
+"""Drive the outlier detector in real time: one clock, one timer, a line in the log for each change of a circuit.
+
+`Attempts` tells what each attempt came to, and asks `candidates` where to send a request while `is_restricted`, that is while
+a half-open backend wants a probe or an engine rests. Otherwise every backend that serves the model may be chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from maitred.core.units import Micros, to_seconds
+from maitred.gateway.backend import Backend, UpstreamRequest
+from maitred.gateway.deadline_timer import DeadlineTimer, monotonic_now
+from maitred.gateway.ejection import CircuitState, EjectionConfig, EjectionReason, OutlierDetector, Transition
+
+log = logging.getLogger("maitred.gateway")
+_WORDS: Final = {
+    EjectionReason.CONSECUTIVE_FAILURES: "{failures} failures in a row",
+    EjectionReason.FAILURE_RATE: "too many of its answers are failures",
+    EjectionReason.PROBE_FAILED: "a probe has failed",
+}
+
+
+class RealTimeEjection:
+    """The only user of the outlier detector of a fleet. Used inside one event loop."""
+
+    def __init__(self, config: EjectionConfig, backends: Sequence[Backend], on_changed: Callable[[], object]) -> None:
+        """`on_changed` is called when other backends may get requests than before."""
+        self.detector = OutlierDetector(config, [backend.circuit for backend in backends])
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """How often the circuit of which backend became what, by URL and state."""
+        self.is_restricted = False
+        """Whether `candidates` must be asked."""
+        self._backends = backends
+        self._on_changed = on_changed
+        self._timer = DeadlineTimer(self._on_due)
+        self._last_problem = [""] * len(backends)
+
+    @property
+    def num_answers(self) -> int:
+        """Requests that were answered so far without a failure."""
+        return sum(circuit.num_answers for circuit in self.detector.circuits)
+
+    def candidates(self, model: str, serving: Sequence[Backend], *, may_probe: bool) -> Sequence[Backend]:
+        """Return the backends of which one may get a request: that which wants a probe, if `may_probe`, or those of `serving`
+        that do not rest."""
+        if may_probe:
+            for backend in self._backends:
+                if self.detector.wants_probe(backend.index) and backend.takes(model):
+                    return (backend,)
+        return tuple(backend for backend in serving if backend.circuit.rests_until is None)
+
+    def rest_time(self, serving: Sequence[Backend]) -> Micros | None:
+        """Return how long all of `serving` rest, µs, or None if one of them does not."""
+        ends = [backend.circuit.rests_until for backend in serving]
+        known = [end for end in ends if end is not None]
+        return max(0, min(known) - monotonic_now()) if ends and len(known) == len(ends) else None
+
+    def begin(self, sent: UpstreamRequest) -> None:
+        """A request is sent to a backend of which the circuit needs attention."""
+        sent.is_probe = self.detector.begin_probe(sent.backend.index)
+        self._settle(())
+
+    def end(self, sent: UpstreamRequest) -> None:
+        """A probe has left its backend without an outcome."""
+        sent.is_probe = False
+        self._settle(self.detector.lose_probe(sent.backend.index, monotonic_now()))
+
+    def on_success(self, sent: UpstreamRequest) -> None:
+        """A backend has answered a request, and its circuit needs attention."""
+        self._settle(self.detector.on_success(sent.backend.index, monotonic_now(), is_probe=self._end_probe(sent)))
+
+    def on_failure(self, sent: UpstreamRequest, problem: str) -> None:
+        """A backend has failed a request."""
+        index = sent.backend.index
+        self._last_problem[index] = problem
+        self._settle(self.detector.on_failure(index, monotonic_now(), is_probe=self._end_probe(sent)))
+
+    def on_busy(self, sent: UpstreamRequest, retry_after: Micros | None) -> None:
+        """A backend has no room at present."""
+        self._end_probe(sent)
+        self.detector.on_busy(sent.backend.index, retry_after, monotonic_now())
+        self._settle(())
+
+    def reset(self, backend: Backend) -> None:
+        """Forget the failures of a backend that is down. The caller asks anew which backends serve what."""
+        self._settle(self.detector.reset(backend.index, monotonic_now()), tells=False)
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        self._timer.cancel()
+
+    def _end_probe(self, sent: UpstreamRequest) -> bool:
+        was_probe, sent.is_probe = sent.is_probe, False
+        if was_probe:
+            self.detector.end_probe(sent.backend.index)
+        return was_probe
+
+    def _on_due(self) -> None:
+        self._settle(self.detector.advance(monotonic_now()))
+
+    def _settle(self, changes: Sequence[Transition], *, tells: bool = True) -> None:
+        """Carry out the changes that an input has brought about."""
+        detector = self.detector
+        for change in changes:
+            self._log(change)
+            self.counts[self._backends[change.backend].url, change.state] += 1
+        self.is_restricted = any(
+            detector.wants_probe(index) or circuit.rests_until is not None for index, circuit in enumerate(detector.circuits)
+        )
+        if changes and tells:
+            self._on_changed()
+        self._timer.set_to(detector.next_deadline())
+
+    def _log(self, change: Transition) -> None:
+        backend = self._backends[change.backend]
+        if change.state is CircuitState.EJECTED:
+            why = _WORDS[change.reason].format(failures=backend.circuit.consecutive_failures)
+            secs, last = to_seconds((change.until or 0) - monotonic_now()), self._last_problem[change.backend]
+            log.warning("backend %s is ejected for %.0f s: %s, the last: %s", backend.url, secs, why, last)
+        elif change.state is CircuitState.HALF_OPEN:
+            log.info("backend %s is half-open: single requests are sent to it as probes", backend.url)
+        elif change.reason is EjectionReason.PROBES_SUCCEEDED:
+            log.warning("backend %s is in use again: its probes have succeeded", backend.url)
