@@ -284,3 +284,90 @@ class Starved:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
+
+
+def test_a_poll_that_times_out_while_answers_flow_is_no_death() -> None:
+    async def scenario() -> None:
+        busy = Hanging()
+        async with world(busy, **QUICK) as w:
+            busy.hang = True
+            polled = busy.health_polls
+            state = w.gateway._fleet.backends[0]
+            async with asyncio.timeout(10):
+                while busy.health_polls < polled + 8:
+                    assert (await w.request())[0] == 200
+                    assert state.healthy
+                    assert state.failures_in_a_row == 0
+
+    run(scenario())
+
+
+def test_a_stream_whose_tokens_come_keeps_its_backend_up() -> None:
+    async def scenario() -> None:
+        async def stream(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD)
+            while not ended.is_set():
+                await received.send(chunk(b"data: 1\n\n"))
+                await asyncio.sleep(0.01)
+            await received.send(b"0\r\n\r\n")
+
+        ended = asyncio.Event()
+        busy = Hanging(stream)
+        async with world(busy, **QUICK) as w:
+            client = await w.start_request({"model": "m", "stream": True})
+            await client.read_head()
+            busy.hang = True
+            polled = busy.health_polls
+            await w.wait_until(lambda: busy.health_polls >= polled + 8)
+            assert w.state.backends[0].healthy
+            ended.set()
+            while await client.read_chunk():
+                pass
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("programs", [None, {"backend_capacity_tokens": 10_000}])
+def test_an_abandonment_costs_no_attempt_and_stalls_in_turn_lose_nothing(programs: dict[str, Any] | None) -> None:
+    """Two engines stall one after the other; both work again in the end."""
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        first, second = Hanging(gated(gate)), Hanging(gated(gate))
+        async with world(first, second, max_attempts=1, programs=programs, **QUICK) as w:
+            client = await w.start_request()
+            await w.wait_until(lambda: first.received or second.received)
+            stalled, other = (first, second) if first.received else (second, first)
+            stalled.hang = True
+            await w.wait_until(lambda: other.received)
+            stalled.hang = False
+            await w.wait_until(lambda: all(backend.healthy for backend in w.state.backends))
+            other.hang = True
+            await w.wait_until(lambda: sum(backend.healthy for backend in w.state.backends) == 1)
+            gate.set()
+            assert (await client.read_response())[::2] == (200, ANSWER)
+
+    run(scenario())
+
+
+def test_what_is_taken_away_again_and_again_stays_at_last() -> None:
+    """It may be what stalls the backends, so it does not go through all of them."""
+
+    async def scenario() -> None:
+        backends = [Hanging(mute) for _ in range(4)]
+
+        async def stalls(received: BackendRequest) -> None:
+            next(b for b in backends if b"%d" % b.port in received.head).hang = True
+            await received.wait_until_disconnected()
+
+        for backend in backends:
+            backend.respond = stalls
+        async with world(*backends, max_attempts=2, **QUICK) as w:
+            client = await w.start_request()
+            await w.wait_until(lambda: sum(not backend.healthy for backend in w.state.backends) == 3)
+            last = w.gateway._fleet.backends[next(i for i, b in enumerate(w.state.backends) if b.in_flight)]
+            await w.wait_until(lambda: last.failures_in_a_row > 4)
+            assert [len(backend.received) for backend in backends].count(1) == 3
+            client.disconnect()
+
+    run(scenario())

@@ -209,7 +209,7 @@ class OutlierDetector:
     def on_busy(self, index: int, retry_after: Micros | None, now: Micros) -> None:
         """A backend has answered that it is busy, and that it may be asked again after `retry_after`, if it said so."""
         circuit = self.circuits[index]
-        if retry_after is not None:
+        if retry_after:
             circuit.rests_until = max(circuit.rests_until or 0, now + retry_after)
 
     def begin_probe(self, index: int) -> bool:

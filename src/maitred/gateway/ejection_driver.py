@@ -120,7 +120,7 @@ class RealTimeEjection:
         if change.state is CircuitState.EJECTED:
             why = _WORDS[change.reason].format(failures=backend.circuit.consecutive_failures)
             secs, last = to_seconds((change.until or 0) - monotonic_now()), self._last_problem[change.backend]
-            log.warning("backend %s is ejected for %.0f s: %s, the last: %s", backend.url, secs, why, last)
+            log.warning("backend %s is ejected for %.3g s: %s, the last: %s", backend.url, secs, why, last)
         elif change.state is CircuitState.HALF_OPEN:
             log.info("backend %s is half-open: single requests are sent to it as probes", backend.url)
         elif change.reason is EjectionReason.PROBES_SUCCEEDED:

@@ -1,0 +1,270 @@
+"""What is tried again before the first byte: error answers of engines, their `Retry-After`, attempts and budget."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, Responder, chunk, run, whole, world
+
+from maitred.core.units import SECOND
+from maitred.gateway.retries import is_busy, read_retry_after
+from maitred.gateway.retry_budget import RetryConfig
+
+NO_BACKOFF = RetryConfig(initial_backoff_secs=0)
+NO_BUDGET = RetryConfig(budget_share=0, budget_floor_per_sec=0)
+PROBLEM = b'{"error":{"message":"CUDA out of memory","code":500}}'
+QUEUE_FULL = b'{"object":"error","message":"The request queue is full.","type":"Service Unavailable"}'
+
+
+def says(status: str, body: bytes = PROBLEM, headers: bytes = b"") -> Responder:
+    """Return a responder that always gives this answer."""
+
+    async def respond(received: BackendRequest) -> None:
+        await received.send(whole(body, status.encode(), headers))
+
+    return respond
+
+
+def streams(*pieces: bytes) -> Responder:
+    """Return a responder that always gives a stream of these pieces."""
+
+    async def respond(received: BackendRequest) -> None:
+        for piece in (STREAM_HEAD, *map(chunk, pieces), b"0\r\n\r\n"):
+            await received.send(piece)
+            await asyncio.sleep(0.001)
+
+    return respond
+
+
+def sent_to(*backends: Backend) -> list[int]:
+    return [len(backend.received) for backend in backends]
+
+
+@pytest.mark.parametrize("status", ["408 T", "429 T", "500 I", "502 B", "503 S", "504 G"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_these_answers_are_asked_for_elsewhere(status: str, stream: bool) -> None:
+    async def scenario() -> None:
+        first, second = Backend(says(status)), Backend()
+        async with world(first, second) as w:
+            assert (await w.request(body={"model": "m", "stream": stream}))[::2] == (200, ANSWER)
+            assert sent_to(first, second) == [1, 1]
+            assert w.gateway.counters.retries == 1
+            assert w.gateway.counters.upstream_failures == {"error_status": 1}
+            assert w.state.classes["default"].completed == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("status", ["400 B", "401 U", "404 N", "413 L", "422 U", "501 N"])
+def test_these_answers_are_the_answer(status: str) -> None:
+    async def scenario() -> None:
+        first, second = Backend(says(status)), Backend()
+        async with world(first, second) as w:
+            assert (await w.request())[::2] == (int(status[:3]), PROBLEM)
+            assert sent_to(first, second) == [1, 0]
+            assert w.gateway._fleet.backends[0].circuit.num_answers == 1  # such an engine works
+
+    run(scenario())
+
+
+def test_an_error_in_the_place_of_the_first_event_is_asked_for_elsewhere() -> None:
+    async def scenario() -> None:
+        dead = streams(b'data: {"error":{"message":"EngineCore died","code":500}}\n\n', b"data: [DONE]\n\n")
+        good = streams(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n', b"data: [DONE]\n\n")
+        first, second = Backend(dead), Backend(good)
+        async with world(first, second) as w:
+            status, _, body = await w.request(body={"model": "m", "stream": True})
+            assert (status, b"error" in body, b'"x"' in body) == (200, False, True)
+            assert sent_to(first, second) == [1, 1]
+            assert w.gateway._fleet.backends[0].circuit.consecutive_failures == 1
+            assert w.state.classes["default"].completed == 1
+
+    run(scenario())
+
+
+def test_an_error_that_is_the_clients_fault_is_the_answer() -> None:
+    async def scenario() -> None:
+        event = b'data: {"error":{"message":"too long","type":"BadRequestError","code":400}}\n\n'
+        first, second = Backend(streams(event)), Backend()
+        async with world(first, second) as w:
+            assert (await w.request(body={"model": "m", "stream": True}))[::2] == (200, event)
+            assert sent_to(first, second) == [1, 0]
+
+    run(scenario())
+
+
+def test_a_stream_that_begins_with_an_error_everywhere_is_passed_on_whole() -> None:
+    async def scenario() -> None:
+        pieces = b'data: {"error":{"message":"EngineCore died","code":500}}\n\n', b"data: [DONE]\n\n"
+        first, second = Backend(streams(*pieces)), Backend(streams(*pieces))
+        async with world(first, second) as w:
+            assert (await w.request(body={"model": "m", "stream": True}))[::2] == (200, b"".join(pieces))
+            assert sent_to(first, second) == [1, 1]
+            assert w.state.classes["default"].failed == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("allowed", "sent"), [(1, [1, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1]), (4, [1, 1, 2])])
+def test_the_client_gets_the_last_answer_when_the_attempts_are_used_up(allowed: int, sent: list[int]) -> None:
+    async def scenario() -> None:
+        backends = [Backend(says("500 I", b"%d" % number)) for number in range(3)]
+        async with world(*backends, max_attempts=allowed, retry=NO_BACKOFF) as w:
+            status, _, body = await w.request()
+            assert (status, body) == (500, b"%d" % (min(allowed, 3) - 1))
+            assert sent_to(*backends) == sent
+            record = w.state.classes["default"]
+            assert (record.completed, record.failed) == (1, 0)  # an answer came whole, whatever it says
+
+    run(scenario())
+
+
+def test_a_budget_that_is_spent_leaves_the_answer_as_it_is() -> None:
+    async def scenario() -> None:
+        first, second = Backend(says("500 I")), Backend()
+        async with world(first, second, retry=NO_BUDGET) as w:
+            assert (await w.request())[0] == 500
+            assert sent_to(first, second) == [1, 0]
+            assert w.gateway.counters.retries_over_budget == 1
+
+    run(scenario())
+
+
+def test_a_refused_connection_needs_no_budget() -> None:
+    async def scenario() -> None:
+        first, second = Backend(), Backend()
+        async with world(first, second, retry=NO_BUDGET, max_attempts=1, health_interval_secs=30.0) as w:
+            await first.stop()
+            assert (await w.request())[0] == 200
+
+    run(scenario())
+
+
+def test_an_engine_is_not_asked_again_before_its_retry_after() -> None:
+    async def scenario() -> None:
+        first, second = Backend(says("503 S", headers=b"retry-after: 7\r\n")), Backend()
+        async with world(first, second) as w:
+            for _ in range(10):
+                assert (await w.request())[0] == 200
+            assert sent_to(first, second) == [1, 10]
+            ejection = w.state.backends[0].ejection
+            assert 6 < (ejection.rests_secs or 0) <= 7
+            assert (ejection.state, ejection.failures_in_a_row) == ("closed", 0)  # without blame
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("programs", [None, {}])
+def test_a_retry_after_is_passed_on_if_no_other_backend_takes_the_request(programs: dict[str, Any] | None) -> None:
+    async def scenario() -> None:
+        backend = Backend(says("429 T", headers=b"retry-after: 7\r\n"))
+        async with world(backend, programs=programs) as w:
+            status, headers, body = await w.request()
+            assert (status, headers["retry-after"], body) == (429, "7", PROBLEM)
+            status, headers, _ = await w.request()
+            assert (status, headers["x-smg-error-code"]) == (503, "upstream_busy")
+            assert 1 <= int(headers["retry-after"]) <= 7
+            assert sent_to(backend) == [1]
+
+    run(scenario())
+
+
+def test_a_retry_after_outlives_a_backend_that_cannot_be_reached() -> None:
+    async def scenario() -> None:
+        first, second = Backend(says("503 S", headers=b"retry-after: 7\r\n")), Backend()
+        async with world(first, second, health_interval_secs=30.0) as w:
+            await second.stop()
+            status, headers, body = await w.request()
+            assert (status, headers["retry-after"], body) == (503, "7", PROBLEM)
+
+    run(scenario())
+
+
+def test_an_engine_that_rests_is_asked_again_afterwards() -> None:
+    async def scenario() -> None:
+        backend = Backend(says("503 S", headers=b"retry-after: 1\r\n"))
+        async with world(backend, retry=RetryConfig(max_retry_after_secs=0.05)) as w:
+            assert (await w.request())[0] == 503
+            backend.respond = says("200 OK", ANSWER)
+            await w.wait_until(lambda: w.state.backends[0].ejection.rests_secs is None)
+            assert (await w.request())[0] == 200
+
+    run(scenario())
+
+
+def test_a_full_queue_is_no_reason_to_eject() -> None:
+    async def scenario() -> None:
+        first, second = Backend(says("503 S", QUEUE_FULL)), Backend()
+        async with world(first, second, retry=NO_BACKOFF) as w:
+            for _ in range(20):
+                assert (await w.request())[0] == 200
+            assert w.state.backends[0].ejection.state == "closed"
+            assert len(first.received) > 5
+
+    run(scenario())
+
+
+def test_what_an_engine_says_in_a_503() -> None:
+    assert is_busy(503, None, QUEUE_FULL)
+    assert is_busy(503, SECOND, b"")
+    assert is_busy(503, None, b'{"error":"Model is overloaded"}')
+    assert not is_busy(503, None, b"engine is dead")
+    assert is_busy(429, None, b"") is is_busy(408, None, b"") is True
+    assert not is_busy(500, SECOND, QUEUE_FULL)
+
+
+@pytest.mark.parametrize(
+    ("value", "span"),
+    [(b"7", 7 * SECOND), (b" 0 ", 0), (b"soon", None), (b"-1", None), (b"1.5", None), (b"9" * 30, None), (b"", None)],
+)
+def test_a_retry_after_in_seconds(value: bytes, span: int | None) -> None:
+    assert read_retry_after([(b"retry-after", value)]) == span
+
+
+def test_a_retry_after_that_is_a_date_counts_from_the_date_of_the_answer() -> None:
+    date, until = b"Wed, 21 Oct 2015 07:28:00 GMT", b"Wed, 21 Oct 2015 07:28:30 GMT"
+    assert read_retry_after([(b"date", date), (b"retry-after", until)]) == 30 * SECOND
+    assert read_retry_after([(b"retry-after", until)]) is None
+
+
+def test_an_answer_that_is_held_is_let_go_with_its_client() -> None:
+    """The connection of a held answer that has not come whole is closed when another answer was better."""
+
+    async def scenario() -> None:
+        async def begins(received: BackendRequest) -> None:
+            await received.send(b"HTTP/1.1 500 I\r\ncontent-length: 100\r\n\r\nhalf")
+            await received.wait_until_disconnected()
+            ended.set()
+
+        ended = asyncio.Event()
+        async with world(Backend(begins), Backend()) as w:
+            assert (await w.request())[0] == 200
+            await ended.wait()
+
+    run(scenario())
+
+
+def test_the_access_log_has_the_answer_that_was_passed_on() -> None:
+    async def scenario() -> None:
+        first, second = Backend(says("500 I")), Backend()
+        async with world(first, second, health_interval_secs=30.0) as w:
+            await second.stop()
+            observed: list[Any] = []
+            observer = w.gateway._observer
+            end = observer.end
+            observer.end = lambda record, exchange: (observed.append(record), end(record, exchange))[1]  # type: ignore[method-assign]
+            assert (await w.request())[0] == 500
+            await w.wait_until(lambda: observed)
+            record = observed[0]
+            assert (record.backend.url, record.outcome, record.num_bytes) == (first.url, "status_500", len(PROBLEM))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("key", "value"), [("budget_share", 1.1), ("backoff_multiplier", 0.5), ("max_backoff_secs", -1)])
+def test_values_that_mean_nothing(key: str, value: float) -> None:
+    with pytest.raises(msgspec.ValidationError, match=key):
+        msgspec.convert({key: value}, RetryConfig)
