@@ -36,6 +36,7 @@ from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.held_answer import HeldAnswer
 from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories, with_rank
 from maitred.gateway.request_intake import ProxyRequest
@@ -168,7 +169,7 @@ class Attempts:
         """Pass on the last answer of an engine, if there is one. Raises ApiError if there is none."""
         failed = proxied.failed
         answer = None if failed is None else failed.answer
-        if answer is None:
+        if not isinstance(answer, HeldAnswer):
             serving = self._fleet.backends_serving(proxied.request.model)
             rest = self._fleet.ejection.rest_time(serving)
             if rest is not None:
@@ -201,7 +202,7 @@ class Attempts:
             if not forwarder.take_arrived():
                 await forwarder.wait_for_data()
             if status in RETRYABLE_STATUSES or (record.error is not None and forwarder.can_be_replaced):
-                answer, response = AnsweredError(sent, forwarder, response), None  # It stays open until it is closed.
+                answer, response = HeldAnswer(sent, forwarder, response), None  # It stays open until it is closed.
                 raise answer
             self._count_answer(sent)
             sent.response_started = True  # From here on the backend is not abandoned for this request.

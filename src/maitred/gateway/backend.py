@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -21,9 +21,6 @@ from maitred.gateway.ejection import Circuit
 from maitred.gateway.kv_pages import KvReport
 from maitred.gateway.polling import ReportedLoad
 from maitred.wire.origin import Origin
-
-if TYPE_CHECKING:
-    from maitred.gateway.request_record import RequestRecord
 
 SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
 """Where a number of slots comes from; `none` if no backend is up, so that there are none."""
@@ -144,6 +141,14 @@ class Backend:
         return 0
 
 
+class AnswerTimes(Protocol):
+    """What is known of an answer: `RequestRecord`, as far as the fleet needs it."""
+
+    sent_at: Micros | None
+    first_data_at: Micros | None
+    last_data_at: Micros
+
+
 class UpstreamRequest:
     """A request at a backend, and the task that waits for the response."""
 
@@ -157,7 +162,7 @@ class UpstreamRequest:
     """Whether it may be taken away from a backend that is down: it was not too often."""
     is_probe = False
     """Whether its answer decides about a half-open backend."""
-    record: RequestRecord | None = None
+    record: AnswerTimes | None = None
     """What is known of its answer."""
     own: OwnRequest | None = None
     """Its record for learned slots, or None if the slots of the backend are not learned."""

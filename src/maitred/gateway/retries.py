@@ -12,7 +12,7 @@ Between two attempts passes `initial_backoff_secs * backoff_multiplier ** (attem
 less by `backoff_jitter`. Nothing is waited for where a backend was not reached.
 
 An engine that answers with an error gives an answer, which may be better than that of the next backend. So the answer is held
-(`AnsweredError`), and the client gets it if no other backend takes the request.
+(`held_answer`), and the client gets it if no other backend takes the request.
 
 Example: `max_attempts: 2`. Backend A answers 503 with `Retry-After: 7`. B refuses the connection, which costs no attempt, and
 no other backend serves the model: the client gets the 503 of A with its `Retry-After: 7`.
@@ -23,18 +23,13 @@ from __future__ import annotations
 import random
 import re
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from maitred.core.units import Micros, from_seconds
 from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere
 from maitred.gateway.retry_budget import RetryBudget, RetryConfig
 from maitred.wire.errors import ConnectError, Disconnected, LocalError, Truncated, UpstreamError
-
-if TYPE_CHECKING:
-    from maitred.gateway.backend import UpstreamRequest
-    from maitred.gateway.response_forwarder import ResponseForwarder
-    from maitred.wire.messages import Headers
-    from maitred.wire.response import UpstreamResponse
+from maitred.wire.messages import Headers
 
 RETRYABLE_STATUSES: Final = frozenset((408, 429, 500, 502, 503, 504))
 """The statuses of an engine after which another backend is tried."""
@@ -51,18 +46,15 @@ class AnsweredError(UpstreamError):
 
     reason = "error_status"
 
-    def __init__(self, sent: UpstreamRequest, forwarder: ResponseForwarder, response: UpstreamResponse) -> None:
-        told = forwarder.first_error
-        super().__init__(f"it answers {response.status}" if told is None else f"it answers 200 with an error: {told.message}")
-        self.sent, self.forwarder, self._response = sent, forwarder, response
-        self.retry_after = read_retry_after(response.headers)
-        status = response.status if told is None else told.status or 500
-        self.is_busy = is_busy(status, self.retry_after, forwarder.withheld)
+    def __init__(self, message: str, *, is_busy: bool, retry_after: Micros | None) -> None:
+        super().__init__(message)
+        self.is_busy = is_busy
         """Whether the engine has no room, which is no failure of it."""
+        self.retry_after = retry_after
+        """Its `Retry-After`, µs, or None."""
 
     def close(self) -> None:
         """Drop the answer."""
-        self._response.close()
 
 
 def is_busy(status: int, retry_after: Micros | None, body: bytes) -> bool:
