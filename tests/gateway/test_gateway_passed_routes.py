@@ -272,7 +272,30 @@ def test_other_methods_are_not_passed_on() -> None:
         (FORM.replace(b"m\r\n--xx--", b"\r\n--xx--"), FORM_TYPE.encode(), None),
         (FORM.replace(b'name="model"', b'name="models"'), FORM_TYPE.encode(), None),
         (b"--xx\r\n" * 9, FORM_TYPE.encode(), None),
+        (FORM.replace(b'name="model"', b"name=model"), FORM_TYPE.encode(), "m"),
+        (FORM.replace(b'name="model"', b'Name= "model"; x=filename'), FORM_TYPE.encode(), "m"),
+        (FORM.replace(b'name="model"', b"name=\"model\"; filename*=utf-8''a"), FORM_TYPE.encode(), None),
+        (FORM.replace(b"--xx", b"--a;b"), b'multipart/form-data; boundary="a;b";charset=utf-8', "m"),
+        (FORM.replace(b'name="model"', b'x="name=model"'), FORM_TYPE.encode(), None),
     ],
 )
 def test_the_model_of_a_form(body: bytes, content_type: bytes, value: str | None) -> None:
     assert find_form_field(body, content_type, "model") == value
+
+
+class CountedBody(bytes):
+    """A body that counts the bytes over which it is searched."""
+
+    searched = 0
+
+    def find(self, sub: Any, start: Any = 0, end: Any = None) -> int:
+        found = bytes.find(self, sub, start, len(self) if end is None else end)
+        self.searched += (found if found >= 0 else len(self) if end is None else min(end, len(self))) - start
+        return found
+
+
+@pytest.mark.parametrize("unit", [b"--a", b"\r\n--a", b"\r\n--a\r\n\r\n", b"\r\n", b"a"], ids=repr)
+def test_a_form_is_searched_in_linear_time_whatever_its_boundary(unit: bytes) -> None:
+    body = CountedBody(unit * 100_000)
+    assert find_form_field(body, b"multipart/form-data; boundary=a", "model") is None
+    assert body.searched <= 3 * len(body)

@@ -98,3 +98,35 @@ def test_any_bytes_are_read_as_without_shortening(pieces, as_object):
         assert isinstance(found, str)
     else:
         assert found == expected or expected.model is None or not isinstance(expected.model, str)
+
+
+class CountedBody(bytes):
+    """A body that counts the bytes over which it is searched."""
+
+    searched = 0
+
+    def find(self, sub, start=0, end=None):
+        found = bytes.find(self, sub, start, len(self) if end is None else end)
+        self.searched += (found if found >= 0 else len(self) if end is None else end) - start
+        return found
+
+
+@pytest.mark.parametrize(
+    "unit", [b"x" * 98 + b"\\n", b"x" * 8_190 + b"\\n", b"1,\n", b'"', b'\\"', b'x\n"' + b"y" * 9_000], ids=len
+)
+def test_a_body_is_searched_in_linear_time_whatever_breaks_its_runs(unit):
+    body = CountedBody(b'{"model": "m", "prompt": "' + unit * (2_000_000 // len(unit)))
+    shorten_plain_runs(body)
+    assert body.searched <= 3 * len(body)
+
+
+@pytest.mark.parametrize("field", ["stream", "max_tokens", "service_tier", "max_completion_tokens", "max_output_tokens"])
+@pytest.mark.parametrize("value", ["[{},{}]", "[[]]", '{"a":1}', "1e999", "null"])
+def test_a_field_of_another_type_is_as_if_it_was_not_there(field, value):
+    body = b'{"model":"m","%b":%b}' % (field.encode(), value.encode())
+    assert parse_body_fields(body, ROUTE) == BodyFields(model="m")
+
+
+@pytest.mark.parametrize("value", ["[]", "5", "true", '""', "null"])
+def test_a_model_that_is_no_text_is_none(value):
+    assert fields_of(b'{"stream":[1],"model":%b}' % value.encode()) == "you must name a model"

@@ -14,6 +14,7 @@ from maitred import is_compiled
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.auth import Caller, KeyRights, resolve_tenant
 from maitred.gateway.driver import RealTimeAdmission, SlotLease
+from maitred.gateway.inbound_head import HeadReader
 from maitred.gateway.request_fields import engine_priority, set_body_priority
 from maitred.wire.exchange import ClientAddress
 
@@ -85,6 +86,11 @@ def test_a_tenant_without_a_policy_has_the_default_cap() -> None:
             assert clamps(w) == {("auth:other", "interactive", "default"): 1}
 
     run(scenario())
+
+
+def test_of_several_headers_that_name_a_tenant_the_last_counts_which_the_proxy_has_added() -> None:
+    head = HeadReader(b"x-team").sort_headers([(b"x-team", b"forged"), (b"a", b"b"), (b"x-team", b"red")])
+    assert (head.tenant, head.forwarded.headers) == (b"red", [(b"a", b"b")])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The head of a request, as the gateway reads it: once for all requests that have the same one.
 
     forwarded    the headers for the backend: all but hop-by-hop ones (RFC 9110, 7.6.1) and those meant for the gateway itself
-    for us       x-request-id, authorization, the class, and the tenant if a trusted header names one; the first of several
+    for us       x-request-id, authorization, the class, and the tenant if a trusted header names one; the first of several,
+                 but the last that names the tenant
     target       the route, and path and query for the backend
 
 All of it follows from the head and the configuration alone. So it is kept in the memo of a head that is known
@@ -43,7 +44,7 @@ class InboundHead:
         self.request_id: bytes | None = None
         self.authorization: bytes | None = None
         self.tenant: bytes | None = None
-        """The value of the trusted header."""
+        """The value of the trusted header. Of several the last, which the trusted proxy has added."""
         self.priority: bytes | None = None
         """The value of the first header that names a class."""
         self.names_class = False
@@ -111,6 +112,6 @@ class HeadReader:
         elif name == REQUEST_ID_HEADER:
             inbound.request_id = inbound.request_id or value
         elif name == self._tenant:
-            inbound.tenant = inbound.tenant or value
+            inbound.tenant = value
         elif name in PRIORITY_HEADERS and inbound.priority is None:
             inbound.priority = value

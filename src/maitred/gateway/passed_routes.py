@@ -19,6 +19,7 @@ answers 404, then to the second, and the client reads what that answers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 from urllib.parse import unquote
@@ -27,7 +28,7 @@ import msgspec
 
 from maitred.gateway.auth import ApiKeys
 from maitred.gateway.error_responses import no_route
-from maitred.gateway.request_fields import AUTHORIZATION_HEADER, ROUTES, BodyFields, Route
+from maitred.gateway.request_fields import AUTHORIZATION_HEADER, ROUTES, BodyFields, Route, decode_body_fields
 from maitred.wire.exchange import ApiError, Exchange
 
 READ_PATHS: Final = frozenset(
@@ -39,7 +40,13 @@ READ_PREFIXES: Final = ("/v1/responses/",)
 _METHODS: Final = frozenset(("DELETE", "GET", "PATCH", "POST", "PUT"))
 _WITH_MODEL: Final = Route("", needs_model=False, generates=False, is_json=False)
 _WITHOUT_MODEL: Final = Route("", needs_model=False, generates=False, is_json=False, needs_slot=False, asks_each=True)
-_decode_fields = msgspec.json.Decoder(BodyFields).decode
+_MAX_PARTS: Final = 1_000
+_MAX_PART_HEAD: Final = 8_192
+"""Largest head of a part of a form that is read, in bytes."""
+_MAX_FIELD_BYTES: Final = 4_096
+"""What is read of the value of a field, in bytes."""
+_PARAMETER: Final = re.compile(rb';\s*([^\s;="]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))')
+_QUOTED_PAIR: Final = re.compile(rb"\\(.)")
 
 
 def read_passed(exchange: Exchange, body: bytes, keys: ApiKeys, passed_paths: Collection[str] = ()) -> tuple[Route, BodyFields]:
@@ -74,18 +81,44 @@ def find_fields(exchange: Exchange, body: bytes) -> BodyFields:
     if content_type.partition(b";")[0].strip().lower() == b"multipart/form-data":
         return BodyFields(model=find_form_field(body, content_type, "model"))
     try:
-        fields = _decode_fields(body)
+        fields = decode_body_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BodyFields()
-    return fields if isinstance(fields.model, str) and fields.model else BodyFields()
+    return fields if fields.model else BodyFields()
 
 
 def find_form_field(body: bytes, content_type: bytes, name: str) -> str | None:
-    """Return the value of a field of a multipart form (RFC 7578), or None if it has none, or an empty one."""
-    boundary = next((part.strip() for part in content_type.split(b";") if part.strip().lower().startswith(b"boundary=")), b"")
-    delimiter = b"--" + boundary.partition(b"=")[2].strip(b'"')
-    for part in body.split(delimiter)[1:] if len(delimiter) > 2 else ():
-        head, _, value = part.partition(b"\r\n\r\n")
-        if b'name="%b"' % name.encode() in head and b"filename" not in head:
-            return value.removesuffix(b"\r\n").decode("utf-8", "replace").strip() or None
+    """Return the value of a field of a multipart form (RFC 7578), or None if it has none, or an empty one.
+
+    Only the first `_MAX_PARTS` parts are looked at, one after the other, so a form costs what looking for its boundary once
+    costs.
+    """
+    boundary = _parameters(content_type).get("boundary", b"")
+    delimiter = b"\r\n--" + boundary
+    end = body.find(delimiter[2:]) - 2 if boundary else -3
+    for _ in range(_MAX_PARTS):
+        begin = end + len(delimiter)
+        end = body.find(delimiter, begin) if end >= -2 else -3
+        if end < 0:
+            return None
+        head_end = body.find(b"\r\n\r\n", begin, min(end, begin + _MAX_PART_HEAD) + 2)
+        if head_end >= 0 and _is_field(body[begin:head_end], name):
+            value = body[head_end + 4 : min(end, head_end + 4 + _MAX_FIELD_BYTES)]
+            return value.decode("utf-8", "replace").strip() or None
     return None
+
+
+def _is_field(head: bytes, name: str) -> bool:
+    """Return whether the head of a part is that of the field `name`, and of no file."""
+    for line in head.split(b"\r\n"):
+        header, _, value = line.partition(b":")
+        if header.strip().lower() == b"content-disposition":
+            parameters = _parameters(value)
+            return parameters.get("name") == name.encode() and not parameters.keys() & {"filename", "filename*"}
+    return False
+
+
+def _parameters(value: bytes) -> dict[str, bytes]:
+    """Return the parameters of a header (RFC 9110, 5.6.6), with names in lower case: `form-data; name=a; x="b; c"`."""
+    found = _PARAMETER.findall(value)
+    return {name.decode("latin-1").lower(): _QUOTED_PAIR.sub(rb"\1", quoted) or token for name, quoted, token in found}

@@ -34,14 +34,19 @@ _BREAKERS: Final = (b'"', b"\\", b"\n")
 
 def shorten_plain_runs(body: bytes) -> bytes:
     """Return `body` with `MARK` in place of each plain run that was found; `body` itself if there is none."""
-    # Looked for at fixed places only, so that a body without runs costs a few look-ups and not one for each quote in it.
+    # Looked for at fixed places only, so that a body without runs costs a few look-ups and not one for each quote in it. Where
+    # each breaker is next is kept until that is passed: one that is rare is looked for once, and not from every place anew.
     size, begin, kept = len(body), MIN_RUN_BYTES, 0
+    nearest = [-1] * len(_BREAKERS)
     pieces: list[bytes] = []
     while begin + MIN_RUN_BYTES <= size:
         end = size
-        for breaker in _BREAKERS:
-            found = body.find(breaker, begin, end)
-            if found >= 0:
+        for index, breaker in enumerate(_BREAKERS):
+            found = nearest[index]
+            if found < begin:
+                found = body.find(breaker, begin)
+                nearest[index] = found = size if found < 0 else found
+            if found < end:
                 end = found
                 if end - begin < MIN_RUN_BYTES:
                     break

@@ -18,9 +18,9 @@ from the client is replaced, so that no client can jump the queue of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -118,12 +118,13 @@ MAX_OUTPUT_LIMIT: Final = 10_000_000
 class BodyFields(msgspec.Struct, gc=False):
     """The fields of a body that the gateway reads. The backend validates them."""
 
-    model: Any = None
-    stream: Any = None
-    service_tier: Any = None
-    max_completion_tokens: Any = None
-    max_tokens: Any = None
-    max_output_tokens: Any = None
+    model: str | None = None
+    """The model; "" if the body has something else there."""
+    stream: bool | None = None
+    service_tier: str | None = None
+    max_completion_tokens: int | float | str | None = None
+    max_tokens: int | float | str | None = None
+    max_output_tokens: int | float | str | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -135,7 +136,50 @@ class BodyFields(msgspec.Struct, gc=False):
         return None
 
 
-_decode_body_fields = msgspec.json.Decoder(BodyFields).decode
+class _RawFields(msgspec.Struct, gc=False):
+    """The same fields, as raw JSON; empty if absent."""
+
+    model: msgspec.Raw = msgspec.Raw()
+    stream: msgspec.Raw = msgspec.Raw()
+    service_tier: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
+
+
+_decode_typed = msgspec.json.Decoder(BodyFields).decode
+_decode_raw = msgspec.json.Decoder(_RawFields).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_flag = msgspec.json.Decoder(bool).decode
+_decode_number = msgspec.json.Decoder(int | float | str).decode
+_FIELD_DECODERS: Final[Mapping[str, Callable[[msgspec.Raw], object]]] = {
+    "model": _decode_text,
+    "stream": _decode_flag,
+    "service_tier": _decode_text,
+    "max_completion_tokens": _decode_number,
+    "max_tokens": _decode_number,
+    "max_output_tokens": _decode_number,
+}
+
+
+def decode_body_fields(body: bytes) -> BodyFields:
+    """Return the fields of a JSON object; of a field that is of another type than it should be, None, or "" of the model.
+
+    No object is made of what is of another type, since a list of ten million items would be ten million objects. Raises what
+    msgspec raises for a body that is no JSON object.
+    """
+    try:
+        return _decode_typed(body)
+    except msgspec.ValidationError:
+        raw = _decode_raw(body)
+    fields = BodyFields()
+    for name, decode in _FIELD_DECODERS.items():
+        value: msgspec.Raw = getattr(raw, name)
+        try:
+            setattr(fields, name, decode(value) if value else None)
+        except msgspec.DecodeError:  # of another type, or null
+            setattr(fields, name, "" if name == "model" and bytes(value) != b"null" else None)
+    return fields
 
 
 def end_to_end_headers(headers: Headers) -> Headers:
@@ -155,7 +199,7 @@ def end_to_end_headers(headers: Headers) -> Headers:
 def parse_body_fields(body: bytes, route: Route) -> BodyFields:
     """Return the fields of a JSON body. Raises ApiError 400 for a body that is none, or that lacks a required model."""
     try:
-        fields = _decode_large_body(body) if len(body) >= 2 * MIN_RUN_BYTES else _decode_body_fields(body)
+        fields = _decode_large_body(body) if len(body) >= 2 * MIN_RUN_BYTES else decode_body_fields(body)
     except msgspec.ValidationError as error:
         raise _invalid_request(f"the request body is not what it should be: {error}") from error
     except RecursionError as error:
@@ -164,22 +208,22 @@ def parse_body_fields(body: bytes, route: Route) -> BodyFields:
         raise _invalid_json(error, body) from error
     if fields.model is None and not route.needs_model:
         return fields
-    if not isinstance(fields.model, str) or not fields.model:
+    if not fields.model:
         raise model_required()
     return fields
 
 
 def _decode_large_body(body: bytes) -> BodyFields:
-    """Return what `_decode_body_fields` returns, or raise what it raises (`plain_runs`)."""
+    """Return what `decode_body_fields` returns, or raise what it raises (`plain_runs`)."""
     shorter = shorten_plain_runs(body)
     if shorter is not body:
         try:
-            fields = _decode_body_fields(shorter)
+            fields = decode_body_fields(shorter)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _decode_body_fields(body)
-        if not any(isinstance(text, str) and MARK in text for text in (fields.model, fields.service_tier)):
+            return decode_body_fields(body)
+        if MARK not in (fields.model or "") and MARK not in (fields.service_tier or ""):
             return fields
-    return _decode_body_fields(body)
+    return decode_body_fields(body)
 
 
 def model_required() -> ApiError:

@@ -288,10 +288,14 @@ class ServerFraming(MessageFraming):
     def _note_header(self, name: bytes, value: bytes) -> None:
         if name == b"host":
             self._hosts += (value.strip(),)
+            if len(self._hosts) > _MAX_HOSTS:
+                raise FramingError("a request must have one Host header, and this one has more")
         elif name == b"content-length":
             self._length = int(value)
         elif name == b"transfer-encoding":
             self._codings += (value.strip().lower(),)
+            if len(self._codings) > _MAX_CODINGS:
+                raise FramingError("the only transfer coding that is understood here is chunked", 501)
         elif name == b"expect":
             self._expects_continue = value.strip().lower() == b"100-continue"
         else:
@@ -330,6 +334,9 @@ class ServerFraming(MessageFraming):
 
 
 _BODILESS: Final = (204, 304)
+_MAX_HOSTS: Final = 8
+_MAX_CODINGS: Final = 8
+"""Headers that are kept to say what is wrong with them: a head may have thousands, and each would be copied with the next."""
 
 
 def _check_version(version: str) -> bool:

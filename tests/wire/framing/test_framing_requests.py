@@ -6,7 +6,7 @@ import pytest
 from exchanges import MAX_HEAD, cuts, serve
 
 from maitred.wire.framing import SLICE_BYTES
-from maitred.wire.messages import END, FramingMisuse, State
+from maitred.wire.messages import END, FramingError, FramingMisuse, State
 from maitred.wire.server_framing import ServerFraming
 
 HOST = b"Host: a\r\n"
@@ -362,3 +362,11 @@ def test_an_end_sends_only_what_its_state_allows() -> None:
     framing.send_data(b"", False)
     with pytest.raises(FramingMisuse):
         framing.send_data(b"", True)
+
+
+@pytest.mark.parametrize("line", [b"Host: a\r\n", b"Transfer-Encoding: chunked\r\n"])
+def test_of_a_header_that_may_stand_once_thousands_are_not_kept(line: bytes) -> None:
+    framing = ServerFraming(65_536)
+    (error,) = framing.receive_data(GET + line * 1_500 + b"\r\n")
+    assert isinstance(error, FramingError)
+    assert len(framing._headers) < 20
