@@ -100,3 +100,29 @@ def test_an_attempt_that_follows_forgets_the_error() -> None:
     record.on_sent(backend, None)  # type: ignore[arg-type]
     record.on_first_data(TOKEN)
     assert (record.error, record.num_events) == (None, 1)
+
+
+@pytest.mark.parametrize("behind", [[DONE], [], [b"", DONE]])
+def test_an_error_that_begins_as_the_other_events_is_found_at_the_end(behind: list[bytes]) -> None:
+    token = b'data: {"id":"c","choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+    last = b'data: {"id":"c","choices":[{"delta":{},"finish_reason":"error"}],"error":{"message":"gone"}}\n\n'
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), generates=True)
+    record.is_stream, record.status = True, 200
+    record.on_first_data(token)
+    for piece in [token, token, last, *behind]:
+        record.on_stream_piece(piece)
+    record.on_complete()
+    record.end()
+    assert (record.outcome, record.estimated_output()) == ("error_in_answer", 3)
+
+
+@pytest.mark.parametrize("cut", range(5, 40))
+def test_an_error_is_found_wherever_pieces_end(cut: int) -> None:
+    stream = TOKEN + TOKEN + ERROR + DONE
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), generates=True)
+    record.is_stream, record.status = True, 200
+    record.on_first_data(stream[:cut])
+    for at in range(cut, len(stream), cut):
+        record.on_stream_piece(stream[at : at + cut])
+    record.on_complete()
+    assert (record.outcome, record.num_events) == ("error_in_answer", 2)

@@ -21,9 +21,8 @@ up to `_MAX_PIECE_BYTES`; in any other encoding it passes unread, as it came.
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +32,7 @@ from maitred.programs import PROGRESS_TOKENS, Usage
 from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError
 from maitred.wire.messages import Headers
+from maitred.wire.sse import EVENT_END, event_data
 
 _MAX_EVENT_BYTES: Final = 1024 * 1024
 """Size of the beginning of an event that is kept until its end comes; the usage of a larger one is not read."""
@@ -40,8 +40,6 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 """Size of a whole answer that is kept; the usage of a larger one is not read."""
 _MAX_PIECE_BYTES: Final = 32 * 1024 * 1024
 """Size of what one piece of an answer in gzip may become. It could be a thousand times as large as the piece."""
-_BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
 _GZIP: Final = (b"gzip", b"x-gzip")
@@ -123,7 +121,7 @@ class AnswerReader:
         stream = self._kept.pop() + piece if self._kept else piece
         shown: list[bytes] = []
         start = 0
-        for blank in _BLANK_LINE.finditer(stream):
+        for blank in EVENT_END.finditer(stream):
             if more and blank.end() == len(stream) and stream.endswith(b"\r"):
                 break  # A line feed may follow that belongs to this blank line.
             is_shown = self._read_event(stream[start : blank.start()])
@@ -140,7 +138,7 @@ class AnswerReader:
 
     def _read_event(self, event: bytes) -> bool:
         """Count an event and read its usage. Return whether the client may see it."""
-        data = _data_of(event)
+        data = event_data(event)
         if not data or data == _DONE:
             return True
         self._count_events(1)
@@ -253,12 +251,3 @@ def _nested(raw: msgspec.Raw) -> Mapping[str, Any]:
         return _object(_decode_answer(raw).usage) if raw else _NO_FIELDS
     except JSON_ERRORS:
         return _NO_FIELDS
-
-
-def _data_of(event: bytes) -> bytes:
-    """Return the data of an event, its lines joined; b"" if it has none."""
-    event = event.lstrip(b"\r\n")
-    if event.startswith(_DATA) and b"\n" not in event and b"\r" not in event:  # one line, the usual case
-        return event[len(_DATA) :].strip()
-    lines: Sequence[bytes] = _LINE_END.split(event)
-    return b"\n".join(line[len(_DATA) :].strip() for line in lines if line.startswith(_DATA))

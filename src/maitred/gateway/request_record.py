@@ -17,7 +17,8 @@ them when it has ended: behind the text, where engines put it. An answer to `inc
 
 **Errors in an answer.** An answer with status 200 may say that it has failed (`wire.answer_errors`), in an event or in its
 body. Such a request has not completed: its outcome is `error_in_answer`, and of a stream only what came before the error counts
-as tokens. Most pieces do not even contain the word, so looking for it is one search in each.
+as tokens. Nearly every piece of a stream is one event that begins as the one before, and is not looked into: an error begins
+otherwise, or stands at the end, where the last two pieces are looked into in any case.
 
 Compiled (`tools/compile.py`).
 """
@@ -35,8 +36,8 @@ from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.request_metrics import RequestSeries
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
-from maitred.wire.answer_errors import HINT, AnswerError, error_in_body, error_in_stream
-from maitred.wire.sse import unfinished_event
+from maitred.wire.answer_errors import AnswerError, error_in_body, error_in_stream
+from maitred.wire.sse import EVENT_END, unfinished_event
 from maitred.workload.formats.maitred import COMPLETED
 
 if TYPE_CHECKING:
@@ -51,8 +52,13 @@ _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b'
 _EVENT: Final = b"\ndata:"
 _DONE: Final = b"[DONE]\n\n"
 _DATA: Final = b"data:"
+_EVENT_STARTS: Final = (_DATA, b"event:")
 _TAIL_BYTES: Final = 32_768
 """Bytes at the end of an answer in which its usage is looked for."""
+_USUAL_BYTES: Final = 12
+"""Bytes at the beginning of an event in which an error differs from the others: `data: {"id":` and `data: {"erro`."""
+_UNUSUAL: Final = b"\0"
+"""How no piece begins."""
 _MAX_EVENT_BYTES: Final = 65_536
 """Size of an unfinished event that is kept to see whether it is an error."""
 _ONLY_ROLE: Final = re.compile(
@@ -98,9 +104,11 @@ class RequestRecord:
     """Told of the events of each piece of a stream, and when it came, if that is of interest."""
     _last_piece = b""
     _last_pieces = b""
+    _first_piece = b""
     _open_event = b""
     """The beginning of an event that may turn out to be an error."""
-    _first_piece = b""
+    _usual = _UNUSUAL
+    """How the last piece began that was whole events without an error."""
 
     def __init__(self, request: Request, series: RequestSeries, *, generates: bool) -> None:
         """`generates` says that the answer is generated token by token."""
@@ -114,7 +122,7 @@ class RequestRecord:
         self.num_attempts += 1
         if self.num_attempts > 1:
             self.first_data_at, self.num_bytes, self.num_events = None, 0, 0
-            self.error, self._open_event = None, b""
+            self.error, self._open_event, self._usual = None, b"", _UNUSUAL
 
     def on_first_data(self, piece: bytes) -> None:
         """Take note of what has come of the answer up to its first data."""
@@ -125,8 +133,7 @@ class RequestRecord:
             return
         self._first_piece = piece
         self._count_events((b"\n" + piece).count(_EVENT), now)  # The first event has no line end before it.
-        if HINT in piece or not piece.endswith(b"\n"):
-            self._look_for_error(piece)
+        self._look_for_error(piece, b"")
 
     def on_passed_on(self, backend: Backend, piece: bytes, *, is_stream: bool) -> None:
         """Take note that the answer of an earlier attempt, of which `piece` has been held, is sent to the client."""
@@ -137,13 +144,18 @@ class RequestRecord:
     def on_stream_piece(self, piece: bytes) -> None:
         """Take note of a further piece of a stream."""
         now, last = monotonic_ns() // 1000, self._last_piece
+        # `count`, because `in` first takes the bytes for a number, which costs as much again.
+        if piece.startswith(self._usual) and not piece.count(_EVENT):
+            self._count_events(1, now)
+        elif not piece:  # The end of the stream has come by itself.
+            return
+        elif self.error is None:
+            # A mark may begin in one piece and end in the next.
+            count = piece.count(_EVENT) + 1 if piece.startswith(_DATA) else (last[1 - len(_EVENT) :] + piece).count(_EVENT)
+            self._count_events(count, now)
+            self._look_for_error(piece, last)
         self._last_pieces, self._last_piece = last, piece
         self.num_bytes += len(piece)
-        # Usually a piece is whole events. Otherwise a mark may begin in one piece and end in the next.
-        starts_event = piece.startswith(_DATA)
-        self._count_events(piece.count(_EVENT) + 1 if starts_event else (last[1 - len(_EVENT) :] + piece).count(_EVENT), now)
-        if HINT in piece or self._open_event or not piece.endswith(b"\n"):
-            self._look_for_error(piece)
         if not piece.endswith(_DONE):
             self.series.itl.observe(now - self.last_data_at)
         self.last_data_at = now
@@ -153,23 +165,40 @@ class RequestRecord:
         self._last_pieces, self._last_piece = self._last_piece, piece
         self.num_bytes += len(piece)
 
-    def _look_for_error(self, piece: bytes) -> None:
-        """Look for an error in a piece of a stream that may have one, or that ends within an event. What follows an error is
-        counted no more, and neither is the error."""
-        if self.error is not None:
-            return
-        events = self._open_event + piece
-        found = error_in_stream(events)
-        if found is not None:
-            self.error, begin = found
-            self.num_events -= (b"\n" + events[begin:]).count(_EVENT)
+    def _look_for_error(self, piece: bytes, last: bytes) -> None:
+        """Look for an error in a piece of a stream that follows `last`. Neither an error nor what follows it is counted."""
+        begun = self._open_event or unfinished_event(last)
+        events = begun + piece
+        if self._find_error(events):
             return
         rest = unfinished_event(events)
         self._open_event = rest if len(rest) <= _MAX_EVENT_BYTES else b""
+        self._usual = _UNUSUAL if begun or rest else piece[:_USUAL_BYTES]
+
+    def _look_at_end(self) -> None:
+        """Look for an error in the last two pieces of an answer that has ended. The first one was looked into when it came."""
+        if self.error is not None or not self._last_pieces:
+            return
+        tail = self._last_pieces + self._last_piece
+        if not self.is_stream:
+            self.error = error_in_body(tail) if len(tail) == self.num_bytes else None
+        elif tail.startswith(_EVENT_STARTS):
+            self._find_error(tail)
+        else:
+            first = EVENT_END.search(tail)
+            self._find_error(b"" if first is None else tail[first.end() :])
+
+    def _find_error(self, events: bytes) -> bool:
+        """Return whether one of these events, which have all been counted, is an error."""
+        found = error_in_stream(events)
+        if found is None:
+            return False
+        self.error, at = found
+        self.num_events -= (b"\n" + events[at:]).count(_EVENT)
+        self._usual = _UNUSUAL
+        return True
 
     def _count_events(self, num_events: int, now: Micros) -> None:
-        if self.error is not None:
-            return
         self.num_events += num_events
         if self.on_events is not None:
             self.on_events(num_events, now)
@@ -186,8 +215,7 @@ class RequestRecord:
     def on_complete(self) -> None:
         """Note that the whole answer of the backend was sent to the client."""
         self.is_complete, self.ended_at = True, monotonic_now()
-        if not self.is_stream and self._last_pieces and self.num_bytes == len(self._last_pieces) + len(self._last_piece):
-            self.error = error_in_body(self._last_pieces + self._last_piece)
+        self._look_at_end()
         if self.status == 200 and self.error is None:
             self.series.e2e.observe(self.ended_at - self.request.arrival)
 
@@ -218,6 +246,8 @@ class RequestRecord:
     def end(self) -> None:
         """Note that the request has ended, in whatever way, and read the tokens that the backend has reported."""
         self.ended_at = self.ended_at or monotonic_now()
+        if not self.is_complete:
+            self._look_at_end()
         usage = self.reported
         if usage is not None and 0 < usage.prompt_tokens <= usage.total_tokens:
             self.prompt_tokens, self.output_tokens = usage.prompt_tokens, usage.total_tokens - usage.prompt_tokens

@@ -19,18 +19,17 @@ decoded, and only their own members count.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import msgspec
 
 from maitred.core.errors import JSON_ERRORS
+from maitred.wire.sse import EVENT_END, LINE_END
 
 HINT: Final = b"error"
 """What every event or body with an error contains. Most others do not, and to look for it costs little."""
-EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
-"""The blank line at the end of an event."""
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_JSON_HINT: Final = b'"error"'
+"""What every JSON object with an error contains. In a text of the model the quotes are escaped."""
 _MAX_MESSAGE: Final = 500
 _FAULTS_OF_CLIENTS: Final = ("invalid_request_error", "BadRequestError", "invalid_prompt")
 """Types and codes that stand for a status of 400."""
@@ -68,6 +67,8 @@ _decode_members: Final = msgspec.json.Decoder(_Members).decode
 def error_in_stream(stream: bytes) -> tuple[AnswerError, int] | None:
     """Return the first error among the events of a piece of a stream, and where its event begins; None if there is none. The
     piece must begin with an event; an event that is cut at its end is no error yet."""
+    if stream.find(HINT) < 0:
+        return None
     start = 0
     for blank in EVENT_END.finditer(stream):
         found = error_in_event(stream[start : blank.start()])
@@ -80,16 +81,16 @@ def error_in_stream(stream: bytes) -> tuple[AnswerError, int] | None:
 
 def error_in_event(event: bytes) -> AnswerError | None:
     """Return the error that an event reports (its lines, without the blank one), or None."""
-    if HINT not in event:
+    if event.find(HINT) < 0:
         return None
     name, data = b"", []
-    for line in _LINE_END.split(event):
+    for line in LINE_END.split(event):
         field, _, value = line.partition(b":")
         if field == b"data":
             data.append(value.strip())
         elif field == b"event":
             name = value.strip()
-        elif field == b"error":
+        elif field == b"error" and value.lstrip().startswith(b"{"):
             return _error_of_value(_decoded(value.strip()) or value)
     body = b"\n".join(data)
     found = error_in_body(body)
@@ -100,7 +101,7 @@ def error_in_event(event: bytes) -> AnswerError | None:
 
 def error_in_body(body: bytes) -> AnswerError | None:
     """Return the error that a JSON object reports, or None; None for what is no JSON object, too."""
-    if HINT not in body:
+    if body.find(_JSON_HINT) < 0:
         return None
     try:
         members = _decode_members(body)

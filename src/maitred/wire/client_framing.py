@@ -66,16 +66,6 @@ def _join_lines(lines: list[bytes], *, line_ends: int) -> bytes:
 NO_BLOCK: Final = HeaderBlock([])
 
 
-class _HeadAndEnd:
-    """What a parser tells of a response whose body is skipped: it makes no object of any piece."""
-
-    def __init__(self, framing: ClientFraming) -> None:
-        self.on_message_begin = framing.on_message_begin
-        self.on_header = framing.on_header
-        self.on_headers_complete = framing.on_headers_complete
-        self.on_message_complete = framing.on_message_complete
-
-
 class ClientFraming(MessageFraming):
     """The framing of one connection to a server."""
 
@@ -89,7 +79,7 @@ class ClientFraming(MessageFraming):
         self._known_heads = known_heads or KnownHeads[ResponseHead]()
 
     def _make_parser(self) -> Any:
-        return httptools.HttpResponseParser(_HeadAndEnd(self) if self._skips_body else self)
+        return httptools.HttpResponseParser(self)
 
     def _begin_response(self) -> None:
         self._is_at_start = True
@@ -110,13 +100,8 @@ class ClientFraming(MessageFraming):
         headers: Iterable[tuple[bytes, bytes]],
         body_bytes: int,
         block: HeaderBlock = NO_BLOCK,
-        *,
-        skips_body: bool = False,
     ) -> bytes:
         """Return the head of a request. Its body must follow as it is; nothing more may be sent then.
-
-        With `skips_body` the events of the response have no pieces of its body, which costs a fifth as much. Nothing limits
-        what the body has beside its data then, so this is for servers that are trusted.
 
         `headers` and `block` must contain neither Host nor headers about framing or the connection. Raises ValueError if a
         header contains a line end.
@@ -129,9 +114,6 @@ class ClientFraming(MessageFraming):
         self.own = _DONE  # The body follows as it is.
         self.peer = _SEND_RESPONSE
         self._bodiless = method == "HEAD"
-        if skips_body is not self._skips_body:
-            self._skips_body = skips_body
-            self._parser = self._make_parser()
         self._begin_response()
         return head + block.lines + b"\r\n"
 
@@ -141,7 +123,7 @@ class ClientFraming(MessageFraming):
             return self._parse(data)
         self._is_at_start = False
         # Behind the head of an answer to HEAD is no body, whatever the head says.
-        seen = None if self._bodiless or self._skips_body else self._known_heads.look_up(data)
+        seen = None if self._bodiless else self._known_heads.look_up(data)
         if seen is not None and seen.known is not None and len(data) - seen.end == seen.length:
             return self._take_known(seen.known, seen.length, data[seen.end :])
         self._begin_message()

@@ -64,9 +64,6 @@ _SEND_BODY: Final = State.SEND_BODY
 class MessageFraming:
     """What both ends share: states, the parser and its limits, pieces of bodies. The parser calls the `on_` methods."""
 
-    _skips_body = False
-    """Whether the parser says nothing of bodies; all that is received in one counts as its data then."""
-
     def __init__(self, max_head: int) -> None:
         """`max_head` is the largest head, in bytes."""
         self.own = _IDLE
@@ -167,8 +164,6 @@ class MessageFraming:
         if switched_at >= 0:  # Not within the handler, which would be the context of each further error.
             self._on_upgrade(data[switched_at:])
             return
-        if self._skips_body and self._in_body:
-            self.body_bytes += size
         if self.body_bytes == body_bytes and self._head_bytes == head_bytes:
             self._quiet_bytes += size
             if self._quiet_bytes > self._max_head:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Final
+
 from maitred.wire.messages import Headers
 
 EVENT_STREAM_TYPE = b"text/event-stream"
@@ -12,6 +16,11 @@ KEEPALIVE_COMMENT = b": keepalive\n\n"
 
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 """The blank lines that end an event."""
+
+EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+"""The blank line at the end of an event, and the line end before it, whatever the line ends are."""
+LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_DATA: Final = b"data:"
 
 
 def is_event_stream(headers: Headers) -> bool:
@@ -33,4 +42,15 @@ def has_data(stream: bytes) -> bool:
 
 def unfinished_event(stream: bytes) -> bytes:
     """Return what follows the last blank line of a stream: nothing, or the beginning of an event."""
+    if not stream or stream.endswith(b"\n\n"):  # the usual case
+        return b""
     return stream[max(at + len(end) if (at := stream.rfind(end)) >= 0 else 0 for end in EVENT_ENDS) :]
+
+
+def event_data(event: bytes) -> bytes:
+    """Return the data of an event, its lines joined; b"" if it has none."""
+    event = event.lstrip(b"\r\n")
+    if event.startswith(_DATA) and b"\n" not in event and b"\r" not in event:  # one line, the usual case
+        return event[len(_DATA) :].strip()
+    lines: Sequence[bytes] = LINE_END.split(event)
+    return b"\n".join(line[len(_DATA) :].strip() for line in lines if line.startswith(_DATA))
