@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -85,7 +86,10 @@ class BenchFlags(FileFlags, VllmFlags):
     max_concurrency: Annotated[
         int | None,
         flag(
-            _SENDING, "--max-concurrency", "Most requests in flight. Latencies still count from the plan. Default: none.", "N"
+            _SENDING,
+            "--max-concurrency",
+            "Most requests in flight. With --request-rate inf latencies count from sending. Default: none.",
+            "N",
         ),
     ] = None
     no_stream: Annotated[bool | None, flag(_SENDING, "--no-stream", "No answer streams.", SWITCH)] = None
@@ -124,8 +128,9 @@ def run(flags: BenchFlags) -> None:
     from maitred.study.live.benchmark import run_benchmark
     from maitred.workload.load import describe
 
+    sends_at_once = flags.values.get("workload.rate") == inf
     flags = replace(flags, values={**flags.values, **vllm_workload(flags)})
-    plan, per, load = _plan(flags), breakdown(flags), _LiveLoad(flags)
+    plan, per, load = _plan(flags, sends_at_once), breakdown(flags), _LiveLoad(flags)
     check_percentiles(flags)
     raise_file_limit()
     weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
@@ -193,8 +198,8 @@ def _ramped_jobs(flags: BenchFlags, strategy: str) -> Iterable[Job]:
     return ramped(build_jobs(at_one_per_second.load, flags.seed, None, None, as_flag), count, strategy, start, end)
 
 
-def _plan(flags: BenchFlags) -> BenchPlan:
-    """Return how the flags want requests to be sent. Raises ConfigError."""
+def _plan(flags: BenchFlags, sends_at_once: bool) -> BenchPlan:
+    """Return how the flags want requests to be sent; `sends_at_once` says that all are planned at once. Raises ConfigError."""
     from maitred.emulator.clients.sender import SendTarget
     from maitred.study.live.benchmark import BenchPlan, check_plan
     from maitred.wire.origin import Origin
@@ -211,6 +216,7 @@ def _plan(flags: BenchFlags) -> BenchPlan:
         ),
         model=flags.model or "",
         max_concurrency=flags.max_concurrency,
+        is_closed=sends_at_once and flags.max_concurrency is not None,
         num_warmups=flags.num_warmups,
         ignore_eos=not flags.no_ignore_eos,
         stream=not flags.no_stream,

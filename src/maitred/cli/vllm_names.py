@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -237,25 +237,16 @@ def print_percentiles(flags: VllmFlags, results: Results) -> None:
 
     from maitred.core.units import to_ms
     from maitred.report.table import NO_VALUE, format_number, new_table, print_table
+    from maitred.study.live.vllm_result import vllm_latencies
 
     percentiles = _percentiles(flags)
     table = new_table({"percentiles": "bold"}, ("mean", *(f"p{each:g}" for each in percentiles)), min_width=9)
-    for name, values in _latencies(results).items():
+    for name, values in vllm_latencies(results).items():
         if name in metrics:
             figures = [values.mean(), *np.percentile(values, percentiles)] if len(values) else []
             shown = [format_number(to_ms(figure)) for figure in figures] or [NO_VALUE] * (1 + len(percentiles))
             table.add_row(f"{_METRICS[name]} ms", *shown)
     print_table(table, Console())
-
-
-def _latencies(results: Results) -> Mapping[str, Any]:
-    """Return the latencies in µs under vLLM's names."""
-    from maitred.report.request_statistics import request_latencies
-
-    found = request_latencies(results)
-    gaps = results.itl_gaps
-    return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": found["tpot"][:0] if gaps is None else gaps.single_gaps,
-            "e2el": found["e2e"]}  # fmt: skip
 
 
 def write_vllm_result(flags: VllmFlags, live: LiveRun, summary: Summary) -> None:

@@ -4,6 +4,7 @@
     run_setup           what was simulated: the line above every table, the settings that were in force
     programs            the figures of agent programs
     summary             the figures of all requests and of groups of them, from kept rows or from rows that stream by
+    latencies           times made of the instants of each request; none of an instant that never came
     request_statistics  counts and latencies of requests
     breakdown           groups of requests, and the gaps between tokens of each group
     slo                 latency targets

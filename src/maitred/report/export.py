@@ -26,6 +26,7 @@ from maitred.core.units import to_ms, to_seconds
 from maitred.report.assessment import Assessment
 from maitred.report.breakdown import By
 from maitred.report.fitness import Fitness
+from maitred.report.latencies import Times, request_times
 from maitred.report.programs import program_metrics
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.slo import Slo, Targets
@@ -75,18 +76,15 @@ def to_frame(results: Results) -> pl.DataFrame:
     require_polars("a data frame")
     import polars as pl
 
-    completed = results.outcome == Outcome.COMPLETED
-    began = results.first_token >= 0
-    several = completed & (results.output_tokens > 1)
-    gaps = np.maximum(results.output_tokens - 1, 1)
+    times = request_times(results)
     return pl.DataFrame(
         {
             "request_id": results.request_id,
-            "ttft_us": _null_unless(began, results.first_token - results.arrival),
-            "e2e_us": _null_unless(completed, results.finished - results.arrival),
+            "ttft_us": _whole(times.ttft),
+            "e2e_us": _whole(times.e2e),
             "input_tokens": results.prompt_tokens,
             "output_tokens": results.output_tokens,
-            "tpot_us": _null_unless(several, (results.finished - results.first_token) / gaps),
+            "tpot_us": _null_unless(~np.isnan(times.tpot), times.tpot),
             "outcome": _named([kind.name.lower() for kind in sorted(Outcome)], results.outcome),
             "class": _named([kind.label for kind in sorted(PriorityClass)], results.priority_class),
             "slo_class": _named(results.slo_classes, results.slo_class),
@@ -121,6 +119,12 @@ def _null_unless(there: NDArray[np.bool_], values: NDArray[Any]) -> pl.Series:
     import polars as pl
 
     return pl.select(pl.when(pl.lit(pl.Series(there))).then(pl.lit(pl.Series(values)))).to_series()
+
+
+def _whole(times: Times) -> pl.Series:
+    """Return times as whole µs, null where there is none."""
+    there = ~np.isnan(times)
+    return _null_unless(there, np.where(there, times, 0).astype(np.int64))
 
 
 def _instant(column: NDArray[np.int64]) -> pl.Series:
@@ -158,7 +162,7 @@ def _measurement(results: Results, row: int) -> RequestMeasurement:
 
 class _Completed(msgspec.Struct):
     request_id: int
-    ttft_us: int
+    ttft_us: int | None
     e2e_us: int
     input_tokens: int
     output_tokens: int
@@ -172,15 +176,15 @@ def write_results(results: Results, path: Path, write: WriteBytes) -> None:
         write_requests(results, write)
 
 
-def _completed_columns(results: Results, rows: NDArray[np.int64]) -> Sequence[NDArray[np.int64]]:
+def _completed_columns(results: Results, rows: NDArray[np.int64]) -> Sequence[Sequence[int | None]]:
     """Return the columns of `_Completed`, for these rows."""
-    arrival = results.arrival[rows]
+    arrival, first = results.arrival[rows], results.first_token[rows]
     return (
-        results.request_id[rows],
-        results.first_token[rows] - arrival,
-        results.finished[rows] - arrival,
-        results.prompt_tokens[rows],
-        results.output_tokens[rows],
+        results.request_id[rows].tolist(),
+        [time if there else None for time, there in zip((first - arrival).tolist(), (first >= 0).tolist(), strict=True)],
+        (results.finished[rows] - arrival).tolist(),
+        results.prompt_tokens[rows].tolist(),
+        results.output_tokens[rows].tolist(),
     )
 
 
@@ -192,7 +196,7 @@ def write_requests(results: Results, write: WriteBytes) -> None:
     separator = b"[\n"
     for start in range(0, len(rows), _SLICE):
         part = rows[start : start + _SLICE]
-        objects = map(_Completed, *(column.tolist() for column in _completed_columns(results, part)))
+        objects = map(_Completed, *_completed_columns(results, part))
         write(separator + b",\n".join(map(encode, objects)))
         separator = b",\n"
     write(b"\n]\n" if len(rows) else b"[]\n")

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from maitred.core.units import MILLISECOND, SECOND, Micros
 from maitred.report.breakdown import By, group_codes, group_label, itl_by_group, split_by
+from maitred.report.latencies import last_tokens
+from maitred.report.request_statistics import request_latencies
 from maitred.report.slo import Slo
 from maitred.report.table import format_number, format_share
 from maitred.sim import Outcome, Results
@@ -84,14 +86,15 @@ def latency_panels(results: Results, slo: Slo) -> list[Panel]:
     classes = [*split_by(results, By.CLASS)]
     parts = classes if len(classes) > 1 else [(_ALL, results)]
     panels = []
-    for name, about, latency_of, target in (
-        ("TTFT", "time to first token", _ttft, slo.ttft),
-        ("TPOT", "time per output token", _tpot, slo.tpot),
-        ("E2E", "time to last token", _e2e, slo.e2e),
+    latencies = [(label, request_latencies(part)) for label, part in parts]
+    for name, about, target in (
+        ("ttft", "time to first token", slo.ttft),
+        ("tpot", "time per output token", slo.tpot),
+        ("e2e", "time to last token", slo.e2e),
     ):
-        curves = tuple(_distribution(label, latency_of(part)) for label, part in parts if len(latency_of(part)))
+        curves = tuple(_distribution(label, of[name] / MILLISECOND) for label, of in latencies if len(of[name]))
         if curves:
-            panels.append(_distribution_panel(name, about, "requests", curves, _shown_target(target, curves)))
+            panels.append(_distribution_panel(name.upper(), about, "requests", curves, _shown_target(target, curves)))
     return [*panels, *_gaps(results)]
 
 
@@ -123,20 +126,6 @@ def _gaps(results: Results) -> Iterator[Panel]:
     )
     if curves:
         yield _distribution_panel("ITL", "gap between tokens", "gaps", curves)
-
-
-def _ttft(results: Results) -> Floats:
-    return np.asarray((results.first_token - results.arrival)[results.first_token >= 0] / MILLISECOND)
-
-
-def _tpot(results: Results) -> Floats:
-    several = (results.outcome == Outcome.COMPLETED) & (results.output_tokens > 1)
-    gaps = (results.output_tokens - 1)[several]
-    return np.asarray((results.finished - results.first_token)[several] / gaps / MILLISECOND)
-
-
-def _e2e(results: Results) -> Floats:
-    return np.asarray((results.finished - results.arrival)[results.outcome == Outcome.COMPLETED] / MILLISECOND)
 
 
 def _distribution(label: str, values: Floats) -> Curve:
@@ -220,7 +209,8 @@ def _present(since: NDArray[np.int64], until: NDArray[np.int64], at: Floats) -> 
 def _tokens(results: Results, edges: Floats) -> Panel:
     """Chart the output tokens per second, as if each answer came evenly between its first and its last token."""
     tokens, first = results.output_tokens, results.first_token
-    last = np.where(results.finished >= 0, results.finished, results.end)
+    last = last_tokens(results)
+    last = np.where(last >= 0, last, results.end)
     has_output = (tokens > 0) & (first >= 0)
     first, last = first[has_output].astype(np.float64), last[has_output].astype(np.float64)
     # Each answer adds its slope at its first token and takes it back at its last one. The running sum is the rate of all

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from maitred.core.histogram import QuantileSketch
 from maitred.core.units import Micros
+from maitred.report.latencies import has_gaps, last_tokens, request_times
 from maitred.report.slo import Slo, meets_slo
 from maitred.sim import Outcome, Results
 
@@ -103,7 +104,7 @@ def count_requests(results: Results, slo: Slo) -> RequestCounts:
     """Return the counts of all rows of `results`."""
     outcome = results.outcome
     let_in = (outcome != Outcome.REJECTED) & (outcome != Outcome.REFUSED)
-    several = _has_gaps(results)
+    several = has_gaps(results)
     return RequestCounts(
         arrived=len(results),
         outcomes={kind: int(np.count_nonzero(outcome == kind)) for kind in Outcome},
@@ -113,7 +114,7 @@ def count_requests(results: Results, slo: Slo) -> RequestCounts:
         output_tokens=int(results.output_tokens.sum()),
         wasted_tokens=int(results.wasted_tokens.sum()),
         num_gaps=int((results.output_tokens[several] - 1).sum()),
-        gap_time=int((results.finished - results.first_token)[several].sum()),
+        gap_time=int((last_tokens(results) - results.first_token)[several].sum()),
         preemptions=int(results.preemptions.sum()),
         retries=int(results.retries.sum()),
         longest_wait=_longest_wait(results),
@@ -138,23 +139,8 @@ def add_counts(first: RequestCounts, second: RequestCounts) -> RequestCounts:
 
 def request_latencies(results: Results) -> dict[str, NDArray[Any]]:
     """Return the latencies in µs by name (ttft, tpot, e2e, scheduling_delay), each of the requests that have one."""
-    arrival, first, finished = results.arrival, results.first_token, results.finished
-    tokens, scheduled = results.output_tokens, results.scheduled
-    completed = results.outcome == Outcome.COMPLETED
-    several = _has_gaps(results)
-    return {
-        "ttft": (first - arrival)[first >= 0],
-        "tpot": (finished - first)[several] / (tokens - 1)[several],
-        "e2e": (finished - arrival)[completed],
-        "scheduling_delay": (scheduled - arrival)[scheduled >= 0],
-    }
-
-
-def _has_gaps(results: Results) -> NDArray[np.bool_]:
-    """Return which requests completed with several tokens that did not come at once, as they do if nothing is streamed."""
-    completed = (results.outcome == Outcome.COMPLETED) & (results.output_tokens > 1)
-    several: NDArray[np.bool_] = completed & (results.finished > results.first_token)
-    return several
+    times = request_times(results)
+    return {name: column[~np.isnan(column)] for name in times.__struct_fields__ for column in (getattr(times, name),)}
 
 
 def _longest_wait(results: Results) -> Micros:

@@ -1,7 +1,8 @@
 """Service level objectives: latency targets for all requests and for classes.
 
-A request meets its SLO if it completed within every target that applies to it. A single token has no gap, so it meets any TPOT
-target. A target of a class replaces the target for all, each latency by itself. The class of a request is its SLO class if it
+A request meets its SLO if it completed within every target that applies to it. A request without a TTFT, because none of its
+tokens was seen, meets no TTFT target. A single token has no gap, so it meets any TPOT target, and so do tokens that come at
+once. A target of a class replaces the target for all, each latency by itself. The class of a request is its SLO class if it
 names one, and otherwise its priority class:
 
     Slo(ttft=500_000, classes={"batch": Targets(ttft=60_000_000)})    # a minute for batch, half a second for all others
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from maitred.core.request import PriorityClass
 from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms
+from maitred.report.latencies import Times, came_at_once, request_times
 from maitred.sim import Outcome, Results
 from maitred.workload import Trace, Workload
 
@@ -63,14 +65,12 @@ def _us(milliseconds: float | None) -> Micros | None:
 
 def meets_slo(results: Results, slo: Slo) -> Mask:
     """Return which requests meet their SLO."""
-    gaps = np.maximum(results.output_tokens - 1, 1)
-    tpot = (results.finished - results.first_token) / gaps
-    tpot[results.output_tokens <= 1] = 0
+    times = request_times(results)
     met: Mask = (
         (results.outcome == Outcome.COMPLETED)
-        & _within(results.first_token - results.arrival, "ttft", results, slo)
-        & _within(tpot, "tpot", results, slo)
-        & _within(results.finished - results.arrival, "e2e", results, slo)
+        & _within(times.ttft, "ttft", results, slo)
+        & _within(np.where(came_at_once(results), 0.0, times.tpot), "tpot", results, slo)
+        & _within(times.e2e, "e2e", results, slo)
     )
     return met
 
@@ -80,7 +80,7 @@ def classes_without_requests(results: Results, slo: Slo) -> list[str]:
     return [name for name in slo.classes if not _members(results, name).any()]
 
 
-def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: str, results: Results, slo: Slo) -> Mask:
+def _within(latency: Times, target: str, results: Results, slo: Slo) -> Mask:
     for_all: Micros | None = getattr(slo, target)
     limits = np.full(len(results), np.inf if for_all is None else for_all)
     # SLO classes come last, because the class that a request names itself counts more than its priority class.
@@ -88,7 +88,7 @@ def _within(latency: npt.NDArray[np.int64] | npt.NDArray[np.float64], target: st
         of_class: Micros | None = getattr(targets, target)
         if of_class is not None:
             limits[_members(results, name)] = of_class
-    within: Mask = latency <= limits
+    within: Mask = (latency <= limits) | np.isinf(limits)  # No latency is NaN, which is within nothing.
     return within
 
 

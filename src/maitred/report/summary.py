@@ -1,7 +1,8 @@
 """Summary: the figures of a run, for all requests and for groups of them.
 
     TTFT          first token - arrival, of every request that got a first token, whatever its outcome (as in BLIS)
-    TPOT          (finished - first token) / (output tokens - 1), of completed requests with at least 2 output tokens
+    TPOT          (last token - first token) / (output tokens - 1), of completed requests with at least 2 output tokens that
+                  did not come at once
     E2E           finished - arrival, of completed requests
     ITL           every single gap between tokens, whatever the outcome of the request. The instances keep the gaps in sketches,
                   so percentiles are within 0.5 %. If gaps were not recorded per request, groups have only the mean, over the

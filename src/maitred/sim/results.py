@@ -19,7 +19,8 @@ from maitred.instance.step_meter import ItlLog
 Ints: TypeAlias = NDArray[np.int64]
 
 NEVER = -1
-"""Stands for the instant of an event that did not happen, and for the index of no instance."""
+"""Stands for the instant of an event that did not happen, and for the index of no instance. It is no number to reckon with:
+`report.latencies` makes times of instants."""
 
 
 class Outcome(IntEnum):
@@ -206,6 +207,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to single requests besides, if there are samples."""
     programs: ProgramColumns | None = None
     """The agent programs, if `programs` schedules them."""
+    last_token: Ints | None = None
+    """When the last token came, or -1, where clients have measured it; None: tokens end when the request does."""
     is_measured: bool = False
     """Whether clients measured the rows at a live endpoint. `admitted` and `queued` are then the instants at which requests
     were sent, and what an engine alone knows is missing."""

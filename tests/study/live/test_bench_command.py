@@ -145,3 +145,16 @@ def test_the_name_of_vllm_for_the_model_is_the_one_that_is_asked_for(maitred, ur
     assert result.code == 2
     assert "absent" in result.err
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("rate", "from_sending"), [("inf", True), ("500", False)])
+def test_requests_that_are_all_planned_at_once_are_those_of_a_closed_loop(maitred, url, tmp_path, rate, from_sending):
+    """As in vllm bench serve, whose names these are, latencies count from sending then."""
+    flags = f"--request-rate {rate} --max-concurrency 2 --num-prompts 12 --random-input-len 40 --random-output-len 5"
+    result = maitred("bench", url, *flags.split(), "--save-result", "--result-filename", "v.json")
+    assert result.code == 0, result.err
+    assert ("latencies from sending" in result.out) == from_sending
+    written = json.loads((tmp_path / "v.json").read_text())
+    spread = max(written["start_times"]) - min(written["start_times"])
+    if from_sending:
+        assert spread > 5 * min(written["latencies"])  # six requests of each of two clients, one after the other

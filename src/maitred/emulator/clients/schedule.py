@@ -6,7 +6,9 @@ that waited for answers would slow down with the server and hide its queue (coor
 wait: sessions, closed loops and agent programs are reactive (`workload.job`), and name the requests that follow from an end.
 
 `max_concurrency` holds requests back while that many are in flight. They keep the arrival that was planned, so that the time
-for which they were held back is part of their latency.
+for which they were held back is part of their latency. Where all of them are planned at once, though, the plan is only a
+supply for that many clients, each of which sends when its last answer has come: a closed loop (`is_closed`), whose latencies
+count from sending, as in `vllm bench serve`.
 
 Example with `max_concurrency = 1`, requests due at 0, 10 and 20 ms, and answers that take 15 ms: `take_due(0)` gives the first
 one, `take_due(10)` none, the end at 15 ms frees the place, and `take_due(15)` gives the second one, 5 ms late.
@@ -26,8 +28,10 @@ from maitred.workload import Job, ReactiveWorkload
 class SendSchedule:
     """The requests of one workload that are still to be sent. Instants are µs since the start of the run."""
 
-    def __init__(self, jobs: Iterable[Job], max_concurrency: int | None = None) -> None:
-        """`jobs` are in the order of arrival. `max_concurrency` is at least 1, or None for no limit."""
+    def __init__(self, jobs: Iterable[Job], max_concurrency: int | None = None, *, is_closed: bool = False) -> None:
+        """`jobs` are in the order of arrival. `max_concurrency` is at least 1, or None for no limit; `is_closed` says that it
+        is the number of clients of a closed loop."""
+        self.is_closed = is_closed and max_concurrency is not None
         self._jobs = iter(jobs)
         self._reactive = jobs if isinstance(jobs, ReactiveWorkload) else None
         self._max_concurrency = max_concurrency

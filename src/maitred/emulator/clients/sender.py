@@ -5,7 +5,8 @@ first; where there is none, one is made, and its time is part of the latency, as
 connection that the server had closed in the meantime is sent once more.
 
 Latencies count from the instant for which a request was *planned*. How much later it was sent is its lateness: the sender's own
-fault (a slow machine), or that of `max_concurrency`.
+fault (a slow machine), or that of `max_concurrency`. A request that the schedule sends as soon as another one has ended
+(`SendSchedule.is_closed`) is planned for that instant.
 
     planned <= sent < first token <= last token <= ended
 """
@@ -26,7 +27,7 @@ import msgspec
 from maitred.core.errors import describe_os_error
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros, to_seconds
-from maitred.emulator.clients.answers import Answer
+from maitred.emulator.clients.answers import NO_USAGE, Answer, Usage
 from maitred.emulator.clients.connection import LoadConnection
 from maitred.emulator.clients.prompts import PromptWriter
 from maitred.emulator.clients.schedule import SendSchedule
@@ -59,7 +60,7 @@ class SendTarget(msgspec.Struct, frozen=True):
 
 
 class SentRequest:
-    """What is known of one request. Instants are µs since the start of the run, or -1."""
+    """What is known of one request. Instants are µs since the start of the run, or None if they never came."""
 
     __slots__ = ("_deadline", "answer", "ended", "headers", "is_open", "job", "planned", "problem", "sent", "status", "usage")
 
@@ -67,13 +68,14 @@ class SentRequest:
         self.job = job
         self.answer = answer
         self.planned = planned
-        self.sent: Micros = -1
-        self.ended: Micros = -1
+        """From when its latency counts."""
+        self.sent: Micros | None = None
+        self.ended: Micros | None = None
         self.status = 0
         """Status of the response; 0 without one."""
         self.headers: Headers = []
-        self.usage: tuple[int | None, int | None, int | None] = (None, None, None)
-        """Prompt, output and cached tokens of a completed request as the endpoint reports them; None for what it does not."""
+        self.usage: Usage = NO_USAGE
+        """The usage of a completed request."""
         self.problem = ""
         """Why the response is not whole, or empty."""
         self.is_open = True
@@ -182,7 +184,8 @@ class RequestSender:
         request = job.request
         body = self._prompts.body(job)
         keeps_text = self._prompts.keeps_answer(request.id)
-        sent = SentRequest(job, Answer(is_stream=request.stream, keeps_text=keeps_text), request.arrival)
+        planned = self.clock() if self._schedule.is_closed else request.arrival
+        sent = SentRequest(job, Answer(is_stream=request.stream, keeps_text=keeps_text), planned)
         self.num_sent += 1
         if self._on_send is not None:
             self._on_send(sent)
@@ -231,7 +234,7 @@ class RequestSender:
                 return
             # A server may close a kept connection just as a request is sent over it. Nothing of a response has come then, so
             # sending it again does no harm.
-            if problem and not connection.status and connection.num_responses and not sent.answer.num_events:
+            if problem and not connection.status and connection.num_responses:
                 self._dispatch(sent, body, keeps_text)  # The server had closed a kept connection.
                 return
             self._finish(sent, connection, problem)
@@ -245,7 +248,6 @@ class RequestSender:
             body,
             sent.answer,
             on_response,
-            expects_stream=request.stream and not keeps_text,
         )
 
     def _headers_of(self, request: Request) -> Sequence[tuple[bytes, bytes]]:
@@ -266,13 +268,13 @@ class RequestSender:
             connection.count_gathered()
             sent.status, sent.headers = connection.status, connection.headers
         self._open.pop(request.id, None)
-        if not problem and sent.status == 200 and not answer.is_whole:
-            sent.problem = "the stream broke off"
+        if sent.status == 200 and (answer.error is not None or not problem):
+            sent.problem = problem if problem in (TIMED_OUT, STOPPED) else answer.problem
         completed = sent.completed
-        if completed and not request.stream:
-            sent.ended = answer.first  # All of it came at once.
         if completed:
-            sent.usage = answer.usage()
+            sent.usage = answer.usage
+            if not answer.is_stream and answer.first is not None:
+                sent.ended = answer.first  # All of it came at once.
         prompt, output, _ = sent.usage
         tokens = answer.num_events if output is None else output
         text = answer.text if completed else None

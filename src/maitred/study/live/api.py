@@ -26,6 +26,7 @@ def bench(
     model: str = "",
     chat: bool = False,
     max_concurrency: int | None = None,
+    is_closed: bool = False,
     num_warmups: int = 0,
     stream: bool = True,
     ignore_eos: bool = True,
@@ -36,8 +37,9 @@ def bench(
 ) -> Result:
     """Send a workload to the endpoint at `url` (http://host:port) on its schedule, and return what its clients saw.
 
-    `model` is the first that the endpoint serves if it is not given. Requests are completions, or chats. `horizon` (µs) ends
-    the run. `seed` is only noted in the result: a workload has its own.
+    `model` is the first that the endpoint serves if it is not given. Requests are completions, or chats. With `is_closed` the
+    requests of a workload that are all planned at once are those of `max_concurrency` clients, and latencies count from
+    sending. `horizon` (µs) ends the run. `seed` is only noted in the result: a workload has its own.
 
     Raises BenchError if the endpoint cannot be measured, and ConfigError for arguments that cannot be.
     """
@@ -46,6 +48,7 @@ def bench(
         endpoint=SendTarget(origin=Origin.parse(url, where="url"), path=CHAT if chat else COMPLETIONS, headers=sent),
         model=model,
         max_concurrency=max_concurrency,
+        is_closed=is_closed,
         num_warmups=num_warmups,
         stream=stream,
         ignore_eos=ignore_eos,
@@ -61,7 +64,8 @@ def live_setup(plan: BenchPlan, live: LiveRun, *, seed: int, workload: str = "",
     chats = "chats" if plan.endpoint.path.endswith("/chat/completions") else "completions"
     parts = [f"{live.model} at {plan.endpoint.origin}", f"{chats}, {'streaming' if plan.stream else 'not streaming'}"]
     if plan.max_concurrency is not None:
-        parts.append(f"at most {plan.max_concurrency:,} in flight")
+        since = ", latencies from sending" if plan.is_closed else ""
+        parts.append(f"at most {plan.max_concurrency:,} in flight{since}")
     if plan.num_warmups:
         parts.append(f"after {plan.num_warmups:,} warm-up requests")
     return RunSetup(workload=workload, command=command, seed=seed, horizon=plan.horizon, sections={}, measured="; ".join(parts))

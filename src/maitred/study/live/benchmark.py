@@ -27,7 +27,7 @@ from maitred.emulator.clients.prompts import WORDS, PromptWriter, TokenScale
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.emulator.clients.sender import RequestSender, SendTarget, SentRequest
 from maitred.sim import Results
-from maitred.study.live.observed import Lateness, Observation
+from maitred.study.live.observed import Lateness, LengthCheck, Observation
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import UpstreamError
 from maitred.wire.unix_signals import handle_signals
@@ -53,7 +53,11 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """The model to name in requests; empty: the first that the endpoint serves."""
     max_concurrency: int | None = None
-    """Most requests in flight; further ones wait, and their latency counts from the planned instant all the same."""
+    """Most requests in flight; further ones wait, and their latency counts from the planned instant all the same, unless the
+    loop is closed."""
+    is_closed: bool = False
+    """Whether all requests are planned at once, so that `max_concurrency` is the number of clients of a closed loop: each sends
+    when its last answer has come, and latencies count from there."""
     num_warmups: int = 0
     ignore_eos: bool = True
     """Whether answers are to have exactly the length of the workload."""
@@ -117,7 +121,8 @@ async def benchmark(jobs: Iterable[Job], plan: BenchPlan, progress: Callable[[in
         if plan.num_warmups:
             await sender.run(SendSchedule(_streaming(synthetic(_WARMUP_RATE, plan.num_warmups), plan.stream)))
         is_counted = True
-        was_stopped = await _run_until_signal(sender, SendSchedule(_streaming(jobs, plan.stream), plan.max_concurrency), plan)
+        schedule = SendSchedule(_streaming(jobs, plan.stream), plan.max_concurrency, is_closed=plan.is_closed)
+        was_stopped = await _run_until_signal(sender, schedule, plan)
     finally:
         await sender.close()
     return LiveRun(
@@ -168,6 +173,30 @@ def _warnings(observed: Observation, plan: BenchPlan) -> Iterator[str]:
         yield (
             f"{observed.num_without_usage:,} answers had no usage: their tokens are the events that came, and their prompts "
             "count as what was asked for"
+        )
+    if observed.num_without_tokens:
+        yield (
+            f"{observed.num_without_tokens:,} answers had tokens by their usage, and no event with any: they have no TTFT and "
+            "no TPOT, and meet no target for them"
+        )
+    if observed.num_unstreamed:
+        yield (
+            f"{observed.num_unstreamed:,} answers came whole where a stream was asked for: their first token counts as come at "
+            "their end, and they have no TPOT"
+        )
+    yield from _length_warnings(observed.lengths, plan)
+
+
+def _length_warnings(lengths: LengthCheck, plan: BenchPlan) -> Iterator[str]:
+    if lengths.num_longer:
+        yield f"{lengths.num_longer:,} answers were longer than asked for: the endpoint does not keep to max_tokens"
+    count = lengths.num_shorter
+    if count and plan.ignore_eos:
+        means = lengths.tokens_shorter / count, lengths.asked_shorter / count
+        reasons = ", ".join(f"{reason} {number:,}" for reason, number in lengths.reasons.most_common())
+        yield (
+            f"{count:,} answers were shorter than asked for: {means[0]:,.1f} tokens on average, and not {means[1]:,.1f} "
+            f"(finish_reason: {reasons}); the endpoint may not know ignore_eos, and the load was less than the workload says"
         )
 
 
@@ -265,5 +294,7 @@ def check_plan(plan: BenchPlan) -> None:
     """Raise ConfigError for numbers that cannot be."""
     if plan.max_concurrency is not None and plan.max_concurrency < 1:
         raise ConfigError(f"{plan.max_concurrency} requests cannot be in flight", where="--max-concurrency", hint="1 or more")
+    if plan.is_closed and plan.max_concurrency is None:
+        raise ConfigError("a closed loop has a number of clients", where="is_closed", hint="give max_concurrency")
     if plan.num_warmups < 0:
         raise ConfigError(f"there cannot be {plan.num_warmups}", where="--num-warmups", hint="0 or more")

@@ -3,9 +3,14 @@
 arrival       the planned instant, from which all latencies count; the instant of sending if that was earlier (a timer)
 admitted      when it was sent, and `queued` too
 first_token   when the first token came; of an answer that does not stream, its end
+last_token    when the last token came: TPOT ends here, and not at the end of the response, which may have more to say
 finished      when the response ended
-tokens        as the endpoint's `usage` counts them; without one, those asked for and the events with text
+tokens        as the endpoint's `usage` counts them; without one, those asked for and the events with tokens
 scheduled, instance, preemptions: unknown
+
+**Gaps.** An event may have several tokens, or a part of one. The tokens of a completed request are spread over its events in
+order, the first to the first event and the last to the last (`spread_tokens`). So there is one gap less than tokens, and the
+mean gap of a request (ITL) is its TPOT. Tokens of one event have no gap between them, as a client sees it.
 
 200, and whole                 completed
 408, 429, 503                  rejected, or preempted with `x-smg-preempted`
@@ -19,12 +24,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from maitred.core.units import Micros
+from maitred.emulator.clients.answers import Answer
 from maitred.emulator.clients.sender import STOPPED, TIMED_OUT, SentRequest
 from maitred.sim import Outcome, Results, Samples
 from maitred.sim.results import NEVER, Ints, ItlGaps
@@ -50,6 +57,30 @@ class Lateness(msgspec.Struct, frozen=True):
         return self.p99 > _FALLEN_BEHIND
 
 
+class LengthCheck:
+    """How the lengths of completed answers compare with those that were asked for."""
+
+    def __init__(self) -> None:
+        self.num_shorter = self.num_longer = 0
+        self.tokens_shorter = self.asked_shorter = 0
+        """Tokens of the answers that were shorter, and those that were asked for."""
+        self.reasons: Counter[str] = Counter()
+        """Why the shorter ones ended, as the endpoint says."""
+
+    def add(self, asked: int, answer: Answer, output: int | None) -> None:
+        """Compare an answer with the tokens that were asked for. Without a usage, events may hold several tokens, and only an
+        answer that says it ended for another reason than its length is known to be shorter."""
+        if output is None and answer.finish_reason in ("", "length"):
+            return
+        tokens = answer.num_events if output is None else output
+        self.num_longer += tokens > asked
+        if tokens < asked:
+            self.num_shorter += 1
+            self.tokens_shorter += tokens
+            self.asked_shorter += asked
+            self.reasons[answer.finish_reason or "none"] += 1
+
+
 class Observation:
     """The requests of one run that have ended, in columns. `add` is called once for each."""
 
@@ -63,6 +94,11 @@ class Observation:
         """What went wrong, with the number of requests."""
         self.num_without_usage = 0
         """Completed requests of which the endpoint did not say the tokens."""
+        self.num_without_tokens = 0
+        """Completed requests whose usage has tokens, and of which no event had any."""
+        self.num_unstreamed = 0
+        """Completed requests that asked for a stream, and got a whole answer."""
+        self.lengths = LengthCheck()
 
     def __len__(self) -> int:
         return len(self._rows) // len(_COLUMNS)
@@ -71,28 +107,40 @@ class Observation:
         """Add a request that has ended."""
         request, answer, outcome = sent.job.request, sent.answer, outcome_of(sent)
         prompt, output, cached = sent.usage
-        self.num_without_usage += sent.completed and output is None
-        if not sent.completed and outcome is not Outcome.UNFINISHED:
+        if sent.completed:
+            self._check(sent)
+        elif outcome is not Outcome.UNFINISHED:
             self.problems[_describe(sent)] += 1
+        tokens = answer.num_events if output is None else output
+        instants = spread_tokens(answer.instants, tokens) if sent.completed else answer.instants
         values = (
             request.id,
-            min(sent.planned, sent.sent) if sent.sent >= 0 else sent.planned,
+            sent.planned if sent.sent is None else min(sent.planned, sent.sent),
             sent.planned,
-            sent.sent,
-            answer.first,
-            NEVER if outcome is Outcome.UNFINISHED else sent.ended,
+            _column(sent.sent),
+            _column(answer.first),
+            answer.instants[-1] if answer.instants else NEVER,
+            NEVER if outcome is Outcome.UNFINISHED else _column(sent.ended),
             outcome,
             request.priority_class,
             request.prompt_tokens if prompt is None else prompt,
-            answer.num_events if output is None else output,
+            tokens,
             cached or 0,
             self._tenants.setdefault(request.tenant, len(self._tenants)),
             self._models.setdefault(request.model, len(self._models)),
             self._slo_classes.setdefault(request.slo_class, len(self._slo_classes)),
-            len(answer.instants),
+            len(instants),
         )
         self._rows.extend(values)
-        self._instants.extend(answer.instants)
+        self._instants.extend(instants)
+
+    def _check(self, sent: SentRequest) -> None:
+        """Count what is odd about a completed request."""
+        output, answer = sent.usage[1], sent.answer
+        self.num_without_usage += output is None
+        self.num_without_tokens += bool(output) and answer.first is None
+        self.num_unstreamed += sent.job.request.stream and not answer.is_stream
+        self.lengths.add(sent.job.output_tokens, answer, output)
 
     def _columns(self) -> dict[str, Ints]:
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
@@ -118,6 +166,7 @@ class Observation:
             arrival=columns["arrival"],
             admitted=columns["admitted"],
             first_token=columns["first_token"],
+            last_token=columns["last_token"],
             finished=columns["finished"],
             prompt_tokens=columns["prompt_tokens"],
             output_tokens=columns["output_tokens"],
@@ -144,7 +193,7 @@ class Observation:
 
 
 _COLUMNS: Final = (
-    *("request_id", "arrival", "planned", "admitted", "first_token", "finished", "outcome", "priority_class"),
+    *("request_id", "arrival", "planned", "admitted", "first_token", "last_token", "finished", "outcome", "priority_class"),
     *("prompt_tokens", "output_tokens", "cached_tokens", "tenant", "model", "slo_class", "num_instants"),
 )
 
@@ -160,6 +209,23 @@ def outcome_of(sent: SentRequest) -> Outcome:
     if sent.status in _REJECTIONS:
         return Outcome.REJECTED
     return Outcome.REFUSED if sent.status in _REFUSALS else Outcome.ABORTED
+
+
+def spread_tokens(instants: Sequence[Micros], tokens: int) -> Sequence[Micros]:
+    """Return when each of `tokens` tokens came, if events came at `instants`.
+
+    Example: 8 tokens in three events at 10, 20 and 30 ms came at 10, 10, 10, 10, 20, 20, 20 and 30 ms.
+    """
+    last = len(instants) - 1
+    if last < 1 or tokens < 1 or tokens == last + 1:
+        return instants
+    if tokens == 1:
+        return instants[:1]
+    return [instants[number * last // (tokens - 1)] for number in range(tokens)]
+
+
+def _column(instant: Micros | None) -> Micros:
+    return NEVER if instant is None else instant
 
 
 _OWN_ENDS: Final = {STOPPED: Outcome.UNFINISHED, TIMED_OUT: Outcome.TIMED_OUT}
