@@ -23,7 +23,7 @@ START_SECS = 30.0
 ANSWER_SECS = 120.0
 """Timeout of a request for a page: an overloaded gateway answers these slowly as well."""
 STOP_SECS = 15.0
-_LISTENING = re.compile(r"^maitred: gateway on (http://[^\s,]+)", re.MULTILINE)
+_LISTENING = re.compile(r"^maitred: gateway on (https?://[^\s,]+)", re.MULTILINE)
 
 
 class GatewayProcess:

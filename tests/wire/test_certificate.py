@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -14,8 +15,8 @@ import pytest
 from raw_upstream import run
 
 from maitred.core.errors import ConfigError
+from maitred.wire import acceptor, protocol
 from maitred.wire import certificate as certificate_module
-from maitred.wire import protocol
 from maitred.wire.certificate import ServerCertificate
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.server import App, running_server
@@ -180,9 +181,7 @@ def test_a_client_that_does_not_confirm_the_end_is_not_waited_for(
 
 
 def test_a_handshake_has_a_limit(served: ServerCertificate, monkeypatch: pytest.MonkeyPatch) -> None:
-    import maitred.wire.server as server_module
-
-    monkeypatch.setattr(server_module, "HANDSHAKE_SECS", 0.1)
+    monkeypatch.setattr(acceptor, "HANDSHAKE_SECS", 0.1)
 
     async def scenario() -> bytes:
         async with serving(served) as here:
@@ -231,3 +230,56 @@ def test_files_that_are_no_certificate(files: tuple[str, str], tmp_path: Path) -
     for given, problem in cases:
         with pytest.raises(ConfigError, match=problem):
             ServerCertificate(*given, where="gateway")
+
+
+def test_clients_that_come_together_each_get_a_handshake_and_one_without_tls_is_dropped(
+    files: tuple[str, str], served: ServerCertificate
+) -> None:
+    trusted = ssl.create_default_context(cafile=files[0])
+
+    async def scenario() -> None:
+        async with running_server(Answers(), certificate=served) as url:
+            port = int(url.rpartition(":")[2])
+            connected = [socket.create_connection(("127.0.0.1", port)) for _ in range(9)]  # They wait until the loop turns.
+            plain = connected.pop(4)
+            plain.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            opening = [asyncio.open_connection(sock=client, ssl=trusted, server_hostname="localhost") for client in connected]
+            for reader, writer in await asyncio.gather(*opening):
+                writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello")
+                assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+                writer.close()
+            reader, writer = await asyncio.open_connection(sock=plain)
+            assert not (await reader.read()).startswith(b"HTTP")
+            writer.close()
+
+    run(scenario())
+
+
+def connect_again(port: int, trusted: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
+    """Send a request. Return whether the handshake resumed `session`, and the session for the next one."""
+    plain = socket.create_connection(("127.0.0.1", port))
+    with trusted.wrap_socket(plain, server_hostname="localhost", session=session) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")  # In TLS 1.3 the ticket comes before it.
+        return bool(client.session_reused), client.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_client_that_comes_again_resumes_its_session_also_after_a_reload(
+    version: ssl.TLSVersion, files: tuple[str, str], served: ServerCertificate, tmp_path: Path
+) -> None:
+    trusted = ssl.create_default_context(cafile=files[0])
+    trusted.maximum_version = version
+
+    async def scenario() -> list[bool]:
+        resumed, session = list[bool](), None
+        async with running_server(Answers(), certificate=served) as url:
+            port = int(url.rpartition(":")[2])
+            for _ in range(2):
+                reused, session = await asyncio.to_thread(connect_again, port, trusted, session)
+                resumed.append(reused)
+            served.load(*make_certificate(tmp_path, "second"))
+            resumed.append((await asyncio.to_thread(connect_again, port, trusted, session))[0])
+        return resumed
+
+    assert run(scenario()) == [False, True, True]

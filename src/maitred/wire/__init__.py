@@ -10,6 +10,7 @@
     refusals         the errors that a server answers with by itself
     server_context   what the connections of a server share
     server           serves an app until told to stop
+    acceptor         how many new connections a turn of the loop accepts
     client           sends requests to upstreams, over pooled connections
     connection       one HTTP/1.1 connection to an upstream
     response         a response with a body that is still arriving

@@ -16,12 +16,14 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import uvloop
 
 from maitred.core.errors import ConfigError
-from maitred.wire.certificate import FLUSH_SECS, HANDSHAKE_SECS, ServerCertificate
+from maitred.wire.acceptor import BACKLOG, Acceptor
+from maitred.wire.certificate import ServerCertificate
 from maitred.wire.exchange import Exchange
 from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
@@ -126,16 +128,13 @@ class _Server:
     async def start(self, listener: socket.socket) -> None:
         """Accept connections."""
         await self._app.start(self._context)
-        loop = self._context.loop
-        tls: dict[str, Any] = {}
-        if self._certificate is not None:
-            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECS}
-            tls["ssl_shutdown_timeout"] = FLUSH_SECS
-        self._accepting = await loop.create_server(lambda: ServerConnection(self._context), sock=listener, backlog=2048, **tls)
+        context = self._context
+        self._acceptor = Acceptor(listener, context.loop, partial(ServerConnection, context), self._certificate)
+        await self._acceptor.start()
 
     async def stop(self) -> None:
         """Accept no more connections, let requests in flight end, and close everything."""
-        self._accepting.close()
+        self._acceptor.close()
         context = self._context
         context.is_draining = True
         log.info("shutting down: requests in flight: %d; they may take %g s", len(context.tasks), self._drain_secs)
@@ -176,7 +175,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises ConfigError if there can be none."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except socket.gaierror as error:
         raise ConfigError(f"unknown host {host!r}", where="--host", hint="an address of this machine, or 0.0.0.0") from error
     except OverflowError as error:
