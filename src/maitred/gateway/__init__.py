@@ -31,7 +31,7 @@ The other files:
     program_fields    which program a request belongs to
     served_models     which backends serve a model; engine_readings: what an engine says of its load
     deadline_timer    one timer for the next deadline of a core; loop_lag: how late the event loop is
-    error_responses   every error that the gateway answers with
+    error_responses   every error that the gateway answers with; refusal_pace: when a 429 is told to who retries at once
     answer_usage      tokens of an answer; request_record, request_observer, request_metrics: what is told of a request
     access_log, logs  lines on standard error; background_writer: files without holding up the loop
     program_store     the programs in a SQLite file

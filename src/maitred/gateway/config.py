@@ -45,6 +45,7 @@ def is_valid_api_key(key: str) -> bool:
 DEFAULT_SLOTS_PER_BACKEND: Final = 64
 """Requests that a backend may have in flight for each model, if that number is neither configured, learned nor reported. More
 than the guess of learning (`GUESSED_SLOTS`, 32): with learning off nothing corrects it, so it must fill a usual engine."""
+MAX_REFUSALS_PER_SEC: Final = 1_000_000
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -119,6 +120,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     queue_timeout_status: Literal[408, 503] = 408
     """Status of the response when a request has waited too long: 408, as SMG documents it, or 503. Some proxies repeat a 408 at
     once."""
+    refusals_per_sec: int = 100
+    """Answers of status 429 per second that a tenant gets at once. Further ones wait for their turn at this rate, a second at
+    most, so that clients that retry at once take no time from other tenants; 0: no answer waits."""
     sse_keepalive_secs: float = 0.0
     """Seconds of silence on a stream after which a comment is sent; 0: never. From the first comment on, the request cannot be
     preempted."""
@@ -154,6 +158,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
         if not _HEADER_NAME.fullmatch(self.tenant_header_name):
             raise ValueError("tenant_header_name must be the name of a header")
+        if not 0 <= self.refusals_per_sec <= MAX_REFUSALS_PER_SEC:
+            raise ValueError(f"refusals_per_sec must be from 0 to {MAX_REFUSALS_PER_SEC:,}")
         for name in self.admin_hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ValueError(f"admin_hosts: {quote(name)} is no host name: write it without scheme and port")

@@ -41,6 +41,7 @@ from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import ProgramRejected, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
+from maitred.gateway.refusal_pace import RefusalPace
 from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.gateway.request_intake import ProxyRequest, RequestIntake
 from maitred.gateway.request_observer import RequestObserver
@@ -53,6 +54,7 @@ from maitred.wire.refusals import internal_error
 
 log = logging.getLogger("maitred.gateway")
 _NOT_FOUND: Final = 404
+_TOO_MANY_REQUESTS: Final = 429
 _DRAINED: Final = ReleaseReason.DRAINED  # members of enums are slow to look up
 _FAILED: Final = ReleaseReason.FAILED
 
@@ -83,6 +85,7 @@ class Proxy:
         self._attempts = Attempts(
             *(config, admission, fleet, router, client, counters, observer.reads_usage, memories, programs)
         )
+        self._pace = RefusalPace(config.refusals_per_sec)
 
     async def proxy_request(self, exchange: Exchange) -> None:
         """Answer one request. An answer that breaks off is left without an end, and the server cuts the connection."""
@@ -102,6 +105,9 @@ class Proxy:
                 await self._attempts.send_routed(proxied, writer)
         except ApiError as error:
             exchange.stop_watching()
+            if error.status == _TOO_MANY_REQUESTS:
+                proxied.drop_body()
+                await self._pace.wait_for_turn(proxied.request.tenant)
             _send_error(proxied, writer, error)
         except asyncio.CancelledError:
             if not exchange.is_disconnected:

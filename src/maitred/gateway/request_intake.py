@@ -125,6 +125,11 @@ class ProxyRequest:
         """Tokens of the prompt, estimated, and of the answer, as far as the client limits it; at least 1."""
         return max(1, self.request.prompt_tokens + (self.request.max_output_tokens or 0))
 
+    def drop_body(self) -> None:
+        """Give the memory of the body back: it is not going to be sent."""
+        self.body = b""
+        self.body_lease.release()
+
     def replace_header(self, name: bytes, value: bytes) -> None:
         """Send this header in place of those with this name."""
         kept = [header for header in (*self.block.headers, *self.headers) if header[0] != name]
