@@ -146,8 +146,81 @@ def test_prompts_share_keys_as_far_as_they_are_alike() -> None:
     assert reader.read_hints([], body(temperature=0), "m").prefix is None
 
     picture = [*received, {"role": "user", "content": "z" * 2_000_000}]
-    assert len(keys("m", messages=picture)) == 2**20 // 16, "one MiB tells it from all others"
+    assert 2**20 // 16 - 8 < len(keys("m", messages=picture)) <= 2**20 // 16, "one MiB tells it from all others"
     assert list(keys("m", messages=picture)[: len(short) - 1]) == list(short[:-1])
+    for number in range(4):  # the MiB ends within an escape, or between two
+        quotes = [{"role": "user", "content": "x" * number + '"' * 600_000}]
+        assert len(keys("m", messages=quotes)) > 60_000
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+LONG = "Rule: be exact. " * 40
+TURN = {"role": "assistant", "content": "fine, " * 40}
+
+
+def block(text: str, **marks: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **marks}
+
+
+def said(content: Any, *more: Any) -> list[Any]:
+    return [{"role": "user", "content": content}, *more]
+
+
+def picture(data: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:{data}"}}
+
+
+SAME_PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a mark that has moved on": (
+        {"messages": said([block(LONG, **MARK)])},
+        {"messages": said([block(LONG)], TURN, {"role": "user", "content": [block("more", **MARK)]})},
+    ),
+    "a string and a list of blocks": ({"messages": said(LONG)}, {"messages": said([block(LONG)], TURN)}),
+    "the header of a bill": (
+        {"system": [block("x-anthropic-billing-header: v=1; cch=00abc;"), block(LONG)], "messages": said("hi")},
+        {"system": [block("x-anthropic-billing-header: v=1; cch=f00ba;"), block(LONG)], "messages": said("hi", TURN)},
+    ),
+    "marks of tools": (
+        {"tools": [{"name": "t", "description": LONG, **MARK}], "messages": said("hi")},
+        {"tools": [{"name": "t", "description": LONG}], "messages": said("hi", TURN)},
+    ),
+    "mark first": (
+        {"tools": [{**MARK, "name": "t", "description": LONG}], "messages": said("hi")},
+        {"tools": [{"name": "t", "description": LONG}], "messages": said("hi", TURN)},
+    ),
+    "input of responses": (
+        {"instructions": LONG, "input": said([{"type": "input_text", "text": LONG}])},
+        {"instructions": LONG, "input": said(LONG, {"type": "function_call_output", "output": "o" * 99})},
+    ),
+}
+
+
+def prompt_keys(fields: dict[str, Any]) -> list[int]:
+    prefix = RoutingHintReader(Signals.PROMPT).read_hints([], body(**fields), "m").prefix
+    assert prefix is not None
+    return list(prefix.block_keys(4))
+
+
+@pytest.mark.parametrize("what", SAME_PROMPTS)
+def test_the_next_turn_begins_as_the_last_one_whatever_no_engine_computes(what: str) -> None:
+    first, following = map(prompt_keys, SAME_PROMPTS[what])
+    assert len(following) > len(first) > 30
+    assert following[: len(first) - 1] == first[:-1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"messages": said(LONG)}, {"messages": [{"role": "system", "content": LONG}]}),
+        ({"messages": said([picture("a"), block(LONG)])}, {"messages": said([picture("b"), block(LONG)])}),
+        ({"prompt": [1, 2] * 200}, {"prompt": [1, 3] * 200}),
+        ({"prompt": LONG}, {"prompt": "x" + LONG}),
+        ({"messages": said(LONG.replace("exact", '\\"role\\": \\"x\\"'))}, {"messages": said(LONG)}),
+    ],
+    ids=["roles", "images", "token ids", "texts", "quotes"],
+)
+def test_prompts_that_an_engine_computes_differently_differ(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert prompt_keys(one)[0:9] != prompt_keys(other)[0:9]
 
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -6,11 +6,10 @@ Everything else passes through untouched. Headers are read as bytes; those of th
                      its tokenizer does not, since it takes a millisecond and clients count tokens when engines are busiest
     routing hints    program       header x-program-id or x-session-id, else `program_id` or `session_id` in the body
                      routing key   header x-smg-routing-key
-                     prompt        tools, system, messages, prompt, input and text of the body, as raw JSON
+                     prompt        tools, system, instructions, messages, prompt, input and text of the body (`prompt_text`)
     engine priority  the class as an integer `priority` in the forwarded body, for the engine's own queue
 
-Routing hints need a second pass over the body, so they are read only if the router in use looks at them (`Signals`). The prompt
-is not the text that the engine builds from it, but two prompts that begin alike there begin alike here.
+Routing hints need a second pass over the body, so they are read only if the router in use looks at them (`Signals`).
 
 vLLM and SGLang disagree about the sign of `priority`. `default` is 0, the priority of a request without the field. A `priority`
 from the client is replaced, so that no client can jump the queue of the engine.
@@ -18,7 +17,7 @@ from the client is replaced, so that no client can jump the queue of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Final
 
@@ -28,7 +27,7 @@ from maitred.admission.tenants import MAX_NAME_CHARS
 from maitred.core.request import PrefixKeys, PriorityClass
 from maitred.gateway.config import ForwardPriority
 from maitred.gateway.plain_runs import MARK, MIN_RUN_BYTES, shorten_plain_runs
-from maitred.kv.block_hashes import PromptTextBytes
+from maitred.gateway.prompt_text import PromptText
 from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, describe_body_error
 from maitred.wire.messages import Headers
@@ -246,8 +245,6 @@ def _invalid_request(message: str, param: str | None = None) -> ApiError:
 
 ROUTING_KEY_HEADER: Final = b"x-smg-routing-key"
 _PROGRAM_HEADERS: Final = (b"x-program-id", b"x-session-id")
-_MAX_PROMPT_BYTES: Final = 1024 * 1024
-"""Size of the beginning of a prompt that is compared: enough to recognise a prompt, and images in prompts are large."""
 
 
 class RoutingHints(msgspec.Struct, frozen=True, gc=False):
@@ -261,17 +258,6 @@ class RoutingHints(msgspec.Struct, frozen=True, gc=False):
 NO_HINTS: Final = RoutingHints()
 
 
-class PromptText(msgspec.Struct, frozen=True, gc=False):
-    """The `PrefixKeys` of the first MiB of raw JSON, computed when they are asked for."""
-
-    parts: tuple[bytes | msgspec.Raw, ...]
-
-    def block_keys(self, block_size: int) -> Sequence[int]:
-        # Each part is cut before they are joined, because a part may hold many MiB of images.
-        text = b"".join(memoryview(part)[:_MAX_PROMPT_BYTES] for part in self.parts)
-        return PromptTextBytes(text[:_MAX_PROMPT_BYTES]).block_keys(block_size)
-
-
 class _HintFields(msgspec.Struct, gc=False):
     """The fields of a body that hints come from. Tools and system prompts are first, as in chat templates."""
 
@@ -279,6 +265,7 @@ class _HintFields(msgspec.Struct, gc=False):
     session_id: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -304,8 +291,9 @@ class RoutingHintReader:
         if not (self._session or self._prompt):
             return NO_HINTS
         fields = _decode_hint_fields(body)
-        parts = (fields.tools, fields.system, fields.messages, fields.prompt, fields.input, fields.text)
-        prefix = PromptText((f"{model}\0".encode(), *parts)) if self._prompt and any(map(bytes, parts)) else None
+        parts = (fields.system, fields.instructions, fields.messages, fields.prompt, fields.input, fields.text)
+        has_prompt = bool(fields.tools) or any(parts)
+        prefix = PromptText(model.encode(), fields.tools, parts) if self._prompt and has_prompt else None
         if not self._session:
             return RoutingHints(prefix=prefix)
         # In reverse, so that the first of repeated headers is the one that stays.
