@@ -190,6 +190,40 @@ def test_a_gateway_that_never_ejects() -> None:
     run(scenario())
 
 
+def test_a_backend_that_hangs_loses_its_requests_to_the_others() -> None:
+    """Its polls are good, and `head_secs` is ten minutes."""
+
+    async def scenario() -> None:
+        gated = GatedAnswer()
+        good, hanging = Backend(gated), Backend(mute)
+        async with world(good, hanging, ejection=EjectionConfig(silence_secs=0.1)) as w:
+            clients = [await w.start_request() for _ in range(12)]
+            await w.wait_until(lambda: len(hanging.received) >= 5)
+            gated.open.set()  # from now on the other one answers
+            await w.wait_until(lambda: w.state.backends[1].ejection.state == "ejected")
+            for client in clients:
+                assert (await client.read_response())[::2] == (200, ANSWER)
+            assert w.gateway.counters.upstream_failures["abandoned"] >= 5
+
+    run(scenario())
+
+
+def test_slow_answers_of_all_are_no_silence() -> None:
+    async def scenario() -> None:
+        gated = GatedAnswer()
+        first, second = Backend(gated), Backend(gated)
+        async with world(first, second, ejection=EjectionConfig(silence_secs=0.05)) as w:
+            clients = [await w.start_request() for _ in range(20)]
+            await w.wait_until(lambda: len(first.received) + len(second.received) == 20)
+            polls = first.health_polls
+            await w.wait_until(lambda: first.health_polls > polls + 10)
+            assert [b.ejection.state for b in w.state.backends] == ["closed", "closed"]
+            gated.open.set()
+            assert [(await client.read_response())[0] for client in clients] == [200] * 20
+
+    run(scenario())
+
+
 def test_a_client_that_leaves_in_a_probe_frees_its_place() -> None:
     async def scenario() -> None:
         good, flaky = Backend(), Backend(says("500 I"))

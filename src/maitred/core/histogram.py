@@ -57,6 +57,18 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def bound_of(self, share: float) -> Micros:
+        """Return the smallest upper bound below which at least `share` of the values lie; twice the last bound if none is so
+        large, 0 without values."""
+        wanted, so_far = share * self.count, 0
+        if not wanted:
+            return 0
+        for bound, count in zip(self._bounds, self._counts, strict=False):
+            so_far += count
+            if so_far >= wanted:
+                return bound
+        return 2 * self._bounds[-1]
+
     def merge(self, other: Histogram) -> None:
         """Add all values of `other`, which must have the same bounds."""
         if not any(other._counts):

@@ -214,7 +214,7 @@ class Attempts:
         except asyncio.CancelledError:
             if not sent.absorb_abandonment():
                 raise
-            abandoned = BackendAbandoned(f"{backend.url} is down: {backend.problem}")
+            abandoned = BackendAbandoned(f"{backend.url} is down: {backend.problem or 'it says nothing'}")
             self._count_failure(sent, abandoned)
             raise abandoned from None
         except UpstreamError as error:

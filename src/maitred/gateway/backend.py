@@ -177,6 +177,11 @@ class UpstreamRequest:
         self.request_id = request.id
         self._task = task
 
+    def waits_since(self, instant: Micros) -> bool:
+        """Return whether it was sent at `instant` or before, and nothing of its answer has come."""
+        record = self.record
+        return record is not None and record.first_data_at is None and (record.sent_at or instant) <= instant
+
     @property
     def last_data_at(self) -> Micros:
         """When the last piece of its answer came; 0 if none has."""

@@ -15,6 +15,9 @@ a half-open backend, one at a time.
 
 The ejection time is `base_ejection_secs` times the number of ejections in a row, at most `max_ejection_secs`.
 
+**Silence.** An engine that hangs answers its polls and no request, and `head_secs` is long, because an answer that is not
+streamed may take so long. So requests that wait at a silent backend count as failures before (`ejection_driver.SilenceWatch`).
+
 **Never all at once.** At most `max_ejected_share` of the backends in use are ejected, but always one may be, and never the last
 one. A backend that would be one too many stays closed, and its next failure asks again. Backends that are ejected while the
 others go down are used all the same (`ServedModels`): if all would be ejected, none is.
@@ -56,6 +59,10 @@ class EjectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Answers and failures in a window below which that share is not judged."""
     window_secs: float = 30.0
     """Length of the window, in seconds. It begins with a failure."""
+    silence_secs: float = 10.0
+    """Seconds without a byte from a backend, while others answer, after which requests that have waited there for so long count
+    as failures, if they are at least `consecutive_failures`; or twice the time in which 99 % of all requests are answered, if
+    that is longer."""
     base_ejection_secs: float = 10.0
     """Seconds of the first ejection; the n-th one in a row is n times as long."""
     max_ejection_secs: float = 300.0
@@ -69,7 +76,7 @@ class EjectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("consecutive_failures", "min_requests", "probe_successes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("window_secs", "base_ejection_secs", "max_ejection_secs"):
+        for name in ("window_secs", "silence_secs", "base_ejection_secs", "max_ejection_secs"):
             if not 0 < getattr(self, name) <= _MAX_SECS:
                 raise ValueError(f"{name} must be more than 0, and at most {_MAX_SECS:g} seconds")
         if not 0 < self.failure_rate <= 1:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from maitred.core.units import Micros, to_seconds
+from maitred.core.histogram import Histogram
+from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.gateway.backend import Backend, UpstreamRequest
 from maitred.gateway.deadline_timer import DeadlineTimer, monotonic_now
 from maitred.gateway.ejection import CircuitState, EjectionConfig, EjectionReason, OutlierDetector, Transition
@@ -22,6 +23,51 @@ _WORDS: Final = {
     EjectionReason.FAILURE_RATE: "too many of its answers are failures",
     EjectionReason.PROBE_FAILED: "a probe has failed",
 }
+
+
+class SilenceWatch:
+    """When each backend has last said anything.
+
+    A backend is silent if no byte of an answer has come from it while others have answered. What is usual tells how long that
+    may last: a fleet that answers within a second is not like one whose answers take minutes and are not streamed.
+    """
+
+    def __init__(self, config: EjectionConfig, backends: Sequence[Backend]) -> None:
+        self._config, self._backends = config, backends
+        self._heard = [_Heard(0, 0, 0)] * len(backends)
+
+    def silent_requests(self, backend: Backend, now: Micros) -> Sequence[UpstreamRequest]:
+        """Return the requests that wait at a silent backend for so long that they count as failures, or none if those are too
+        few to say anything. O(requests there)."""
+        num_answers, all_answers = backend.circuit.num_answers, sum(b.circuit.num_answers for b in self._backends)
+        heard = self._heard[backend.index]
+        last_data_at = max((sent.last_data_at for sent in backend.requests), default=now)
+        if num_answers != heard.num_answers or last_data_at > heard.at:
+            self._heard[backend.index] = _Heard(now, num_answers, all_answers)
+            return ()
+        if all_answers == heard.all_answers:
+            return ()
+        since = now - self._longest_silence()
+        if heard.at > since:
+            return ()
+        waiting = [sent for sent in backend.requests if not sent.response_started and sent.waits_since(since)]
+        enough = 1 if backend.circuit.is_ejected else self._config.consecutive_failures
+        return waiting if len(waiting) >= enough else ()
+
+    def _longest_silence(self) -> Micros:
+        times = Histogram()
+        for backend in self._backends:
+            times.merge(backend.first_data_times)
+        return max(from_seconds(self._config.silence_secs), 2 * times.bound_of(0.99))
+
+
+class _Heard(NamedTuple):
+    """When a backend was last heard, and the answers until then."""
+
+    at: Micros
+    num_answers: int
+    all_answers: int
+    """Of all backends."""
 
 
 class RealTimeEjection:
@@ -38,6 +84,7 @@ class RealTimeEjection:
         self._on_changed = on_changed
         self._timer = DeadlineTimer(self._on_due)
         self._last_problem = [""] * len(backends)
+        self._silence = SilenceWatch(config, backends)
 
     @property
     def num_answers(self) -> int:
@@ -84,6 +131,13 @@ class RealTimeEjection:
         self._end_probe(sent)
         self.detector.on_busy(sent.backend.index, retry_after, monotonic_now())
         self._settle(())
+
+    def find_silent(self, backend: Backend) -> Sequence[UpstreamRequest]:
+        """Count the requests as failures that wait at a backend which says nothing, and return them if it is ejected now."""
+        silent = self._silence.silent_requests(backend, monotonic_now())
+        for sent in silent:
+            self.on_failure(sent, "it says nothing while others answer")
+        return silent if backend.circuit.state is CircuitState.EJECTED else ()
 
     def reset(self, backend: Backend) -> None:
         """Forget the failures of a backend that is down. The caller asks anew which backends serve what."""

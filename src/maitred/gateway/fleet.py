@@ -263,6 +263,7 @@ class BackendFleet:
                 backend.has_been_polled = True
                 self._on_slots_changed(())
             self._tell_observer(backend)
+            self._abandon(self.ejection.find_silent(backend))
             if self._models.vanished:
                 self._forget_vanished()
             await asyncio.sleep(self.poll_interval_secs)
@@ -331,11 +332,11 @@ class BackendFleet:
         if enough or not backend.healthy:
             self.mark_down(backend, problem)
         if enough:
-            self._abandon_requests(backend)
+            self._abandon(backend.requests)
 
-    def _abandon_requests(self, backend: Backend) -> None:
-        """Take away the requests that have no response yet, if another backend serves their model."""
-        for sent in backend.requests:
+    def _abandon(self, requests: Iterable[UpstreamRequest]) -> None:
+        """Take requests that have no response yet away from their backend, if another one serves their model."""
+        for sent in requests:
             is_left = sent.response_started or sent.is_abandoned or not sent.may_be_abandoned
             if not is_left and self.backends_serving(sent.model):
                 sent.abandon()
