@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from maitred.cli import command_named, simulate
+from maitred.cli import simulate
+from maitred.cli.app import command_named
 
 TIMED: Final = "--beta-coeffs 1000,10,100"
 """A step takes 1000 µs, 10 more per prefill token, 100 more per decode."""

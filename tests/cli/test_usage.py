@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from maitred.cli import _COMMANDS, command_named
+from maitred.cli.app import _COMMANDS, command_named
 from maitred.cli.usage import USUAL_FLAGS, in_our_words
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import maitred
-from maitred.cli import command_named
+from maitred.cli.app import command_named
 from maitred.gateway import error_responses
 from maitred.gateway.reload import RELOADABLE_KEYS
 from maitred.gateway.request_fields import ROUTES

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from maitred.cli import app
+from maitred.cli.app import app
 from maitred.config import Config, load
 from maitred.core.errors import ConfigError
 from maitred.instance import InstanceConfig

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -363,5 +364,68 @@ def test_keys_of_programs_change_in_service_except_those_that_need_a_restart() -
             assert [(await client.read_response())[0] for client in (first, second, third)] == [200] * 3
             assert w.gateway.programs is not None
             assert {p.key.name for p in w.gateway.programs.core.programs} == {"a", "b", "c"}
+
+    run(scenario())
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the process in /proc")
+def test_a_sighup_before_the_gateway_serves_is_made_up_for(tmp_path: Path) -> None:
+    """The configuration comes through a pipe, so the test knows that the process has started and does not serve yet."""
+    config = tmp_path / "maitred.yaml"
+    os.mkfifo(config)
+
+    def feed() -> None:
+        with config.open("wb", buffering=0) as pipe:  # opens when the process reads its configuration
+            process = next(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and is_child(entry))
+            os.kill(process, signal.SIGHUP)
+            pipe.write(b"gateway: {backends: ['http://127.0.0.1:9']}\n")
+
+    def is_child(entry: Path) -> bool:
+        try:
+            return str(config).encode() in (entry / "cmdline").read_bytes()
+        except OSError:
+            return False
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    with Served("--config", str(config)) as served:
+        feeder.join()
+        served.wait_until(lambda line: "the configuration was reloaded" in line)
+
+
+def test_a_file_that_has_become_a_pipe_fails_a_reload_and_holds_up_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "maitred.yaml"
+    config.write_text("gateway: {backends: ['http://127.0.0.1:9'], drain_secs: 0.1}\n")
+    with Served("--config", str(config)) as served:
+        config.unlink()
+        os.mkfifo(config)
+        served.process.send_signal(signal.SIGHUP)
+        line = served.wait_until(lambda line: "not reloaded" in line)
+        assert line.rstrip().endswith(f"{config}: cannot be read: it is a pipe, where a file is needed")
+        config.unlink()
+        config.write_text("gateway: {backends: ['http://127.0.0.1:9']}\n")
+        assert served.post("/admin/reload")["reloaded"]
+    assert served.process.returncode == 0
+
+
+def test_a_disk_that_hangs_ends_a_reload_and_not_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload_module, "READ_SECS", 0.05)
+    mended = threading.Event()
+
+    class Hanging(Files):
+        def read(self, start: GatewayConfig) -> GatewaySettings:
+            mended.wait(10)
+            return super().read(start)
+
+    async def scenario() -> None:
+        files = Hanging()
+        async with world(reload=files.read) as w:
+            status, answer = await reload(w)
+            problem = "the files of the configuration could not be read within 0.05 s (does a disk hang?)"
+            assert (status, answer["error"]["message"]) == (400, problem)
+            assert "still being read" in (await reload(w))[1]["error"]["message"]
+            mended.set()
+            while (await reload(w))[0] == 400:
+                await asyncio.sleep(0.01)
 
     run(scenario())

@@ -17,7 +17,7 @@ from raw_upstream import run
 from maitred.core.errors import ConfigError
 from maitred.wire import acceptor, protocol
 from maitred.wire import certificate as certificate_module
-from maitred.wire.certificate import ServerCertificate
+from maitred.wire.certificate import ServerCertificate, read_certificate
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.server import App, running_server
 from maitred.wire.server_context import ServerContext
@@ -203,11 +203,10 @@ def test_a_new_certificate_is_that_of_the_next_connection(files: tuple[str, str]
             assert before.subject == "first"
             shutil.copy(second[0], cert)
             with pytest.raises(ConfigError, match="is not that of the certificate"):
-                served.check(cert, key)
+                read_certificate(cert, key, where="gateway")
             assert (await here.connect()).subject == "first"
             shutil.copy(second[1], key)
-            served.check(cert, key)
-            served.load(cert, key)
+            served.load(read_certificate(cert, key, where="gateway"))
             assert (await here.connect()).subject == "second"
             assert (await before.ask()).endswith(b"hello")
 
@@ -220,7 +219,7 @@ def test_files_that_are_no_certificate(files: tuple[str, str], tmp_path: Path) -
     empty.write_text("")
     locked = make_certificate(tmp_path, "locked", "-passout", "pass:secret")
     cases = [
-        ((str(tmp_path / "none"), key), "gateway.tls_cert: cannot read .*none: No such file"),
+        ((str(tmp_path / "none"), key), "gateway.tls_cert: cannot read .*none: no such file"),
         ((cert, str(tmp_path)), "gateway.tls_key: cannot read"),
         ((str(empty), key), "gateway: .*empty.pem and .* cannot be used"),
         ((cert, cert), "gateway: .* cannot be used"),

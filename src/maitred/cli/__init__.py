@@ -1,14 +1,6 @@
-"""The command line: its commands, and how they end.
+"""The command line of maitred.
 
-The parameters of a command's function are its flags, and its docstring is its help (see `flags`); `_COMMANDS` says where each
-command is. Only typer and the standard library are imported at the top of these modules. What a command needs is imported
-inside its function, so that `maitred --help` does not import an HTTP server.
-
-A mistake of the user ends with one line on stderr and exit code 2, and so does output that cannot be written (a full disk).
-Ctrl-C ends with 130. If the reader of the output is gone (`| head`), the command ends with 1 and prints nothing, as typer and
-rich do. A character that the encoding of the terminal does not have is printed as `?`. Any other exception is a defect of
-maitred and shows its traceback.
-
+    app                                     the list of all commands, and how a command ends
     serve, engine, demo                     the gateway; an emulated engine; both under load
     simulate, study, validation             `simulate`; `compare`, `sweep` and `capacity`; `validate`
     bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
@@ -16,179 +8,26 @@ maitred and shows its traceback.
     config_flags                            a row for each flag that stands for a key: its key and its aliases
     flags                                   the type, default and help of a flag, from its key; what a shell offers
     shared_flags, program_flags, smg_flags  flags that stand for no single key
+    hangups                                 SIGHUP before the gateway can reload
     usage                                   the short help, and errors about flags in our words
     outputs, terminal                       files that a run writes; what a terminal can show
+
+This module imports none of them, because it is the first that runs: importing the rest takes a moment, in which a SIGHUP would
+end a gateway.
 """
 
 from __future__ import annotations
 
-import errno
-import inspect
-import io
-import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import lru_cache
-from typing import Annotated, Any, Final, cast
+from typing import NoReturn
 
-import typer
-from typer.core import TyperGroup
-
-from maitred import __version__, is_compiled
-from maitred.cli import bench, calibration, check, demo, engine, listings, serve, simulate, study, traces, validation
-from maitred.cli.flags import Command, documented
-from maitred.cli.smg_flags import spread_values
-from maitred.cli.terminal import printable
-from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, WholeHelp, in_our_words, without_types
-from maitred.core.errors import MaitredError
-
-USER_ERROR: Final = 2
-INTERRUPTED: Final = 130  # 128 + SIGINT
-NO_READER: Final = 1
-CANNOT_WRITE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
-
-_COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
-    "serve": serve.run,
-    "engine": engine.run,
-    "simulate": simulate.run,
-    "compare": study.compare,
-    "sweep": study.sweep,
-    "capacity": study.capacity,
-    "bench": bench.run,
-    "demo": demo.run,
-    "convert": traces.convert,
-    "formats": listings.formats,
-    "policies": listings.policies,
-    "models": listings.models,
-    "check": check.run,
-    "calibrate": calibration.calibrate,
-    "validate": validation.validate,
-}
+from maitred.cli import hangups
 
 
-class _LazyCommands(TyperGroup):
-    """The list of commands. Only the command that is called gets its flags, because these import what they describe."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return without_types(super().get_params(ctx))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, _, rest = super().resolve_command(ctx, args)
-        if name == "serve":
-            rest = spread_values(rest)
-        if ALL_HELP in rest:
-            return name, command_named(str(name)), ["--help"]
-        # A shell that completes a word is to see hidden flags, too.
-        return name, command_named(str(name), in_short=not ctx.resilient_parsing), rest
-
-
-@lru_cache
-def command_named(name: str, *, in_short: bool = False) -> Any:
-    """Return the command `name` as typer makes it. `in_short` hides all but the usual flags from its help."""
-    run = _COMMANDS[name]
-    shown = USUAL_FLAGS.get(name, ()) if in_short else ()
-    single = _typer(add_completion=False)
-    documented_run = documented(run.callback() if isinstance(run, Command) else run, shown)
-    epilog = f"These are the usual flags. All: maitred {name} {ALL_HELP}" if shown else None
-    single.command(name, cls=WholeHelp, help=_help(run), epilog=epilog)(documented_run)
-    return typer.main.get_command(single)
-
-
-def _help(run: object) -> str:
-    """Return the docstring of a command with its paragraphs in one line each, which the terminal wraps."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (inspect.getdoc(run) or "").split("\n\n"))
-
-
-def _typer(**settings: Any) -> typer.Typer:
-    return typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, **settings)
-
-
-def _listed() -> None:
-    """Stand for a command in the list of all."""
-
-
-app = _typer(name="maitred", cls=_LazyCommands, add_completion=True)
-for _name, _run in _COMMANDS.items():
-    app.command(_name, help=_help(_run))(_listed)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"maitred {__version__} ({'compiled' if is_compiled() else 'interpreted'})")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _maitred(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", metavar="", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """One scheduling stack for LLM serving: gateway, emulated engine and simulator."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-# Depending on its version, typer contains click or uses the installed one; this finds UsageError in both.
-_USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
-
-
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line of this process: the entry point `maitred`. Always raises SystemExit."""
-    _tolerate_output()
-    try:
-        code = typer.main.get_command(app).main(prog_name="maitred", standalone_mode=False)
-        sys.stdout.flush()
-    except MaitredError as error:
-        code = complain(str(error))
-    except _USAGE_ERROR as error:
-        code = complain(_usage(error))
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    except BrokenPipeError:
-        code = NO_READER
-        _discard_output()
-    except OSError as error:
-        if error.errno not in CANNOT_WRITE:
-            raise
-        _discard_output()
-        code = complain(f"cannot write the output: {os.strerror(error.errno)}")
-    sys.exit(code if isinstance(code, int) else 0)
+    if sys.argv[1:2] == ["serve"]:
+        hangups.hold()
+    from maitred.cli.app import run
 
-
-def complain(message: str) -> int:
-    """Print what is wrong, in one line on stderr. Returns the exit code for it."""
-    with suppress(OSError):  # stderr cannot be written either
-        typer.echo(f"maitred: error: {printable(' '.join(message.split()))}", err=True)
-    return USER_ERROR
-
-
-def _usage(error: BaseException) -> str:
-    context: typer.Context | None = getattr(error, "ctx", None)
-    message: str = error.format_message() if hasattr(error, "format_message") else str(error)
-    command = context.command_path if context else "maitred"
-    return f"{in_our_words(message)}; see {command} --help"
-
-
-def _tolerate_output() -> None:
-    """Discard output to a closed descriptor (`>&-`), and replace characters that the encoding does not have."""
-    sys.stdout = sys.stdout or _null_stream()
-    sys.stderr = sys.stderr or _null_stream()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
-def _null_stream() -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "w"), encoding="utf-8")
-
-
-def _discard_output() -> None:
-    """Discard buffered output: it cannot be written either, and the interpreter would report that when it flushes at exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    run()

@@ -15,6 +15,7 @@ from maitred.core.errors import ConfigError
 if TYPE_CHECKING:
     from maitred.admission import AdmissionConfig
     from maitred.config import Config, ConfigSources
+    from maitred.core.yaml_document import ReadableFile
     from maitred.instance import InstanceConfig
 
 
@@ -71,7 +72,7 @@ def _sources(file: str | None, admission_config: str | None) -> ConfigSources:
     )
     if sources.file is None and sources.admission_file is None:
         raise ConfigError("there is nothing to check", hint="maitred check FILE, or --admission-config FILE, or both")
-    if sources.file is not None and _is_admission_alone(sources.file):
+    if sources.file is not None and _is_admission_alone(sources.files.at(sources.file)):
         hint = f"maitred check --admission-config {sources.file}"
         raise ConfigError("this is the section admission alone", where=str(sources.file), hint=hint)
     exit_if_any(sources.problems())
@@ -84,7 +85,7 @@ def _file_path(name: str, given: str | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _is_admission_alone(file: Path) -> bool:
+def _is_admission_alone(file: ReadableFile) -> bool:
     """Return whether a file has keys of the section admission, and no section. Raises ConfigError if it is no YAML."""
     from maitred.admission import AdmissionConfig
     from maitred.config import Config

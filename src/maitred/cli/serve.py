@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from maitred import __version__
+from maitred.cli import hangups
 from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, SERVE, SERVER
 from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
@@ -20,6 +21,7 @@ from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.config import ConfigSources, LoadedConfig
+    from maitred.gateway.app import Gateway
     from maitred.gateway.config import GatewayConfig
     from maitred.gateway.logs import LogOutput
     from maitred.gateway.reload import GatewaySettings
@@ -82,6 +84,13 @@ def run(flags: ServeFlags) -> None:
         _serve(sources, loaded, output)
 
 
+def _on_ready(gateway: Gateway, output: LogOutput, url: str) -> None:
+    """Say where the gateway serves, and reload for a SIGHUP that came before."""
+    _announce(gateway.config, output, url)
+    if hangups.came():
+        gateway.request_reload()
+
+
 def _announce(config: GatewayConfig, output: LogOutput, url: str) -> None:
     if config.log_format == "text":  # Programs that start a gateway wait for this line.
         output.write(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}\n".encode())
@@ -112,7 +121,7 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         host=config.host,
         port=config.port,
         drain_secs=config.drain_secs,
-        on_ready=partial(_announce, config, output),
+        on_ready=partial(_on_ready, gateway, output),
         on_hangup=gateway.request_reload,
         certificate=gateway.certificate,
     )

@@ -33,18 +33,19 @@ from maitred.config.merged import PREFIX, MergedConfig, environment_settings, fl
 from maitred.config.policy_bundle import PolicyBundle
 from maitred.config.root import POLICY_KEYS, Config
 from maitred.core.errors import ConfigError
-from maitred.core.yaml_document import YamlDocument
+from maitred.core.yaml_document import ReadableFile, YamlDocument
+from maitred.files import InputFiles
 from maitred.instance.flavours import flavour_keys
 
 NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 _ADMISSION_KEYS_KEPT: Final = (frozenset({"legacy"}), frozenset[str]())
 """The sets of keys of the section `admission` that are tried, the largest first: as much as possible stays in force."""
-_API_KEY_MARKER: Final = "api_key"
+_API_KEY_MARKER: Final = b"api_key"
 """Part of the name of every key that holds API keys."""
 
 
 class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the configuration comes from. Every call reads the files anew; nothing is kept."""
+    """Where the configuration comes from. Every call reads the files anew, except for what has come through a stream."""
 
     file: Path | None = None
     admission_file: Path | None = None
@@ -58,6 +59,8 @@ class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
     """Names of flags that are not called after their key, by dotted key."""
     admission_keys: frozenset[str] | None = None
     """Keys of the section `admission` in the main file that are used, or None for all."""
+    files: InputFiles = msgspec.field(default_factory=InputFiles)
+    """What reads the files."""
 
     def load(self) -> Config:
         """Return the configuration of all sources together. Raises ConfigError for the first mistake."""
@@ -84,12 +87,12 @@ class ConfigSources(msgspec.Struct, frozen=True, kw_only=True):
 
     def _documents(self) -> Iterator[YamlDocument]:
         if self.file is not None:
-            main = YamlDocument.read(self.file)
+            main = YamlDocument.read(self.files.at(self.file))
             yield main if self.admission_keys is None else main.keep_keys("admission", self.admission_keys)
         if self.admission_file is not None:
-            yield YamlDocument.read(self.admission_file, section="admission")
+            yield YamlDocument.read(self.files.at(self.admission_file), section="admission")
         if self.policy_file is not None:
-            yield PolicyBundle.read(self.policy_file)
+            yield PolicyBundle.read(self.files.at(self.policy_file))
 
 
 def flavour_defaults(tree: Any) -> Any:
@@ -167,12 +170,12 @@ def _drops_api_keys(sources: ConfigSources, reduced: ConfigSources, config: Conf
     """Return whether the gateway would be open to all although the file that is set aside may contain API keys."""
     if config.gateway.api_key or config.gateway.tenant_api_keys or sources.file is None or reduced.file is not None:
         return False
-    return _may_contain_api_keys(sources.file)
+    return _may_contain_api_keys(sources.files.at(sources.file))
 
 
-def _may_contain_api_keys(file: Path) -> bool:
+def _may_contain_api_keys(file: ReadableFile) -> bool:
     """Return whether the file mentions API keys, or cannot be read."""
     try:
-        return _API_KEY_MARKER in file.read_text(encoding="utf-8", errors="replace")
+        return _API_KEY_MARKER in file.read_bytes()
     except OSError:
         return True

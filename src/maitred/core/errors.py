@@ -86,7 +86,8 @@ def describe_expected(expected: str) -> str:
 
 def describe_os_error(error: OSError) -> str:
     """Return in plain words what the operating system has refused: "no such file or directory"."""
-    return (error.strerror or str(error)).lower()
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:]
 
 
 def describe_read_error(error: Exception) -> str:

@@ -46,7 +46,7 @@ from maitred.gateway.slot_learning import SlotLearning
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
-from maitred.wire.certificate import ServerCertificate
+from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import Exchange, send_error
 from maitred.wire.server import App
@@ -131,7 +131,7 @@ class Gateway(App):
         """Return what reads the configuration again; now this one is in force."""
         admission, programs = self.core.config, self._programs_config
         settings = GatewaySettings(gateway=self.config, admission=admission, routing=routing, programs=programs)
-        return ConfigReloader(settings, reload, self._reconfigure, self.counters.reloads)
+        return ConfigReloader(settings, reload, self._read_certificate, self._reconfigure, self.counters.reloads)
 
     def _make_slot_learning(self) -> SlotLearning:
         """Return what learns how many requests each backend takes, with the source of each chosen."""
@@ -260,14 +260,17 @@ class Gateway(App):
         """Return whether the router or the admission policy reads the load that backends report."""
         return Signals.LOAD in self._router_signals or self.core.reads_load
 
-    def _reconfigure(self, settings: GatewaySettings) -> None:
+    def _read_certificate(self, config: GatewayConfig) -> CertificateFiles | None:
+        """Return the certificate that `config` names, or None if this gateway serves without TLS. Called in a thread. Raises
+        ConfigError."""
+        files = _certificate_files(config) or _certificate_files(self._reloader.settings.gateway)
+        return None if self.certificate is None or files is None else read_certificate(*files, where="gateway")
+
+    def _reconfigure(self, settings: GatewaySettings, certificate: CertificateFiles | None) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
-        files = _certificate_files(settings.gateway)
-        if self.certificate is not None and files is not None:
-            self.certificate.check(*files)
         self._capacity.reconfigure(settings.admission)
-        if self.certificate is not None and files is not None:
-            self.certificate.load(*files)
+        if self.certificate is not None and certificate is not None:
+            self.certificate.load(certificate)
         self._on_slots_changed(self._fleet.known_models)
         self._slot_learning.use_key(settings.gateway.upstream_api_key)
         self._intake.reconfigure(settings.gateway, settings.programs)

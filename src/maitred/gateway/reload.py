@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -22,9 +23,11 @@ import msgspec
 from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
+from maitred.gateway.bounded_thread import BoundedThread
 from maitred.gateway.config import GatewayConfig
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
+from maitred.wire.certificate import CertificateFiles
 
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
@@ -39,6 +42,8 @@ FIXED_PROGRAM_KEYS: Final = (
 """Keys of the section `programs` that need a restart; see `Programs.reconfigure`."""
 MIN_INTERVAL_SECS: Final = 0.5
 """Seconds between the end of a reload and the next one that was requested meanwhile."""
+READ_SECS: Final = 30.0
+"""Seconds within which the files must have been read."""
 _SECRET_KEYS: Final = ("upstream_api_key",)
 """Keys with values that are kept in clear; other secrets are kept as hashes."""
 
@@ -77,19 +82,22 @@ class ConfigReloader:
         self,
         settings: GatewaySettings,
         read_settings: Callable[[], GatewaySettings] | None,
-        reconfigure: Callable[[GatewaySettings], object],
+        read_certificate: Callable[[GatewayConfig], CertificateFiles | None],
+        reconfigure: Callable[[GatewaySettings, CertificateFiles | None], object],
         results: Counter[str],
     ) -> None:
-        """`settings` are in force now. `read_settings` reads the sources again, or is None if there are none. `reconfigure`
-        puts settings in force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
+        """`settings` are in force now. `read_settings` reads the sources again, or is None if there are none, and
+        `read_certificate` the certificate that they name; both in a thread. `reconfigure` puts settings and the certificate in
+        force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
         self.settings = settings
-        self._read_settings = read_settings
+        self._read_settings, self._read_certificate = read_settings, read_certificate
         self._reconfigure = reconfigure
         self._results = results
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         """What reloads as `request_reload` asks for it."""
         self._is_requested = False
+        self._reading = BoundedThread("the files of the configuration", READ_SECS)
 
     def request_reload(self) -> None:
         """Start a reload, without waiting for it.
@@ -134,7 +142,7 @@ class ConfigReloader:
             )
         # In a thread, because reading files would hold up every request. From there on nothing is awaited, so that no request
         # sees one half of the change.
-        found = await asyncio.to_thread(self._read_settings)
+        found, certificate = await self._reading.run(partial(self._read_sources, self._read_settings))
         if self.settings.gateway.has_keys:
             _refuse_to_open(found.gateway)
         live = {key: getattr(found.gateway, key) for key in RELOADABLE_KEYS}
@@ -148,10 +156,14 @@ class ConfigReloader:
             routing=self.settings.routing,
             programs=msgspec.structs.replace(found.programs, **fixed),
         )
-        self._reconfigure(settings)
+        self._reconfigure(settings, certificate)
         warnings = [*_removed_keys(self.settings.gateway, gateway), *found.admission.warnings()]
         self.settings = settings
         return ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
+
+    def _read_sources(self, read_settings: Callable[[], GatewaySettings]) -> tuple[GatewaySettings, CertificateFiles | None]:
+        found = read_settings()
+        return found, self._read_certificate(found.gateway)
 
 
 def _refuse_to_open(gateway: GatewayConfig) -> None:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from maitred.core.errors import ConfigError
+from maitred.files import open_output
 
 _DESCRIPTORS: Final = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
 
@@ -48,7 +49,7 @@ class OutputFile:
             # A duplicate, because closing this file must not close the standard output of the program.
             return os.dup(descriptor)
         if self._path.exists() and not self._path.is_file():
-            return os.open(self._path, os.O_WRONLY)
+            return open_output(self._path, os.O_WRONLY)
         return self._open_partial()
 
     def _open_partial(self) -> int:

@@ -4,10 +4,12 @@ A certificate is two files in PEM: the chain, the server's own first, and the pr
 that all connections share. A connection takes what is in there as its handshake begins. So a new certificate is loaded into the
 same context: connections that are open keep theirs, and the next one gets the new one.
 
-    certbot writes new files; SIGHUP; `check` finds that they fit each other; `load`: the next handshake has them
+    certbot writes new files; SIGHUP; `read_certificate` finds that they fit each other; `load`: the next handshake has them
 
-OpenSSL loads the chain first and then the key, and keeps the chain if the key does not fit. Hence `check`, which loads both
-into a context of its own, and changes nothing.
+OpenSSL loads the chain first and then the key, and keeps the chain if the key does not fit. Hence `read_certificate`, which
+loads both into a context of its own. It reads each file once, in a thread of the reload, and keeps what it has read: what was
+checked is what is loaded, and the event loop waits for no disk. OpenSSL reads certificates from files only, so what was read
+is given to it as a file in memory.
 
 TLS 1.2 is the least. A client must complete its handshake within `HANDSHAKE_SECS`. Everything behind the handshake is as on a
 plain connection: the same code watches it (`protocol`), with buffers of the same size.
@@ -16,11 +18,17 @@ plain connection: the same code watches it (`protocol`), with buffers of the sam
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import ssl
+import tempfile
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_os_error
+from maitred.files import MAX_TEXT_BYTES, read_file
 
 HANDSHAKE_SECS: Final = 20.0
 """Seconds that a handshake may take; the head of a request may take as long."""
@@ -38,39 +46,64 @@ class ServerCertificate:
     def __init__(self, chain: str, key: str, *, where: str) -> None:
         """`chain` and `key` are the paths of files in PEM; `where` is the section of the configuration that names them. Raises
         ConfigError for files that are none, or do not fit each other."""
-        self._where = where
         self.context = _new_context()
         """What connections are made with."""
-        self.check(chain, key)
-        self.load(chain, key)
+        self.load(read_certificate(chain, key, where=where))
 
-    def check(self, chain: str, key: str) -> None:
-        """Raise ConfigError if these files cannot be used, and change nothing."""
-        self._load_into(_new_context(), chain, key)
+    def load(self, files: CertificateFiles) -> None:
+        """Use these files for all further connections."""
+        files.load_into(self.context)
 
-    def load(self, chain: str, key: str) -> None:
-        """Use these files for all further connections. Raises ConfigError; `check` before."""
-        self._load_into(self.context, chain, key)
 
-    def _load_into(self, context: ssl.SSLContext, chain: str, key: str) -> None:
-        for name, path in (("tls_cert", chain), ("tls_key", key)):
-            try:
-                Path(path).read_bytes()
-            except OSError as error:
-                raise ConfigError(f"cannot read {path}: {error.strerror}", where=f"{self._where}.{name}") from error
-        try:
+class CertificateFiles(NamedTuple):
+    """The content of the files of a certificate."""
+
+    chain: bytes
+    key: bytes
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Load them. Raises ssl.SSLError, and `_EncryptedKey`."""
+        with _as_file(self.chain) as chain, _as_file(self.key) as key:
             context.load_cert_chain(chain, key, password=_no_password)
-        except _EncryptedKey:
-            hint = "give a key without a password, readable by the gateway alone"
-            raise ConfigError(f"the key in {key} is encrypted", where=f"{self._where}.tls_key", hint=hint) from None
-        except ssl.SSLError as error:
-            if error.reason == "KEY_VALUES_MISMATCH":
-                problem = f"the key in {key} is not that of the certificate in {chain}"
-                raise ConfigError(problem, where=f"{self._where}.tls_key") from error
-            hint = "a certificate with its chain and a private key, both in PEM"
-            raise ConfigError(
-                f"{chain} and {key} cannot be used: {error.reason or error}", where=self._where, hint=hint
-            ) from error
+
+
+def read_certificate(chain: str, key: str, *, where: str) -> CertificateFiles:
+    """Read the files of a certificate and of its key, and check that they can be used. `where` is the section of the
+    configuration that names them. Raises ConfigError."""
+    files = CertificateFiles(_read(chain, f"{where}.tls_cert"), _read(key, f"{where}.tls_key"))
+    try:
+        files.load_into(_new_context())
+    except _EncryptedKey:
+        hint = "give a key without a password, readable by the gateway alone"
+        raise ConfigError(f"the key in {key} is encrypted", where=f"{where}.tls_key", hint=hint) from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            problem = f"the key in {key} is not that of the certificate in {chain}"
+            raise ConfigError(problem, where=f"{where}.tls_key") from error
+        hint = "a certificate with its chain and a private key, both in PEM"
+        raise ConfigError(f"{chain} and {key} cannot be used: {error.reason or error}", where=where, hint=hint) from error
+    return files
+
+
+def _read(path: str, where: str) -> bytes:
+    try:
+        return read_file(Path(path), MAX_TEXT_BYTES)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {describe_os_error(error)}", where=where) from error
+
+
+@contextlib.contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """Yield the path of a file with this content, for this process alone."""
+    if not hasattr(os, "memfd_create"):  # not Linux
+        with tempfile.NamedTemporaryFile() as stored:
+            stored.write(content)
+            stored.flush()
+            yield stored.name
+        return
+    with FileIO(os.memfd_create("certificate"), "w") as memory:
+        memory.write(content)
+        yield f"/proc/self/fd/{memory.fileno()}"
 
 
 def limit_buffers(transport: asyncio.Transport) -> None:

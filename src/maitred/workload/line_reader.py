@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from maitred.core.errors import ConfigError, describe_read_error
+from maitred.core.errors import ConfigError, describe_os_error, describe_read_error
+from maitred.files import open_input
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -35,15 +36,15 @@ class LineReader:
         self.next_line_number = 0
         """The number of the line that comes next."""
         try:
-            self._raw = path.open("rb")
+            self._raw = open_input(path)
         except OSError as error:
-            raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
         self._file: BinaryIO = self._raw
         try:
             self._start()
         except OSError as error:
             self.close()
-            raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
         except ConfigError:
             self.close()
             raise

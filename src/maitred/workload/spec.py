@@ -124,8 +124,9 @@ class Workload(SenderSet, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def from_yaml(cls, path: str | Path) -> Self:
         """Read a specification file. Raises ConfigError with file, line and the nearest valid key."""
         from maitred.core.yaml_schema import read_struct
+        from maitred.files import InputFile
 
-        return read_struct(Path(path), cls)
+        return read_struct(InputFile(Path(path)), cls)
 
     def jobs(self, *, seed: int | None = None, rate_scale: float = 1.0) -> JobGenerator:
         """Return a generator of the requests. `seed` replaces the workload's own; `rate_scale` multiplies every rate."""

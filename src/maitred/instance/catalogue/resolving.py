@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
+from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.specs import find_hardware, find_model, read_model_config
 from maitred.instance.config import DEFAULT_UTILISATION
@@ -88,7 +89,7 @@ def read_step_table(path: Path) -> StepTable:
     """Read a step table. Raises ConfigError if the file cannot be read, or holds none."""
     hint = "maitred calibrate MEASURED --latency-model table makes one"
     try:
-        table = msgspec.json.decode(path.read_bytes(), type=StepTable)
+        table = msgspec.json.decode(read_input(path), type=StepTable)
     except OSError as error:
         raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
     except JSON_ERRORS as error:

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, nearest_name_hint, quote
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error, nearest_name_hint, quote
+from maitred.files import read_input
 from maitred.instance.latency import AttentionRanks, HardwareSpec, ModelSpec
 
 Entry = dict[str, Any]
@@ -41,9 +42,9 @@ def names_in_lower_case(file: str) -> Mapping[str, str]:
 def read_json(path: Path, what: str, hint: str) -> Any:
     """Return the content of a file of the user. Raises ConfigError, with `hint`, if it cannot be read as `what`."""
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return msgspec.json.decode(read_input(path))
     except OSError as error:
-        raise ConfigError(f"cannot read {what}: {error.strerror}", where=str(path), hint=hint) from error
+        raise ConfigError(f"cannot read {what}: {describe_os_error(error)}", where=str(path), hint=hint) from error
     except JSON_ERRORS as error:
         raise ConfigError(f"cannot read {what}: {describe_json_error(str(error))}", where=str(path), hint=hint) from error
 

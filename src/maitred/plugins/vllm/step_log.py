@@ -22,6 +22,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
+from maitred.files import open_input
 from maitred.plugins.vllm.engine_request import VllmRequest
 from maitred.plugins.vllm.policy_queue import StepListener
 
@@ -130,7 +131,8 @@ class StepLog(StepListener):
 def read_step_log(path: Path) -> tuple[StepLogHeader, list[StepLogLine]]:
     """Return the header and the lines of a file, perhaps compressed (`.gz`). Raises ConfigError for one that is no step log."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_input(path) as raw:
+            file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
             first = file.readline()
             decoder = msgspec.json.Decoder(StepLogLine)
             header = decoder.decode(first)

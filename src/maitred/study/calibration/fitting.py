@@ -14,6 +14,7 @@ the engine that differ from their defaults, because coefficients hold only for o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.units import SECOND
+from maitred.files import open_output
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import encode_step_table
 from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
@@ -289,6 +291,7 @@ def _tuples_as_lists(value: object) -> object:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        path.write_bytes(content)
+        with os.fdopen(open_output(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(content)
     except OSError as error:
         raise ConfigError(f"cannot be written: {describe_os_error(error)}", where=str(path)) from error

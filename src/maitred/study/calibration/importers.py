@@ -19,7 +19,6 @@ generation tokens, iteration elapsed time: 9.81 ms, GPU KV cache usage: 3.2%`.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
@@ -40,6 +39,7 @@ from maitred.study.calibration.measurements import (
     check_counts,
     is_recording,
     is_step_file,
+    open_text,
     parse_number,
     read_header,
     read_recording,
@@ -88,9 +88,8 @@ def read_any_timeline(path: Path) -> list[MeasuredRequest]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    open_text = gzip.open if path.suffix == ".gz" else open
     try:
-        with open_text(path, "rt", encoding="utf-8", errors="replace") as lines:
+        with open_text(path, errors="replace") as lines:
             yield from lines
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot be read: {describe_read_error(error)}", where=str(path)) from error

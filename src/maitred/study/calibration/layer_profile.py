@@ -33,6 +33,7 @@ import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import YamlDocument
+from maitred.files import InputFile
 from maitred.instance.latency import Skew, StepTable
 from maitred.instance.latency.step_table import Curve, Grid, curve_value
 from maitred.study.calibration.measurements import read_rows
@@ -103,7 +104,7 @@ def _curves(points: Iterable[tuple[K, float, float]]) -> dict[K, Curve]:
 
 
 def _has_skew_fit(meta: Path) -> bool:
-    value = YamlDocument.read(meta).value if meta.exists() else None
+    value = YamlDocument.read(InputFile(meta)).value if meta.exists() else None
     fit = value.get("skew_fit") if isinstance(value, dict) else None
     return isinstance(fit, dict) and fit.get("enabled") is True
 

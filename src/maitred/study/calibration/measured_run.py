@@ -17,6 +17,7 @@ import msgspec
 
 from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
 from maitred.core.units import SECOND
+from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LatencyConfig, TableLatency
 from maitred.sim import Outcome, simulate
@@ -194,7 +195,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
     """Read the meta.json of a folder. Raises ConfigError for missing or wrong fields."""
     file = path / "meta.json"
     try:
-        return MeasuredRun(path, msgspec.json.decode(file.read_bytes(), type=RunMetadata))
+        return MeasuredRun(path, msgspec.json.decode(read_input(file), type=RunMetadata))
     except OSError as error:
         hint = "a folder with meta.json, requests.csv and profile/"
         raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(file), hint=hint) from error

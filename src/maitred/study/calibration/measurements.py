@@ -31,9 +31,11 @@ import csv
 import gzip
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO, cast
 
 import msgspec
 
@@ -41,6 +43,7 @@ from maitred.core.contracts import BatchShape, ChunkShape
 from maitred.core.errors import ConfigError, describe_read_error, nearest_name_hint
 from maitred.core.request import Request
 from maitred.core.units import from_seconds
+from maitred.files import open_input, read_input
 from maitred.workload import Job
 from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS
 
@@ -86,7 +89,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[dict[str, float], str]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_input(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
     for number, line in enumerate(lines, 1):
@@ -299,7 +302,7 @@ def _prefix_keys(index: int, row: MeasuredRequest, earlier: Sequence[tuple[int, 
 def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[list[float], list[str]]]:
     """Yield the columns `numbers` and the columns `texts` of each row. `path` may be gzipped. Raises ConfigError."""
     try:
-        with _open(path) as lines:
+        with open_text(path) as lines:
             reader = csv.DictReader(lines)
             _check_header(path, reader.fieldnames or (), (*numbers, *texts))
             for row in reader:
@@ -314,7 +317,7 @@ def read_rows(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> 
 def read_header(path: Path) -> Sequence[str]:
     """Return the names of the columns. Raises ConfigError if the file cannot be read."""
     try:
-        with _open(path) as lines:
+        with open_text(path) as lines:
             return next(csv.reader(lines), [])
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise _unreadable(path, error) from error
@@ -331,10 +334,12 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"cannot be read: {describe_read_error(error)}", where=str(path))
 
 
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+@contextmanager
+def open_text(path: Path, *, errors: str = "strict") -> Iterator[TextIO]:
+    """Open a text file, perhaps compressed (`.gz`), for a `with`. Raises OSError; reading raises what gzip does, too."""
+    with open_input(path) as raw:
+        content = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw)
+        yield TextIOWrapper(content, encoding="utf-8-sig", errors=errors, newline="")
 
 
 def _check_header(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from maitred.core.errors import ConfigError
 from maitred.core.units import MILLISECOND, SECOND
+from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.sim import Outcome, Results, simulate
 from maitred.sim.results import Ints
@@ -130,7 +131,7 @@ def peer_errors(path: Path) -> dict[tuple[str, str], float]:
     found = {}
     for metric, word in metrics.items():
         for statistic, name in statistics.items():
-            row = re.search(rf"^{word} {name}\s+([\d.]+)\s+([\d.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            row = re.search(rf"^{word} {name}\s+([\d.]+)\s+([\d.]+)", read_input(path).decode(), re.MULTILINE)
             if row:
                 found[metric, statistic] = float(row[2]) / float(row[1]) - 1
     return found

@@ -19,6 +19,7 @@ import msgspec
 
 from maitred import __version__
 from maitred.core.errors import JSON_ERRORS, ConfigError, describe_os_error
+from maitred.files import read_file
 
 _HEADER_FILE: Final = "sweep.json"
 RUNS_FILE: Final = "runs.jsonl"
@@ -59,6 +60,10 @@ class InMemoryJournal:
         pass
 
 
+_MAX_RUNS_BYTES: Final = 1 << 40
+"""All that disks hold: each line of the runs was written by a sweep."""
+
+
 class FileJournal(InMemoryJournal):
     """A journal in a folder, to be used in a `with`."""
 
@@ -88,7 +93,7 @@ class FileJournal(InMemoryJournal):
         if not (path.exists() and runs.exists() and runs.stat().st_size):
             return None
         try:
-            return msgspec.json.decode(path.read_bytes(), type=_JournalHeader)
+            return msgspec.json.decode(read_file(path), type=_JournalHeader)
         except JSON_ERRORS as error:
             raise ConfigError("this is not the header of a sweep", where=str(path), hint="name another --out") from error
 
@@ -105,7 +110,7 @@ class FileJournal(InMemoryJournal):
 
     def _open_runs(self) -> BinaryIO:
         path = self._folder / RUNS_FILE
-        written = path.read_bytes() if path.exists() else b""
+        written = read_file(path, _MAX_RUNS_BYTES) if path.exists() else b""
         # A power failure may have cut off the last line, and only that one: a line is on disk before the next one is written.
         complete = written[: written.rfind(b"\n") + 1]
         for number, row in enumerate(complete.splitlines(), 1):

@@ -27,6 +27,7 @@ from maitred.core.errors import ConfigError, missing_library
 from maitred.core.units import from_seconds
 from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import document_to_struct
+from maitred.files import InputFile
 from maitred.study.candidate import Candidate
 from maitred.study.runs import RunSettings, StudyRun, parse_seeds
 from maitred.study.sweep.spec import (
@@ -81,7 +82,7 @@ class SweepPlan:
         self.spec = document_to_struct(self._document, SweepSpec)
         self.criteria: Criteria = parse_criteria(self.spec, self.locate)
         base = self.spec.base
-        self._base = [YamlDocument.read(Path(base))] if isinstance(base, str) else []
+        self._base = [YamlDocument.read(InputFile(Path(base)))] if isinstance(base, str) else []
         for document in self._base:
             document_to_struct(document, Config)
         self._env = [*environment_settings(Config, env)]

@@ -19,6 +19,7 @@ from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.units import Micros, from_ms
 from maitred.core.yaml_document import KeyPath, YamlDocument
 from maitred.core.yaml_schema import dotted_key
+from maitred.files import InputFile
 from maitred.report import DEFAULT_SLO, Slo, Targets, workload_targets
 from maitred.study.candidate import Candidate
 from maitred.study.metrics import Better, find_metric
@@ -169,7 +170,7 @@ def sweep_document(spec: str | Path | Mapping[str, Any]) -> YamlDocument:
     Raises ConfigError for what cannot be read, and for values that no file could hold.
     """
     if not isinstance(spec, Mapping):
-        return YamlDocument.read(Path(spec))
+        return YamlDocument.read(InputFile(Path(spec)))
     import yaml
 
     try:

@@ -26,9 +26,10 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.slo_classes import priority_class_of
 from maitred.core.units import SECOND, Micros
+from maitred.files import read_input
 from maitred.workload.line_reader import LineReader
 from maitred.workload.prefix_keys import GroupPrefixKeys, group_number
 from maitred.workload.spec_parts import GoodputTargets
@@ -134,9 +135,9 @@ def _parse_header(path: Path) -> BlisHeader:
     import yaml
 
     try:
-        text = path.read_bytes()
+        text = read_input(path)
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
     try:
         return msgspec.convert(yaml.load(text, Loader=yaml.CSafeLoader), BlisHeader)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
