@@ -9,6 +9,7 @@ of these is an error that says what the path leads to:
     InputFiles     the same for files that are read more than once: a stream is read once, and its content kept
     open_input     a file or stream of any size, such as a trace, to be read piece by piece
     open_output    a file, a device, or a pipe that something reads
+    check_file     a file that a library opens by itself
 
 A named pipe whose other end is not open within `PEER_SECS` is an error: by default, `open` would wait for ever and say nothing.
 What is wrong is raised as an OSError whose `strerror` completes "cannot be read: ...".
@@ -153,6 +154,12 @@ def open_output(path: Path, flags: int) -> int:
         else:
             os.set_blocking(descriptor, True)
             return descriptor
+
+
+def check_file(path: Path) -> None:
+    """Raise OSError if `path` leads to anything but a regular file; nothing may be there yet."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(path, path.stat().st_mode)
 
 
 def _open_to_read(path: Path) -> int:

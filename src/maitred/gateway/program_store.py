@@ -9,27 +9,45 @@ Times in the file are those of the wall clock (µs since 1970), because no monot
 One file belongs to one gateway: a second one would overwrite the places that the first one has given. A lock on `FILE.lock`
 says so, and goes with the process, however that ends.
 
-A file that is no such database is moved aside and begun anew: what it held cannot be read, and programs without a record are
-only placed as if they were new.
+A file whose content is at fault is moved aside (`FILE.unreadable`) and begun anew: programs without a
+record are only placed as if they were new. SQLite reports damage in many words, some of which it also has for a disk that is
+full or a file that is not ours to write. So the content is at fault if the files may be read and written, nothing else has
+locked them, and a fresh database in the same folder works; otherwise the gateway does not start.
+
+    one byte is flipped          moved aside, whatever SQLite calls it
+    another program locks it     an error, and the file stays
+    chmod 444, or a full disk    an error, and the file stays
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.request import PriorityClass
+from maitred.files import check_file
 from maitred.programs import ProgramKey
 
 log = logging.getLogger("maitred.gateway")
+_WRITE_LOGS: Final = ("-wal", "-shm", "-journal")
+"""Endings of the files in which SQLite keeps what it has not yet written to the file itself."""
+_HEADER_BYTES: Final = 100
+"""Size of the header of a database."""
+_UNREADABLE: Final = (sqlite3.Error, ValueError, OverflowError, MemoryError)
+"""What reading damaged pages raises."""
+_LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_LOCK_SECS: Final = 5.0
+"""Seconds for which another program may hold the file."""
 _VERSION: Final = 1
 """Of the table; a file with another one is begun anew."""
 
@@ -90,76 +108,134 @@ class ProgramStore:
         with ExitStack() as on_error:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+                for suffix in ("", ".lock", *_WRITE_LOGS):
+                    check_file(_beside(self.path, suffix))
                 self._lock = on_error.enter_context(_lock(self.path))
                 self.found: Sequence[StoredProgram]
                 """The programs of the last run, in the order of creation."""
                 self.drained: Sequence[str]
                 """The URLs of the backends that were drained at its end."""
                 self.found, self.drained = self._read_or_begin_anew()
-            except (OSError, sqlite3.Error) as error:
+            except OSError as error:
+                problem = f"cannot keep programs in {path}: {describe_os_error(error)}"
+                raise ConfigError(problem, where="programs.state") from error
+            except sqlite3.Error as error:
                 raise ConfigError(f"cannot keep programs in {path}: {error}", where="programs.state") from error
             on_error.pop_all()
 
     def write(self, changes: StateChanges) -> None:
         """Write changes in one transaction. Called in the thread of the writer. Raises sqlite3.Error."""
         if self._connection is None:
-            self._connection = self._open()
-        with self._connection:
-            self._connection.executemany(_DELETE, [key for key, stored in changes.programs.items() if stored is None])
-            self._connection.executemany(_INSERT, [stored for stored in changes.programs.values() if stored is not None])
-            if changes.drained is not None:
-                self._connection.execute("DELETE FROM drained")
-                self._connection.executemany("INSERT INTO drained VALUES (?)", [(url,) for url in changes.drained])
+            self._connection = _open(self.path)
+        try:
+            with self._connection as connection:
+                _write_changes(connection, changes)
+        except sqlite3.Error:
+            self._disconnect()  # After a failure of the disk, only a file that is opened anew may work again.
+            raise
 
     def close(self) -> None:
         """Close the file, after the writer has ended."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._disconnect()
         self._lock.close()
 
-    def _open(self) -> sqlite3.Connection:
-        # The writer's thread uses it, and after that has ended, `close`.
-        connection = sqlite3.connect(self.path, timeout=5.0, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")  # A killed process loses nothing; a power cut the last moments.
-        return connection
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _read_or_begin_anew(self) -> tuple[Sequence[StoredProgram], Sequence[str]]:
+        if self.path.exists() and not self.path.stat().st_size:
+            log.warning("%s is empty: programs of the last run are not known", self.path)
         try:
-            return self._read()
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # It cannot be opened or written: its content is not at fault.
-                raise
+            return _read(self.path)
+        except _UNREADABLE as error:
+            self._check_access(error)
+            fresh = _beside(self.path, ".new")
+            for suffix in ("", *_WRITE_LOGS):
+                _beside(fresh, suffix).unlink(missing_ok=True)
+            begun = _read(fresh)
             self._move_aside(error)
-            return self._read()
+            fresh.replace(self.path)
+            return begun
 
-    def _read(self) -> tuple[Sequence[StoredProgram], Sequence[str]]:
-        """Return all rows that make sense, and make the tables if there are none."""
-        with closing(self._open()) as connection, connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            if tables and (version != _VERSION or ("programs",) not in tables):
-                raise sqlite3.DatabaseError("it holds something else")
-            connection.execute(_CREATE)
-            connection.execute(_CREATE_DRAINED)
-            connection.execute(f"PRAGMA user_version = {_VERSION}")
-            rows = connection.execute(_SELECT).fetchall()
-            drained = connection.execute("SELECT backend FROM drained").fetchall()
-        return [row for row in map(_parse_row, rows) if row is not None], [str(url) for (url,) in drained]
+    def _check_access(self, error: Exception) -> None:
+        """Raise ConfigError if the file could not be read for another reason than its content."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED:
+            hint = "close what has it open, or name another file with --state"
+            raise ConfigError(f"another program has locked {self.path}", where="programs.state", hint=hint) from error
+        files = [path for suffix in ("", *_WRITE_LOGS) if (path := _beside(self.path, suffix)).exists()]
+        for path in (self.path.parent, *files):
+            if not os.access(path, os.R_OK | os.W_OK):
+                problem = f"cannot keep programs in {self.path}: {path} may not be read and written"
+                raise ConfigError(problem, where="programs.state") from error
 
-    def _move_aside(self, error: sqlite3.DatabaseError) -> None:
-        aside = self.path.with_name(self.path.name + ".unreadable")
+    def _move_aside(self, error: Exception) -> None:
+        aside = _free_name(_beside(self.path, ".unreadable"))
         log.error("%s cannot be read (%s): it is now %s, and programs of the last run are not known", self.path, error, aside)
+        for suffix in _WRITE_LOGS:  # They go first: beside a fresh database they would be taken for its own.
+            if (path := _beside(self.path, suffix)).exists():
+                path.replace(_beside(aside, suffix))
         self.path.replace(aside)
-        for suffix in ("-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # The writer's thread uses it, and after that has ended, `close`.
+    connection = sqlite3.connect(path, timeout=_LOCK_SECS, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # A killed process loses nothing; a power cut the last moments.
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _read(path: Path) -> tuple[Sequence[StoredProgram], Sequence[str]]:
+    """Return all rows that make sense, and make the tables if there are none. Raises an error of `_UNREADABLE`."""
+    if path.exists() and 0 < path.stat().st_size < _HEADER_BYTES:  # SQLite would take it for an empty one.
+        raise sqlite3.DatabaseError("it is cut off")
+    with closing(_open(path)) as connection, connection:
+        damage = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError(" ".join(str(damage).split()))
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        if tables and (version != _VERSION or ("programs",) not in tables):
+            raise sqlite3.DatabaseError("it holds something else")
+        connection.execute(_CREATE)
+        connection.execute(_CREATE_DRAINED)
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        rows = connection.execute(_SELECT).fetchall()
+        drained = connection.execute("SELECT backend FROM drained").fetchall()
+    programs = [row for row in map(_parse_row, rows) if row is not None]
+    if len(programs) < len(rows):
+        log.error("%s: %d of its %d programs make no sense and are not known", path, len(rows) - len(programs), len(rows))
+    return programs, [str(url) for (url,) in drained]
+
+
+def _write_changes(connection: sqlite3.Connection, changes: StateChanges) -> None:
+    connection.executemany(_DELETE, [key for key, stored in changes.programs.items() if stored is None])
+    connection.executemany(_INSERT, [stored for stored in changes.programs.values() if stored is not None])
+    if changes.drained is not None:
+        connection.execute("DELETE FROM drained")
+        connection.executemany("INSERT INTO drained VALUES (?)", [(url,) for url in changes.drained])
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _free_name(path: Path) -> Path:
+    """Return `path`, or with the first number behind it that is not taken: what was moved aside before stays."""
+    names = chain([path], (_beside(path, f".{number}") for number in count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def _lock(path: Path) -> IO[bytes]:
     """Return an open file whose lock stands for `path`; closing it gives the lock up. Raises ConfigError if another gateway has
     it, and OSError."""
-    file = path.with_name(path.name + ".lock").open("wb")
+    file = _beside(path, ".lock").open("wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
