@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from world import GatewayWorld, run, world
 
+from maitred import files
+from maitred.admission.replay import replay
+from maitred.core.decisions import DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
-from maitred.gateway import append_file, background_writer
+from maitred.gateway import append_file, background_writer, line_file
 from maitred.gateway.append_file import AppendFile
+from maitred.gateway.line_file import LineFile
 
 
 @pytest.fixture
@@ -20,6 +29,8 @@ def pipe(tmp_path: Path) -> Iterator[Callable[[], bytes]]:
     """Make a pipe `pipe` that is open and not read; the fixture reads what is in it now."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # soon full
 
     def read() -> bytes:
         found = b""
@@ -37,7 +48,7 @@ def pipe(tmp_path: Path) -> Iterator[Callable[[], bytes]]:
 
 @pytest.fixture(autouse=True)
 def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_file, "MAX_PENDING_BYTES", 50_000)
+    monkeypatch.setattr(append_file, "MAX_PENDING_BYTES", 20_000)
     monkeypatch.setattr(background_writer, "_CLOSE_SECS", 0.2)
     monkeypatch.setattr(background_writer, "FLUSH_SECS", 0.01)
 
@@ -51,21 +62,29 @@ DROPPED_DECISIONS = 'maitred_dropped_lines_total{file="decision_log"}'
 DROPPED_ROWS = 'maitred_dropped_lines_total{file="record"}'
 
 
-def test_a_decision_log_that_blocks_ends_and_stops_nothing(
-    tmp_path: Path, pipe: Callable[[], bytes], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario() -> None:
+def test_a_decision_log_that_blocks_says_what_it_lacks_and_goes_on(tmp_path: Path, pipe: Callable[[], bytes]) -> None:
+    async def scenario() -> bytes:
         async with world(decision_log=str(tmp_path / "pipe")) as w:
             while not await metric(w, DROPPED_DECISIONS):
                 assert (await w.request())[0] == 200
             assert w.state.decision_log_failed
-            before = w.state.dropped_lines["decision_log"]
+            log = b""
+            while b'"gap"' not in log or w.state.decision_log_failed:
+                log += pipe()
+                await asyncio.sleep(0.01)
+            num_lost = w.state.dropped_lines["decision_log"]
             assert (await w.request())[0] == 200
-            assert w.state.dropped_lines["decision_log"] > before
+            assert w.state.dropped_lines["decision_log"] == num_lost
+            while not log.endswith(b"\n") or not log.partition(b'"gap"')[2].count(b'"submit"'):
+                log += pipe()
+                await asyncio.sleep(0.01)
+            assert b'\n{"room":"log","gap":%d}\n' % num_lost in log
+            return log
 
-    run(scenario())
-    ended = [record.message for record in caplog.records if "no more" in record.message]
-    assert ended == [f"decisions are recorded no more: {tmp_path}/pipe takes no more lines for now, and would have a gap"]
+    lines = run(scenario()).splitlines()
+    assert all(msgspec.json.decode(line)["room"] for line in lines)
+    with pytest.raises(ValueError, match="lines are missing here"):
+        replay(lines, DecisionLog(lambda line: None))
 
 
 def test_a_recording_that_blocks_drops_rows_and_goes_on_when_it_can(
@@ -95,30 +114,182 @@ def test_a_recording_that_blocks_drops_rows_and_goes_on_when_it_can(
             assert rows.count(b"\n") - 1 + w.state.dropped_lines["record"] == num_sent
 
     run(scenario())
-    messages = [record.message for record in caplog.records if "requests are" in record.message]
-    assert messages[0] == f"requests are dropped: {tmp_path}/pipe takes no more lines for now"
-    assert messages[1].startswith(f"requests are recorded again in {tmp_path}/pipe; ")
+    messages = [record.message for record in caplog.records if record.message.startswith("requests in")]
+    assert messages[0].startswith(f"requests in {tmp_path}/pipe are lost from now on: ")
+    assert messages[1].startswith(f"requests in {tmp_path}/pipe are written again; lost: ")
 
 
-def test_a_pipe_that_nothing_reads_is_an_error_at_the_start(tmp_path: Path) -> None:
+def test_a_pipe_that_nothing_reads_is_an_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PEER_SECS", 0.01)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"gateway\.record: cannot write .*pipe: nothing reads this pipe"):
-        AppendFile(str(tmp_path / "pipe"), where="gateway.record", what="requests", ends_with_gap=False)
+        LineFile(tmp_path / "pipe", where="gateway.record")
 
 
-def test_what_a_disk_lost_is_counted() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs a device that is always full")
+class Disk:
+    """A disk with room for `room` bytes; a write beyond writes what there is room for, as `write` does."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 1 << 30
+        self.num_failures = 0
+        self._write = os.write
+        monkeypatch.setattr(line_file.os, "write", self.write)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if not self.room:
+            self.num_failures += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._write(descriptor, data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@contextlib.asynccontextmanager
+async def appending(path: Path, **more: Any) -> AsyncIterator[AppendFile]:
+    file = AppendFile(LineFile(path, where="gateway.record", header=b"head\n"), "requests", gap_line=encode_gap, **more)
+    file.start()
+    yield file
+    await file.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_a_full_disk_loses_nothing_while_lines_can_wait(tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        file = AppendFile("/dev/full", where="gateway.record", what="requests", ends_with_gap=False)
-        file.start()
-        file.write(b"a\n")
-        file.write(b"b\n")
-        while not file.failed:
-            await asyncio.sleep(0.001)
-        file.write(b"c\n")
-        assert file.num_dropped == 3
-        await file.close()
+        async with appending(path := tmp_path / "log") as file:
+            await until(lambda: path.read_bytes() == b"head\n")
+            disk.room = 8
+            for number in range(5):
+                file.write(b"line %d\n" % number)
+            await until(lambda: disk.num_failures > 3)
+            assert file.failed
+            assert path.read_bytes() == b"head\nline 0\n"  # whole lines, although there was room for another byte
+            disk.room = 1 << 20
+            await until(lambda: not file.failed)
+            assert file.num_dropped == 0
+
+    run(scenario())
+    assert (tmp_path / "log").read_bytes() == b"head\n" + b"".join(b"line %d\n" % number for number in range(5))
+    messages = [record.message for record in caplog.records]
+    name = f"requests in {tmp_path}/log"
+    assert messages == [f"{name} cannot be written: No space left on device", f"{name} can be written again"]
+
+
+def test_a_disk_that_stays_full_loses_lines_and_says_how_many(tmp_path: Path, disk: Disk) -> None:
+    async def scenario() -> int:
+        async with appending(tmp_path / "log") as file:
+            await until(lambda: (tmp_path / "log").stat().st_size > 0)
+            disk.room, number = 0, 0
+            while file.num_dropped < 100:
+                file.write(b"%09d\n" % number)
+                number += 1
+                if not number % 500:
+                    await asyncio.sleep(0.001)
+            disk.room = 1 << 30
+            await until(lambda: not file.failed)
+            file.write(b"later\n")
+            return file.num_dropped
+
+    num_lost = run(scenario())
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    gap = lines.index(b'{"room":"log","gap":%d}' % num_lost)
+    assert lines[1:gap] == [b"%09d" % number for number in range(gap - 1)]
+    assert lines[gap + 1 :] == [b"later"]
+
+
+def test_a_file_that_was_moved_goes_on_under_its_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "log"
+        async with appending(path) as file:
+            file.write(b"first\n")
+            await until(lambda: path.read_bytes().endswith(b"first\n"))
+            path.rename(tmp_path / "log.1")
+            file.reopen()
+            await until(path.exists)  # although nothing was written since
+            file.write(b"second\n")
+        assert path.read_bytes() == b"head\nsecond\n"
+        assert (tmp_path / "log.1").read_bytes() == b"head\nfirst\n"
+
+    run(scenario())
+
+
+def test_a_file_that_cannot_be_opened_anew_goes_on_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        (tmp_path / "folder").mkdir()
+        async with appending(path := tmp_path / "folder" / "log") as file:
+            await until(lambda: path.stat().st_size > 0)
+            (tmp_path / "folder").rename(tmp_path / "moved")
+            file.reopen()
+            file.write(b"second\n")
+            await until(lambda: (tmp_path / "moved" / "log").read_bytes() == b"head\nsecond\n")
+
+    run(scenario())
+    assert "go on in the file that is open: cannot write" in caplog.text
+
+
+def test_copytruncate_leaves_a_file_with_its_header(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with appending(path := tmp_path / "log") as file:
+            file.write(b"first\n")
+            await until(lambda: path.read_bytes().endswith(b"first\n"))
+            os.truncate(path, 0)
+            file.write(b"second\n")
+        assert path.read_bytes() == b"head\nsecond\n"
+
+    run(scenario())
+
+
+def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"head\nwhole\nhal")
+    LineFile(path, where="gateway.record", header=b"head\n").close()
+    assert path.read_bytes() == b"head\nwhole\n"
+    assert "ended in half a line, which is removed: 3 bytes" in caplog.text
+    path.write_bytes(b"something else")
+    with pytest.raises(ConfigError, match="holds something else"):
+        LineFile(path, where="gateway.record", header=b"head\n")
+    LineFile(path, where="gateway.decision_log", begins=b"{").close()
+    assert path.read_bytes() == b"something else"
+
+
+def test_standard_error_that_is_a_file_is_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb", buffering=0) as standard:  # as `2> FILE`, without O_APPEND
+        file = LineFile.of_standard(standard.fileno(), "x")
+        file.append(b"first\n")
+        os.truncate(path, 0)
+        file.append(b"second\n")
+        assert path.read_bytes() == b"second\n"
+        path.rename(tmp_path / "log.1")
+        file.reopen()
+        file.append(b"third\n")
+        os.write(standard.fileno(), b"traceback\n")
+        file.close()
+    assert path.read_bytes() == b"third\ntraceback\n"
+
+
+def test_sighup_opens_every_file_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        record, decisions = tmp_path / "record.csv", tmp_path / "decisions.jsonl"
+        async with world(record=str(record), decision_log=str(decisions)) as w:
+            assert (await w.request())[0] == 200
+            await until(lambda: record.read_bytes().count(b"\n") == 2 and decisions.stat().st_size > 0)
+            for path in (record, decisions):
+                path.rename(f"{path}.1")
+            w.gateway.request_reload()
+            assert (await w.request())[0] == 200
+            await until(lambda: record.exists() and record.read_bytes().count(b"\n") == 2 and decisions.exists())
+        lines = Path(f"{decisions}.1").read_bytes() + decisions.read_bytes()
+        again: list[bytes] = []
+        replay(lines.splitlines(), DecisionLog(again.append))
+        assert b"".join(again) == lines
 
     run(scenario())

@@ -24,6 +24,7 @@ from maitred.admission import replay
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.gateway.append_file import AppendFile
+from maitred.gateway.line_file import LineFile
 
 
 async def fill(w: GatewayWorld, count: int) -> list[ClientConnection]:
@@ -339,7 +340,7 @@ def test_a_log_with_victims_and_another_mode_replays_to_the_same_bytes(tmp_path:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_ends_the_decision_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_stops_the_decision_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> str:
         async with world(Backend(gate := GatedAnswer()), slots=1, decision_log="/dev/full") as w:
             await w.wait_until(lambda: w.state.decision_log_failed)
@@ -351,20 +352,22 @@ def test_a_full_disk_ends_the_decision_log_and_nothing_else(caplog: pytest.LogCa
             return (await w.request("/metrics", method="GET"))[2].decode()
 
     assert "maitred_decision_log_failed 1.0" in run(scenario()).splitlines()
-    assert [record.message for record in caplog.records if "recorded" in record.message] == [
-        "decisions are recorded no more: cannot write /dev/full: No space left on device"
+    assert [record.message for record in caplog.records if record.message.startswith("decisions")] == [
+        "decisions in /dev/full cannot be written: No space left on device",
+        *(record.message for record in caplog.records if "lost at the end" in record.message),
     ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_disk_that_is_full_in_the_middle_of_a_decision_raises_nothing() -> None:
     async def scenario() -> None:
-        file = AppendFile("/dev/full", where="gateway.decision_log", what="decisions", ends_with_gap=True)
+        file = AppendFile(LineFile(Path("/dev/full"), where="gateway.decision_log"), "decisions")
         file.start()
         for _ in range(100):
             file.write(b"x" * 999 + b"\n")
         await file.close()
         assert file.failed
+        assert file.num_dropped == 100
 
     run(scenario())
 

@@ -17,17 +17,19 @@ from maitred.admission.lead import Lead
 from maitred.admission.recorded_core import LOG_ROOM, LOGGED_TICKET_FIELDS, RecordedAdmission
 from maitred.admission.ticket import Ticket
 from maitred.core.contracts import FleetLoad
-from maitred.core.decisions import DecisionLog
+from maitred.core.decisions import DecisionLog, refuse_gap
 from maitred.core.request import PriorityClass
 
 
 def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
     """Run the inputs of admission in `lines` (as a DecisionLog writes them) again, and write a new log. Decisions, and lines of
-    other packages, are skipped. Raises ValueError if the inputs do not begin with `open`, or name an unknown class."""
+    other packages, are skipped. Raises ValueError if the inputs do not begin with `open`, or name an unknown class, and where
+    lines are missing."""
     core: RecordedAdmission | None = None
     loads: deque[FleetLoad] = deque()
     for line in lines:
         entry = msgspec.json.decode(line)
+        refuse_gap(entry)
         if entry["room"] != LOG_ROOM or "input" not in entry:
             continue
         if entry["input"] == "open":

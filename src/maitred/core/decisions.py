@@ -6,14 +6,30 @@ given the inputs of the log again takes the same decisions, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
+
+LOG_BEGINS: Final = b'{"'
+"""How every line of a log begins."""
+GAP_ROOM: Final = "log"
+"""The room of a line that stands for lines that are missing."""
+
+
+def encode_gap(num_lines: int) -> bytes:
+    """Return the line that stands for so many lines that could not be written."""
+    return msgspec.json.encode({"room": GAP_ROOM, "gap": num_lines}) + b"\n"
+
+
+def refuse_gap(entry: Mapping[str, Any]) -> None:
+    """Raise ValueError if a line of a log says that lines are missing there."""
+    if entry["room"] == GAP_ROOM:
+        raise ValueError(f"{entry['gap']} lines are missing here: the log can be replayed up to them")
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -36,8 +52,9 @@ class DecisionLog:
     """Inputs and decisions as JSON lines in the order of time.
 
     A line is `{"room": ..., "input": ..., "at": ..., arguments}` for an input of a core, and `{"room": ..., "decision": ...}`
-    for a decision. What a core has changed by itself, about no single request, is `{"room": ..., "change": ...}`. `write`
-    receives each line as bytes with its newline.
+    for a decision. What a core has changed by itself, about no single request, is `{"room": ..., "change": ...}`. Where lines
+    could not be written, there is `{"room": "log", "gap": number of lines}` (`encode_gap`). `write` receives each line as bytes
+    with its newline.
     """
 
     def __init__(self, write: Callable[[bytes], object]) -> None:

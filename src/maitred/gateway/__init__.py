@@ -34,6 +34,7 @@ The other files:
     error_responses   every error that the gateway answers with; refusal_pace: when a 429 is told to who retries at once
     answer_usage      tokens of an answer; request_record, request_observer, request_metrics: what is told of a request
     access_log, logs  lines on standard error; background_writer: files without holding up the loop
+    line_file         whole lines, while the file is moved or its disk fills
     bounded_thread    reading files that may hang
     program_store     the programs in a SQLite file
 """

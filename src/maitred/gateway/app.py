@@ -10,13 +10,14 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client.core import Metric
 
 from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdmission
-from maitred.core.decisions import DecisionLog
+from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
 from maitred.gateway import error_responses
@@ -29,6 +30,7 @@ from maitred.gateway.descriptor_watch import DescriptorWatch
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.line_file import LineFile
 from maitred.gateway.logs import LogOutput
 from maitred.gateway.loop_lag import LoopLag
 from maitred.gateway.metrics import GatewayCollector, ejection_families, upstream_families
@@ -253,7 +255,11 @@ class Gateway(App):
             self._observer.refuse(exchange, error.status, error.code or "", self._driver.now())
 
     def request_reload(self) -> None:
-        """Start to reload the configuration (SIGHUP). The log says how it went."""
+        """Open anew the files that are written for long, and start to reload the configuration (SIGHUP). The log says how it
+        went."""
+        for file in (self._decision_log, self._recorder, self._log_output):
+            if file is not None:
+                file.reopen()
         self._reloader.request_reload()
 
     def _wants_load(self) -> bool:
@@ -305,8 +311,10 @@ def _certificate_files(config: GatewayConfig) -> tuple[str, str] | None:
 
 
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
-    path = config.decision_log
-    return None if path is None else AppendFile(path, where="gateway.decision_log", what="decisions", ends_with_gap=True)
+    if config.decision_log is None:
+        return None
+    file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS)
+    return AppendFile(file, "decisions", gap_line=encode_gap)
 
 
 def _make_core(config: AdmissionConfig, decision_log: AppendFile | None, load_probe: LoadProbe) -> Admission:

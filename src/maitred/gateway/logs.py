@@ -5,7 +5,8 @@
 
 While the gateway serves, lines are collected in memory and written by a thread four times a second (`AppendFile`): a terminal
 or a pipe that nothing reads must not hold up requests. When 16 MiB wait, further lines are dropped, and counted in
-`maitred_dropped_lines_total{file="log"}`. Before it serves and after it, they are written at once.
+`maitred_dropped_lines_total{file="log"}`. Before it serves and after it, they are written at once. Where standard error is a
+file (`2>> FILE`), SIGHUP opens it anew, as `mv` and logrotate expect it.
 
 A line of text is a line: control characters within a message stand as escapes. A traceback follows its line; in JSON it is a
 member. No message of the gateway has a key in it, nor the value of a header that may hold one.
@@ -19,11 +20,11 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from io import FileIO
 from typing import Final
 
 from maitred.gateway.append_file import AppendFile
 from maitred.gateway.config import LogFormat, LogLevel
+from maitred.gateway.line_file import LineFile
 
 _CONTROL: Final = {number: repr(chr(number))[1:-1] for number in (*range(32), 127, *range(128, 160))}
 """Control characters, as they are escaped."""
@@ -45,10 +46,13 @@ class LogOutput:
 
     def start(self) -> None:
         """Write in a thread from now on, inside this event loop."""
-        file = FileIO(os.dup(self._descriptor), "ab")
-        where = "gateway.log_format"
-        self._file = AppendFile("standard error", where=where, what="lines of the log", ends_with_gap=False, file=file)
+        self._file = AppendFile(LineFile.of_standard(self._descriptor, "gateway.log_format"), "lines of the log")
         self._file.start()
+
+    def reopen(self) -> None:
+        """Open the file of the log anew, if it is one: it may have been moved."""
+        if self._file is not None:
+            self._file.reopen()
 
     async def close(self) -> None:
         """Write what is left, and every line at once from now on."""

@@ -82,7 +82,7 @@ class GatewayCollector(Collector):
         yield gauge("maitred_config_fallback", fallback, [], [([], state.config_fallback is not None)])
         exhausted = "1 if no file descriptor is left: new connections are dropped."
         yield gauge("maitred_out_of_descriptors", exhausted, [], [([], state.is_out_of_descriptors)])
-        failed = "1 if the decision log could not be written: nothing is recorded any more."
+        failed = "1 while the decision log cannot be written."
         yield gauge("maitred_decision_log_failed", failed, [], [([], state.decision_log_failed)])
         dropped = (([file], n) for file, n in state.dropped_lines.items())
         yield counter("maitred_dropped_lines", "Lines that were not written, because a disk failed or hung.", ["file"], dropped)

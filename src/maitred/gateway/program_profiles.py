@@ -17,14 +17,17 @@ import csv
 import io
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.units import Micros, to_seconds
+from maitred.files import check_file
 from maitred.gateway.background_writer import BackgroundWriter, BatchSource
+from maitred.gateway.line_file import LineFile
 from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramState
 
@@ -33,6 +36,7 @@ HEADER: Final = "program_id,step_id,prefill_s,decode_s,pause_s,tool_call_s,kv_hi
 MAX_CSV_BYTES: Final = 64 * 1024 * 1024
 MAX_PENDING: Final = 20_000
 """Rows that are kept while the disk does not take them; beyond, the oldest are dropped."""
+_WHERE: Final = "programs.profile_dir"
 _CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -104,6 +108,7 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
         self._profiles: dict[int, ProgramProfile] = {}
         """By serial number of the program."""
         self._rows: list[str] = []
+        self._num_written = 0  # Rows of the last batch that are in the file; the thread sets it.
         self._path = None if folder is None else _prepare(Path(folder))
         self._writer = BackgroundWriter(self, "step profiles")
         driver.observers.append(self._on_decisions)
@@ -146,13 +151,19 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
 
     def write_batch(self, batch: Sequence[str]) -> None:
         assert self._path is not None, "rows are made for a file only"
+        self._num_written = 0
         if self._path.exists() and self._path.stat().st_size >= MAX_CSV_BYTES:
             self._path.replace(_old(self._path))
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            file.write("".join([*([] if file.tell() else [HEADER]), *batch]))
+        # Opened for each batch, by its name: it may have been moved.
+        with closing(LineFile(self._path, where=_WHERE, header=HEADER.encode())) as file:
+            rows = "".join(batch).encode()
+            try:
+                file.append(rows)
+            finally:
+                self._num_written = rows.count(b"\n", 0, file.num_written)
 
     def give_back(self, batch: Sequence[str]) -> None:
-        self._rows = [*batch, *self._rows][-MAX_PENDING:]
+        self._rows = [*batch[self._num_written :], *self._rows][-MAX_PENDING:]
 
 
 def _prepare(folder: Path) -> Path:
@@ -160,13 +171,15 @@ def _prepare(folder: Path) -> Path:
     path = folder / CSV_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("a+", encoding="utf-8", newline="") as file:
-            file.seek(0)
-            found = file.readline()
-        if found not in ("", HEADER):
-            path.replace(_old(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot write {path}: {error}", where="programs.profile_dir") from error
+        check_file(path)
+        if path.exists():
+            with path.open("rb") as file:
+                found = file.readline(len(HEADER) + 1)
+            if found not in (b"", HEADER.encode()):
+                path.replace(_old(path))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {describe_os_error(error)}", where=_WHERE) from error
+    LineFile(path, where=_WHERE, header=HEADER.encode()).close()
     return path
 
 

@@ -34,10 +34,10 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.gateway.append_file import AppendFile
+from maitred.gateway.line_file import LineFile
 from maitred.gateway.request_record import RequestRecord
 from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS, Measured, format_row
 from maitred.workload.lengths import MAX_TOKENS
@@ -74,10 +74,7 @@ class TrafficRecorder:
     def __init__(self, path: str) -> None:
         """Raises ConfigError if `path` cannot be written, or holds something other than a recording."""
         header = csv_line(RECORDED_COLUMNS).encode()
-        has_rows = _has_recording(path, header)
-        self._file = AppendFile(path, where="gateway.record", what="requests", ends_with_gap=False)
-        if not has_rows:
-            self._file.write(header)
+        self._file = AppendFile(LineFile(Path(path), where="gateway.record", header=header), "requests")
         self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
         self._last_ends: dict[tuple[str, str], _LastEnd] = {}
         """By tenant and program, the latest end last."""
@@ -94,6 +91,10 @@ class TrafficRecorder:
         while self._held:
             self._file.write(heappop(self._held).row)
         await self._file.close()
+
+    def reopen(self) -> None:
+        """Open the file anew: it may have been moved."""
+        self._file.reopen()
 
     @property
     def num_dropped(self) -> int:
@@ -158,19 +159,3 @@ class TrafficRecorder:
 
 def _plausible(tokens: int) -> int:
     return min(max(1, tokens), MAX_TOKENS)
-
-
-def _has_recording(path: str, header: bytes) -> bool:
-    """Return whether the file at `path` is a recording already."""
-    try:
-        if not Path(path).is_file():
-            return False
-        with Path(path).open("rb") as file:
-            first = file.readline(len(header) + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", where="gateway.record") from error
-    if first and first != header:
-        raise ConfigError(
-            f"{path} holds something else", where="gateway.record", hint="name a new file, or a recording of ours"
-        )
-    return bool(first)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.core.decisions import DecisionLog
+from maitred.core.decisions import DecisionLog, refuse_gap
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 from maitred.programs.adoption import ProgramRecord
@@ -82,10 +82,12 @@ class RecordedPrograms(Programs):
 
 def replay(lines: Iterable[bytes], log: DecisionLog) -> None:
     """Run the inputs of programs in `lines` (as a DecisionLog writes them) again, and write a new log. Decisions, and lines of
-    other packages, are skipped. Raises ValueError if the inputs do not begin with `open`."""
+    other packages, are skipped. Raises ValueError if the inputs do not begin with `open`, and where lines are
+    missing."""
     core: RecordedPrograms | None = None
     for line in lines:
         entry = msgspec.json.decode(line)
+        refuse_gap(entry)
         if entry["room"] != LOG_ROOM or "input" not in entry:
             continue
         if entry["input"] == "open":
