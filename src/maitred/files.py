@@ -52,10 +52,15 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     with BufferedReader(FileIO(os.open(path, os.O_RDONLY | _NOT_BLOCKING))) as file:
         status = os.fstat(file.fileno())
         _check_kind(path, status.st_mode)
-        content = file.read(max_bytes + 1) if status.st_size <= max_bytes else None
-        if content is None or len(content) > max_bytes:
+        if status.st_size > max_bytes:
             raise _too_large(max_bytes)
-        return content
+        pieces, size = list[bytes](), 0
+        while piece := file.read(_PIECE_BYTES):  # The size is not all that comes: of /proc/..., or of a file that grows.
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+        return b"".join(pieces)
 
 
 def read_input(path: Path, max_bytes: int = MAX_BYTES) -> bytes:

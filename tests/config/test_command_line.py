@@ -36,7 +36,7 @@ def refused(maitred: Any, *arguments: str) -> str:
 @pytest.mark.parametrize("compiled", [is_compiled(), True, False])
 def test_the_version_says_which_modules_run(maitred: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if compiled != is_compiled():
-        monkeypatch.setattr("maitred.cli.is_compiled", lambda: compiled)
+        monkeypatch.setattr("maitred.cli.app.is_compiled", lambda: compiled)
     assert maitred("--version").out == f"maitred {__version__} ({'compiled' if compiled else 'interpreted'})\n"
 
 
@@ -137,6 +137,7 @@ def test_check_prints_which_class_may_hold_what(maitred: Any, tmp_path: Path) ->
         "11 for any class",
     ]
     tight = maitred("check", "--admission-config", str(smg), "--capacity", "4")
+    assert (tight.code, tight.out) == (2, "")
     assert "sum of class reservations (5) exceeds capacity (4): maitred serve would use legacy admission" in tight.err
 
 
@@ -185,7 +186,7 @@ def test_check_warns_of_what_is_probably_not_meant(maitred: Any, tmp_path: Path)
     path.write_text(
         "gateway: {backends: [http://a:1], slots_per_backend: 8}\n"
         "admission:\n  mode: priority\n  default_max_class: system\n"
-        "  classes: {system: {reserved_floor: 6}, interactive: {reserved_floor: 6}}\n"
+        "  on_overcommit: clamp\n  classes: {system: {reserved_floor: 6}, interactive: {reserved_floor: 6}}\n"
     )
 
     result = maitred("check", str(path))
@@ -193,7 +194,7 @@ def test_check_warns_of_what_is_probably_not_meant(maitred: Any, tmp_path: Path)
     assert result.code == 0
     assert result.err.splitlines() == [
         "maitred: warning: default_max_class is system: every tenant can use the class meant for the control plane",
-        "maitred: warning: sum of class reservations (12) exceeds capacity (8): maitred serve would use legacy admission",
+        "maitred: warning: sum of class reservations (12) exceeds capacity (8): they would be scaled down",
     ]
     assert [" ".join(line.split()) for line in result.out.splitlines()][3:5] == [
         "system 3 reserved (of 6 wished), may hold up to 8, 64 may wait, 30 s at most, may preempt",
@@ -206,10 +207,6 @@ def test_check_warns_of_what_is_probably_not_meant(maitred: Any, tmp_path: Path)
     [
         ("on_overcommit: clamp\n", "sum of class reservations (20) exceeds capacity (16): they would be scaled down"),
         ("flavour: smg\n", "sum of class reservations (22) exceeds capacity (16): they would be scaled down"),
-        (
-            "flavour: smg\nlegacy: {max_concurrent_requests: 15}\n",
-            "sum of class reservations (22) exceeds capacity (15): maitred serve would use legacy admission",
-        ),
     ],
 )
 def test_check_reports_what_happens_to_reservations_that_do_not_fit(
@@ -223,6 +220,38 @@ def test_check_reports_what_happens_to_reservations_that_do_not_fit(
     result = maitred("check", "--admission-config", str(path), env={"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "16"})
 
     assert (result.code, result.err) == (0, f"maitred: warning: {warning}\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (
+            "",
+            "sum of class reservations (20) exceeds capacity (16): maitred serve would use legacy admission "
+            "(reserve less, or set on_overcommit: clamp)",
+        ),
+        (
+            "flavour: smg\nlegacy: {max_concurrent_requests: 15}\n",
+            "sum of class reservations (22) exceeds capacity (15): maitred serve would use legacy admission "
+            "(reserve less, or say max_concurrent_requests)",
+        ),
+    ],
+)
+def test_reservations_that_are_known_not_to_fit_are_refused(maitred: Any, tmp_path: Path, more: str, problem: str) -> None:
+    """By `check`, and by a strict start. With two backends they would fit."""
+    path = tmp_path / "admission.yaml"
+    whole = "reserved_floor: 10, queue_size: 1, queue_timeout_secs: 1, starvation_threshold_secs: 1, can_preempt: true"
+    path.write_text(f"mode: priority\nclasses: {{system: {{{whole}}}, interactive: {{{whole}}}}}\n{more}")
+    env = {"MAITRED_GATEWAY__SLOTS_PER_BACKEND": "16", "MAITRED_GATEWAY__BACKENDS": "[http://a:1]"}
+    expected = f"maitred: error: admission.classes: {problem}\n"
+
+    checked = maitred("check", "--admission-config", str(path), env=env)
+    assert (checked.code, checked.out, checked.err) == (2, "", expected)
+    strict = maitred("serve", "--strict-config", "--port", "0", "--admission-config", str(path), env=env)
+    assert (strict.code, strict.err) == (2, expected)
+    if not more:
+        env["MAITRED_GATEWAY__BACKENDS"] = "[http://a:1, http://b:1]"
+        assert maitred("check", "--admission-config", str(path), env=env).code == 0
 
 
 def test_check_lists_every_problem(maitred: Any, tmp_path: Path) -> None:

@@ -230,18 +230,42 @@ def test_reservations_that_do_not_fit_mean_no_classes(caplog: pytest.LogCaptureF
         admission = {"classes": TWO_AND_TWO, "legacy": {"max_concurrent_requests": 1, "queue_size": 0}}
         async with world(reporting(3), reporting(64, models=("other",)), slots=None, admission=admission) as w:
             await w.wait_until(lambda: w.state.mode == "legacy")
-            problem = "sum of class reservations (4) exceeds capacity (3) of model `m`"
+            problem = (
+                "sum of class reservations (4) exceeds capacity (3) of model `m`: serving without classes, "
+                "at most 1 requests in flight (reserve less, or set on_overcommit: clamp)"
+            )
             assert w.state.config_fallback == problem
             assert f"priority scheduler failed to start; falling back to legacy admission: {problem}" in caplog.messages
             metrics = (await w.request("/metrics", method="GET"))[2].decode().splitlines()
             assert "maitred_config_fallback 1.0" in metrics
             health = msgspec.json.decode((await w.request("/health", method="GET"))[2])
             assert (health["status"], health["problems"]) == ("degraded", [problem])
+            assert msgspec.json.decode((await w.request("/ready", method="GET"))[2])["problems"] == [problem]
             connection = await w.start_request(x_smg_priority="bulk")
             await w.wait_until(lambda: w.state.in_flight)
             assert (await w.request(x_smg_priority="system"))[1]["x-smg-error-code"] == "admission_queue_full"
             w.backends[0].respond.open.set()
             assert (await connection.read_response())[0] == 200
+
+    run(scenario())
+
+
+def test_without_classes_and_without_a_number_the_slots_of_the_fleet_are_the_limit() -> None:
+    """Three slots, then five: a backend of two comes up. The classes reserve six."""
+
+    async def scenario() -> None:
+        first, late = reporting(3), Late()
+        late.info = {"max_running_requests": 2}
+        admission = {"classes": {"system": {"reserved_floor": 3}, "interactive": {"reserved_floor": 3}}}
+        async with world(first, late, slots=None, admission=admission, ready=False) as w:
+            await w.wait_until(lambda: w.state.config_fallback)
+            assert "as many requests in flight as the fleet has slots (reserve less" in (w.state.config_fallback or "")
+            connections = [await w.start_request() for _ in range(5)]
+            await w.wait_until(lambda: (w.state.in_flight, w.state.waiting) == (3, 2))
+            await late.start()
+            await w.wait_until(lambda: (w.state.in_flight, w.state.waiting) == (5, 0))
+            first.respond.open.set()
+            assert [(await connection.read_response())[0] for connection in connections] == [200] * 5
 
     run(scenario())
 

@@ -264,6 +264,13 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         return self.on_overcommit == "legacy" or self.preset.bootstrap_capacity is not None
 
     @property
+    def overcommit_cure(self) -> str:
+        """What helps against reservations that exceed the capacity, as a hint."""
+        if self.preset.bootstrap_capacity is not None:
+            return "reserve less, or say max_concurrent_requests"
+        return "reserve less, or set on_overcommit: clamp"
+
+    @property
     def admits_all(self) -> bool:
         """Whether no request is ever rejected, or has to wait."""
         return self.mode == "off" and self.never_refuses

@@ -49,12 +49,15 @@ def run(
     from msgspec.structs import replace
 
     from maitred.compat.instance_rules import instance_rules
+    from maitred.config.known_capacity import known_capacity, overcommit_error
 
     sources = _sources(file, admission_config)
     if capacity is not None and not sources.merged().is_given("admission", "mode"):
         sources = replace(sources, flags={"admission.mode": "priority"})  # The files of SMG do not say it: it is a flag there.
     config = sources.load()
     instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
+    overcommit = overcommit_error(config, known_capacity(config) if capacity is None else capacity)
+    exit_if_any([] if overcommit is None else [overcommit])
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     slots = _capacity(config) if capacity is None else capacity
     for line in _summary_lines(config, slots):

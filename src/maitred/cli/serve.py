@@ -176,9 +176,15 @@ def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     printed, and then the exit code is 2.
     """
     from maitred.config import LoadedConfig, load_or_fall_back
+    from maitred.config.known_capacity import known_capacity, overcommit_error
 
     exit_if_any(_problems(sources) if strict else sources.flag_problems())
-    return LoadedConfig(sources.load()) if strict else load_or_fall_back(sources)
+    if not strict:
+        return load_or_fall_back(sources)
+    config = sources.load()
+    overcommit = overcommit_error(config, known_capacity(config))
+    exit_if_any([] if overcommit is None else [overcommit])
+    return LoadedConfig(config)
 
 
 def _problems(sources: ConfigSources) -> Sequence[ConfigError]:

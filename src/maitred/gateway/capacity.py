@@ -2,10 +2,11 @@
 
 **At start-up** the question is whether classes can be used at all. It is asked once, when every backend has been polled and
 some model has slots. If the reservations exceed the slots, then, as `on_overcommit` says, the gateway scales the reservations
-down, or it serves without classes (mode `legacy`) and logs an error. While its backends start one by one, a fleet may seem too
-small at first. So a gateway that serves without classes for this reason alone takes them into use as soon as every model has
-enough slots, and keeps them from then on. Under `flavour: smg` the question is asked before any backend is known, against the
-capacity that SMG assumes then, and the answer is final.
+down, or it serves without classes (mode `legacy`) and reports that with the cure. Requests in flight are then limited to
+`legacy.max_concurrent_requests`, or, where no number is given, to the slots of the fleet, which the limit follows. While its
+backends start one by one, a fleet may seem too small at first. So a gateway that serves without classes for this reason alone
+takes them into use as soon as every model has enough slots, and keeps them from then on. Under `flavour: smg` the question is
+asked before any backend is known, against the capacity that SMG assumes then, and the answer is final.
 
 Example: the classes reserve 4 slots, each of two backends has 3. When the first backend is up and the second has failed its
 first poll, 4 > 3 and the gateway serves without classes; when the second backend comes up, 4 <= 6 and classes are used.
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 import msgspec
 
 from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, overcommit_problem
+from maitred.admission.config import MAX_SLOTS
 from maitred.core.errors import ConfigError
 from maitred.gateway.backend import ModelSlots
 from maitred.gateway.driver import RealTimeAdmission
@@ -40,6 +42,8 @@ class CapacityController:
         self._last_logged: dict[str, ModelSlots] = {}
         self._pending_config: AdmissionConfig | None = None
         """The config to put in force once its reservations fit, or None if there is none."""
+        self._follows_fleet = False
+        """Whether the limit of the legacy admission is the slots of the fleet."""
         self._startup_checked = False
         """Whether the reservations have been checked at start-up."""
         if self._config.preset.bootstrap_capacity is not None:
@@ -53,6 +57,7 @@ class CapacityController:
         for model in models:
             self._driver.resize_pool(model, self._fleet.total_slots(model), self._fleet.lead(model))
             self._log_change(model)
+        self._limit_fallback()
         if not self._startup_checked and self._fleet.all_polled:
             self._check_at_startup()
         elif self._pending_config is not None and self._fits(self._pending_config):
@@ -69,12 +74,10 @@ class CapacityController:
 
     def check_fit(self, config: AdmissionConfig) -> None:
         """Raise ConfigError for a config with which a start on the present fleet would fall back to mode `legacy`."""
-        if config.preset.bootstrap_capacity is not None:
-            problem, hint = bootstrap_problem(config), "reserve less, or say max_concurrent_requests"
-        else:
-            problem, hint = self._misfit(config), "reserve less, or set on_overcommit: clamp"
+        # Under a flavour that assumes a capacity there is no misfit with the fleet, and under another no such problem.
+        problem = bootstrap_problem(config) or self._misfit(config)
         if problem is not None and config.falls_back_on_overcommit:
-            raise ConfigError(problem, where="admission.classes", hint=hint)
+            raise ConfigError(problem, where="admission.classes", hint=config.overcommit_cure)
 
     def reconfigure(self, config: AdmissionConfig) -> None:
         """Use `config` from now on. Raises ConfigError, and changes nothing then."""
@@ -88,6 +91,7 @@ class CapacityController:
     def _reconfigure(self, config: AdmissionConfig) -> None:
         self._driver.reconfigure(config)
         self.fallback = self._pending_config = None
+        self._follows_fleet = False
         self._warn_where_scaled_down(self._fleet.known_models)
 
     def _check_at_startup(self) -> None:
@@ -104,9 +108,26 @@ class CapacityController:
         self._warn_where_scaled_down(self._fleet.known_models)
 
     def _fall_back_to_legacy(self, problem: str) -> None:
-        log.error("priority scheduler failed to start; falling back to legacy admission: %s", problem)
-        self.fallback = problem
+        limit, cure = self._config.legacy.max_concurrent_requests, self._config.overcommit_cure
+        allowed = f"at most {limit} requests in flight" if limit > 0 else "as many requests in flight as the fleet has slots"
+        self.fallback = f"{problem}: serving without classes, {allowed} ({cure})"
+        log.error("priority scheduler failed to start; falling back to legacy admission: %s", self.fallback)
         self._driver.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
+        self._limit_fallback()
+
+    def _limit_fallback(self) -> None:
+        """Limit a gateway that serves with less than its configuration to the slots of the fleet, where no number is given. A
+        fleet that is down says nothing, and the last limit stays."""
+        config = self._config
+        serving = [backend for backend in self._fleet.healthy if not backend.is_draining]
+        slots = min(MAX_SLOTS, sum(self._fleet.backend_slots(backend).slots for backend in serving))
+        if self.fallback is None or config.mode != "legacy" or not slots:
+            return
+        if config.legacy.max_concurrent_requests <= 0 or self._follows_fleet:
+            self._follows_fleet = True
+            if config.legacy.max_concurrent_requests != slots:
+                legacy = msgspec.structs.replace(config.legacy, max_concurrent_requests=slots)
+                self._driver.reconfigure(msgspec.structs.replace(config, legacy=legacy))
 
     def _misfit(self, config: AdmissionConfig) -> str | None:
         """Return the problem of the first model with fewer slots than are reserved, or None."""

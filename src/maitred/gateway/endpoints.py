@@ -166,7 +166,9 @@ class AdminEndpoints:
 
     async def _ready(self, exchange: Exchange) -> None:
         state = self._take_snapshot()
-        send_json(exchange, 200 if state.ready else 503, {"ready": state.ready, "backends": state.backends})
+        fallback = self._fallback()
+        problems = {} if fallback is None else {"problems": [fallback]}
+        send_json(exchange, 200 if state.ready else 503, {"ready": state.ready, **problems, "backends": state.backends})
 
     async def _liveness(self, exchange: Exchange) -> None:
         send_json(exchange, 200, {"status": "alive"})

@@ -78,7 +78,7 @@ class GatewayCollector(Collector):
         yield gauge("maitred_http_connections_active", connections, [], [([], state.num_connections)])
         parked = "Request bodies that are being read or kept, all together."
         yield gauge("maitred_parked_body_bytes", parked, [], [([], state.parked_body_bytes)])
-        fallback = "1 if the configuration could not be used as a whole, or the reservations exceed the capacity."
+        fallback = "1 if the configuration cannot be used as a whole, or reservations exceed the slots; /health says the cure."
         yield gauge("maitred_config_fallback", fallback, [], [([], state.config_fallback is not None)])
         exhausted = "1 if no file descriptor is left: new connections are dropped."
         yield gauge("maitred_out_of_descriptors", exhausted, [], [([], state.is_out_of_descriptors)])
