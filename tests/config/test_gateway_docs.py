@@ -45,7 +45,9 @@ def test_codes() -> None:
     programs = {code for _, code, _ in error_responses.PROGRAM_REJECTIONS.values()}
     rooms = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("admission/**/*.py"))
     policies = {f"admission_{reason}" for reason in ("policy", *re.findall(r'Refusal\(\s*"([a-z_]+)"', rooms))}
-    both_paths = {f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_timeout", "tenant_queue_full")}
+    both_paths = {
+        f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_full", "queue_timeout", "tenant_queue_full")
+    }
     failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), error_responses.BackendAbandoned)}
 
     assert {"admission_token_bucket", "admission_reject_all"} <= policies & documented

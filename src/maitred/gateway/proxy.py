@@ -53,9 +53,7 @@ from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
 from maitred.wire.refusals import internal_error
 
 log = logging.getLogger("maitred.gateway")
-_NOT_FOUND: Final = 404
 _TOO_MANY_REQUESTS: Final = 429
-_DRAINED: Final = ReleaseReason.DRAINED  # members of enums are slow to look up
 _FAILED: Final = ReleaseReason.FAILED
 
 
