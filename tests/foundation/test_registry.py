@@ -111,9 +111,9 @@ def test_what_is_wrong_with_it_is_one_line(elsewhere: Path, scales: Registry[Sca
 
 
 def test_nothing_in_the_working_directory_hides_what_is_installed(elsewhere: Path, scales: Registry[Scale]) -> None:
-    (elsewhere / "aiohttp.py").write_text(MINE)
-    with pytest.raises(ConfigError, match="aiohttp has no 'Mine'"):
-        scales.create("aiohttp:Mine")
+    (elsewhere / "httptools.py").write_text(MINE)
+    with pytest.raises(ConfigError, match="httptools has no 'Mine'"):
+        scales.create("httptools:Mine")
 
 
 def test_a_module_in_the_package_of_its_kind_is_found_by_itself(

@@ -228,7 +228,7 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
             for backend in w.gateway._fleet.backends:
                 w.gateway._client.pool(backend.origin).close_idle()
 
-            async def fails(*_: Any) -> Any:
+            async def fails(*_: Any, **__: Any) -> Any:
                 raise OSError(errno.EMFILE, "Too many open files")
 
             connection = await w.connect()

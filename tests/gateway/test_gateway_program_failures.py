@@ -157,7 +157,7 @@ def test_in_mode_default_a_program_without_any_backend_gets_a_503() -> None:
     async def scenario() -> None:
         gated = GatedAnswer()
         first, second = Backend(gated), Backend(gated)
-        # A request may be sent to both, and is sent there over kept connections.
+        # A request may be sent to both.
         config = {"slots": 1, "admission": {"mode": "priority"}, "max_attempts": 3}
         async with world(first, second, programs={"mode": "default"}, **config) as w:
             clients = [await start(w, name, 100) for name in "ab"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import uvloop
@@ -39,6 +42,9 @@ class Peer:
                 pass
 
     def reset(self) -> None:
+        """Close the connection; the next thing that the client gets is a reset."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
@@ -52,10 +58,10 @@ class Upstream:
 
 
 @contextlib.asynccontextmanager
-async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
+async def upstream(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[Upstream]:
     """Run an upstream whose n-th connection runs the n-th script, later ones the last.
 
-    A connection is closed when its script returns.
+    A connection is closed when its script returns. With `tls`, a context of a server, it speaks TLS.
     """
     self = Upstream()
     running: set[asyncio.Task[Any]] = set()
@@ -74,8 +80,8 @@ async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
             running.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(accepted, "127.0.0.1", 0, limit=1 << 20)
-    self.origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1])
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0, limit=1 << 20, ssl=tls)
+    self.origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1], tls=tls is not None)
     try:
         yield self
     finally:
@@ -83,6 +89,21 @@ async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
         for task in list(running):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def black_hole(address: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    """Listen at `address`, and answer no attempt to connect: the backlog is full. Yields the address with its port."""
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(0)
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()
 
 
 def answering(*answers: bytes) -> Script:

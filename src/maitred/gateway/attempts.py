@@ -9,10 +9,9 @@ response has been sent. `retries` bounds how often, and holds the answer of an e
 attempt came to is told to `ejection`, so a backend that fails many requests gets no more of them.
 
 For example, with `max_attempts: 2` and four backends of which two refuse connections and the third disconnects, the fourth is
-still tried. A timeout or a malformed response is not retried: the request would only keep the next backend busy as well. If a
-kept connection turns out to be closed, its age may be the reason. That counts as an attempt like any other, because the backend
-may have seen the request; but where no other backend is left, the same one is tried again. So it is after an error of an engine
-that is not busy.
+still tried. A timeout or a malformed response is not retried: the request would only keep the next backend busy as well. After
+an error of an engine that is not busy, the same one is tried again where no other backend is left. A kept connection that was
+dead before the request came is no attempt: the client makes a new one (`wire/client`).
 
 Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to the client is cut as
 well, because a truncated response must not look whole. Compiled (`tools/compile.py`).
@@ -256,9 +255,7 @@ class Attempts:
         headers, block = proxied.headers, proxied.block
         if rank is not None:
             headers, block = with_rank([*block.headers, *headers], rank), NO_BLOCK
-        return self._client.request(
-            *(backend.origin, proxied.method, proxied.path, headers, proxied.body), block=block, resends=False
-        )
+        return self._client.request(*(backend.origin, proxied.method, proxied.path, headers, proxied.body), block=block)
 
     def _answer_reader(self, proxied: ProxyRequest, response: UpstreamResponse, forwarder: ResponseForwarder) -> AnswerReader:
         """Return what reads the usage of an answer, and tells the programs how far the answer to a step has come."""

@@ -115,8 +115,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Models of one backend that are served: the first that it lists."""
     max_attempts: int = 2
     """How often one request may be sent to backends that fail it before its response begins, or that answer 408, 429, 500, 502,
-    503 or 504. A connection that could not be made does not count; a kept connection that turns out to be closed does, because
-    the backend may have died of the request. See docs/gateway.md#when-a-backend-fails."""
+    503 or 504. What was not sent does not count: a connection that could not be made, or a kept one that turns out to be dead.
+    See docs/gateway.md#when-a-backend-fails."""
     queue_timeout_status: Literal[408, 503] = 408
     """Status of the response when a request has waited too long: 408, as SMG documents it, or 503. Some proxies repeat a 408 at
     once."""

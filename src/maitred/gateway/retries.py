@@ -28,7 +28,7 @@ from typing import Final
 from maitred.core.units import Micros, from_seconds
 from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere
 from maitred.gateway.retry_budget import RetryBudget, RetryConfig
-from maitred.wire.errors import ConnectError, Disconnected, LocalError, Truncated, UpstreamError
+from maitred.wire.errors import ConnectError, Disconnected, LocalError, PoolTimeout, Truncated, UpstreamError
 from maitred.wire.messages import Headers
 
 RETRYABLE_STATUSES: Final = frozenset((408, 429, 500, 502, 503, 504))
@@ -79,13 +79,19 @@ def read_retry_after(headers: Headers) -> Micros | None:
         return None
 
 
-RETRYABLE_ERRORS = (ConnectError, Disconnected, Truncated, BackendAbandoned, NotFoundThere, AnsweredError)
+RETRYABLE_ERRORS = (ConnectError, PoolTimeout, Disconnected, Truncated, BackendAbandoned, NotFoundThere, AnsweredError)
 """The failures after which another backend is tried. A truncated response can be retried because its head is withheld until the
-first data of its body. A timeout is not one of them: the same request would keep the next backend busy for as long."""
-_FREE: Final = (ConnectError, BackendAbandoned, NotFoundThere)
-"""Those that cost neither an attempt nor budget: the backend has not had the request, or has been given up by its polls."""
-_OTHERS_MATTER: Final = (LocalError, NotFoundThere, BackendAbandoned, ConnectError)
+first data of its body. The timeout of a response is not one of them: the same request would keep the next backend busy for as
+long."""
+_FREE: Final = (BackendAbandoned, NotFoundThere)
+"""Those that are free although the request was sent: the backend has been given up by its polls, or has answered."""
+_OTHERS_MATTER: Final = (LocalError, PoolTimeout, NotFoundThere, BackendAbandoned, ConnectError)
 """Failures that say nothing of how a backend answers, or of which its health takes care."""
+
+
+def is_free(failure: UpstreamError | None) -> bool:
+    """Return whether a failure that is retried costs neither an attempt nor budget."""
+    return isinstance(failure, _FREE) or (isinstance(failure, RETRYABLE_ERRORS) and not failure.was_sent)
 
 
 def is_blameless(failure: UpstreamError) -> bool:
@@ -110,7 +116,7 @@ class RetryPolicy:
     def backoff_secs(self, failed: FailedAttempts) -> float:
         """Return how long a request waits before it is sent again."""
         config = self._config
-        if isinstance(failed.failure, _FREE):
+        if is_free(failed.failure):
             return 0.0
         growth: float = config.backoff_multiplier ** min(failed.num_attempts - 1, 100)
         secs = min(config.initial_backoff_secs * growth, config.max_backoff_secs)
@@ -119,11 +125,11 @@ class RetryPolicy:
     def allows_retry(self, failed: FailedAttempts) -> bool:
         """Return whether a request may be sent once more after its last failure, as far as its attempts go."""
         failure = failed.failure
-        return isinstance(failure, _FREE) or (isinstance(failure, RETRYABLE_ERRORS) and failed.num_attempts < self.max_attempts)
+        return is_free(failure) or (isinstance(failure, RETRYABLE_ERRORS) and failed.num_attempts < self.max_attempts)
 
     def is_within_budget(self, failed: FailedAttempts, num_requests: int, now: Micros) -> bool:
         """Return whether the budget allows that, and count it. `num_requests` have been answered so far."""
-        return isinstance(failed.failure, _FREE) or self._budget.withdraw(num_requests, now)
+        return is_free(failed.failure) or self._budget.withdraw(num_requests, now)
 
 
 class FailedAttempts:
@@ -142,7 +148,7 @@ class FailedAttempts:
     def add(self, failure: UpstreamError) -> None:
         """Count a failure."""
         self.failure = failure
-        self.num_attempts += not isinstance(failure, _FREE)
+        self.num_attempts += not is_free(failure)
         self.num_abandoned += isinstance(failure, BackendAbandoned)
         if isinstance(failure, AnsweredError):
             self.close()
@@ -156,9 +162,7 @@ class FailedAttempts:
     @property
     def may_be_sent_again(self) -> bool:
         """Whether the backend of the last failure may have the request once more, where no other one is left."""
-        if isinstance(self.failure, AnsweredError):
-            return not self.failure.is_busy
-        return isinstance(self.failure, Disconnected) and self.failure.was_kept
+        return isinstance(self.failure, AnsweredError) and not self.failure.is_busy
 
     def close(self) -> None:
         """Drop the answer that is held. Idempotent."""

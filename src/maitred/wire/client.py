@@ -1,38 +1,45 @@
 """The upstream client: HTTP/1.1 over kept connections, for callers that must stream, cancel and hold back without waste.
 
-**Retry.** A request is sent again, once and over a new connection, in one case only: it went out on a connection that had been
-idle, and the connection was closed before a single byte of a response. Most likely the upstream closed it for its age at the
-moment of use. The upstream may also have died of the request; then it gets the request a second time, and no more. A caller
-that counts how often a request is sent says `resends=False`, and learns of this case from `Disconnected.was_kept`. Every other
-failure is for the caller to judge.
+**Retry.** A request is sent again, once and over a new connection, in one case only: it went out on a kept connection that was
+dead before (`UpstreamConnection.was_dead`). Every other failure is for the caller to judge. If no new connection can be made
+either, the upstream may have died of the request, and the error says that it was sent (`UpstreamError.was_sent`).
 
 **The pool.** Each origin has its connections. Idle ones are used again, the most recent first, so that the others age and are
-closed. At most `max_connections` are open; further requests wait, in order of arrival, for one that becomes idle or is closed.
-For example, with `max_connections: 2` and two requests in flight, the third waits, and gets the connection of the one that
-has its response first.
+closed. One that turns out to be dead takes those with it that have been idle for longer. At most `max_connections` are open;
+further requests wait, in order of arrival, for one that becomes idle or is closed. For example, with `max_connections: 2` and
+two requests in flight, the third waits, and gets the connection of the one that has its response first.
 
-`https://` origins go through aiohttp's client (`tls`), behind the same `UpstreamResponse`. Compiled (`tools/compile.py`).
+**A new connection** is tried at one address of the upstream after the other (`resolver`). Each has an equal share of the time
+that is left of `connect_secs`: of 3 s for two addresses, the first has 1.5 s. `https://` origins differ in that the event loop
+encrypts (`tls`). Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from maitred.core.errors import describe_os_error
 from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
 from maitred.wire.connection import UpstreamConnection
-from maitred.wire.errors import ConnectError, Disconnected, UpstreamLimits, UpstreamTimeout, connect_error
+from maitred.wire.errors import (
+    ConnectError,
+    ConnectTimeout,
+    Disconnected,
+    LocalError,
+    PoolTimeout,
+    UpstreamError,
+    UpstreamLimits,
+    connect_error,
+)
 from maitred.wire.known_heads import KnownHeads
 from maitred.wire.messages import ResponseHead
 from maitred.wire.origin import Origin
+from maitred.wire.resolver import HostAddresses
 from maitred.wire.response import UpstreamResponse
-
-if TYPE_CHECKING:
-    from maitred.wire.tls import TlsClient
-
+from maitred.wire.tls import ClientContext, describe_failure
 
 UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]], bytes, HeaderBlock]
 """Method, target, authority, headers, body and further headers."""
@@ -41,10 +48,15 @@ UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]],
 class ConnectionPool:
     """The connections to one origin."""
 
-    def __init__(self, host: str, port: int, authority: str, limits: UpstreamLimits) -> None:
-        self.authority = authority
+    def __init__(self, origin: Origin, limits: UpstreamLimits, tls: ClientContext | None) -> None:
+        """`tls` is what connections are encrypted with, or None if they are not."""
+        self.authority = origin.authority
         """The value of the Host header."""
-        self._host, self._port, self._limits = host, port, limits
+        self._port, self._limits, self._tls = origin.port, limits, tls
+        self._where = f"{origin.host}:{origin.port}"
+        self._tls_host = None if tls is None else origin.host.rstrip(".")
+        """The name that the certificate must have."""
+        self._host = HostAddresses(origin.host, limits.dns_ttl_secs, limits.connect_secs)
         self._loop = asyncio.get_running_loop()
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
@@ -69,13 +81,15 @@ class ConnectionPool:
         return None
 
     async def acquire(self) -> UpstreamConnection:
-        """Return an idle connection, or else a new one. Raises ConnectError, LocalError or UpstreamTimeout."""
-        connection = self.pop_idle()
-        if connection is not None:
-            return connection
+        """Return an idle connection, or else a new one. Raises ConnectError, LocalError or PoolTimeout."""
+        return self.pop_idle() or await self.acquire_new()
+
+    async def acquire_new(self) -> UpstreamConnection:
+        """Return a new connection, or one that becomes idle while all places are taken. Raises as `acquire` does."""
         if self._free_places:
             self._free_places -= 1
             return await self._connect()
+        self._close_oldest_idle()
         return await self._wait_for_connection()
 
     def send_request(self, connection: UpstreamConnection, request: UpstreamRequest) -> UpstreamResponse:
@@ -86,11 +100,13 @@ class ConnectionPool:
             self._return_unused(connection)
             raise
 
-    def close_idle(self) -> None:
-        """Close the idle connections: one of them was closed by the upstream, so the others may be closed as well."""
+    def close_idle(self, since: float = math.inf) -> None:
+        """Close the connections that have been idle since `since`, in seconds of the event loop, or for longer."""
+        kept = [connection for connection in self._idle if connection.idle_since > since]
         for connection in self._idle:
-            connection.close()
-        self._idle.clear()
+            if connection.idle_since <= since:
+                connection.close()
+        self._idle = kept
 
     def close(self) -> None:
         """Close the idle connections now, and every other one when its response has ended."""
@@ -98,28 +114,51 @@ class ConnectionPool:
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None
+        self._host.close()
         self.close_idle()
 
     async def _connect(self) -> UpstreamConnection:
         """Make a connection; its place has been taken already, and is released if this fails."""
         try:
-            async with asyncio.timeout(self._limits.connect_secs):
-                _, connection = await self._loop.create_connection(self._make_connection, self._host, self._port)
+            connection = await self._connect_to_any(await self._host.addresses())
             if not connection.is_usable:
-                raise ConnectError(f"{self._host}:{self._port} closed the connection as soon as it was made")
-        except BaseException as error:
+                raise ConnectError(f"{self._where} closed the connection as soon as it was made")
+        except BaseException:
             # Also if this call is cancelled: a place that is not released here would be lost for good.
             self._release_place()
-            if isinstance(error, TimeoutError):
-                raise self._connect_timeout() from None
-            if isinstance(error, OSError):
-                raise connect_error(
-                    error, f"cannot connect to {self._host}:{self._port}: {describe_os_error(error)}"
-                ) from error
-            if isinstance(error, UnicodeError):
-                raise ConnectError(f"{self._host!r} is no host name: {error}") from error
             raise
         self._open.add(connection)
+        return connection
+
+    async def _connect_to_any(self, addresses: Sequence[str]) -> UpstreamConnection:
+        """Return a connection to the first of `addresses` to which one can be made. Raises ConnectError or LocalError."""
+        if not addresses:
+            raise ConnectError(f"cannot connect to {self._where}: {self._host.problem}")
+        due = self._loop.time() + self._limits.connect_secs
+        failures: list[ConnectError | LocalError] = []
+        for num_left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            try:
+                connection = await self._connect_to(address, (due - self._loop.time()) / num_left)
+            except (ConnectError, LocalError) as error:
+                failures.append(error)
+                self._host.note_failure(address)
+            else:
+                self._host.note_success(address)
+                return connection
+        # A machine without IPv6 has no port for such an address, and that says nothing of the upstream.
+        raise next((error for error in reversed(failures) if isinstance(error, ConnectError)), failures[-1])
+
+    async def _connect_to(self, address: str, secs: float) -> UpstreamConnection:
+        tls = None if self._tls is None else self._tls.ssl
+        try:
+            async with asyncio.timeout(secs):
+                _, connection = await self._loop.create_connection(
+                    self._make_connection, address, self._port, ssl=tls, server_hostname=self._tls_host
+                )
+        except TimeoutError as error:
+            raise ConnectTimeout(f"no connection to {self._where} within {self._limits.connect_secs:g} s") from error
+        except OSError as error:
+            raise connect_error(error, f"cannot connect to {self._where}: {describe_failure(error)}") from error
         return connection
 
     async def _wait_for_connection(self) -> UpstreamConnection:
@@ -133,7 +172,9 @@ class ConnectionPool:
             if waiter.done() and not waiter.cancelled():
                 self._return_unused(waiter.result())
             if isinstance(error, TimeoutError):
-                raise self._connect_timeout() from None
+                raise PoolTimeout(
+                    f"no connection to {self._where} became free within {self._limits.connect_secs:g} s"
+                ) from None
             raise
         if connection is None:
             return await self._connect()
@@ -177,6 +218,14 @@ class ConnectionPool:
                 return True
         return False
 
+    def _close_oldest_idle(self) -> None:
+        """Make a place for a new connection, if one is idle. The place is free when the connection is closed."""
+        while self._idle:
+            connection = self._idle.pop(0)
+            if connection.is_usable:
+                connection.close()
+                return
+
     def _close_expired(self) -> None:
         self._expiry_timer = None
         oldest_kept = self._loop.time() - self._limits.keep_alive_secs
@@ -188,9 +237,6 @@ class ConnectionPool:
             due = self._idle[0].idle_since + self._limits.keep_alive_secs
             self._expiry_timer = self._loop.call_at(due, self._close_expired)
 
-    def _connect_timeout(self) -> UpstreamTimeout:
-        return UpstreamTimeout(f"no connection to {self._host}:{self._port} within {self._limits.connect_secs:g} s")
-
 
 class UpstreamClient:
     """Sends requests to any number of origins. Used inside one event loop."""
@@ -198,7 +244,7 @@ class UpstreamClient:
     def __init__(self, limits: UpstreamLimits | None = None) -> None:
         self.limits = limits or UpstreamLimits()
         self._pools: dict[Origin, ConnectionPool] = {}
-        self._tls: TlsClient | None = None
+        self._tls: ClientContext | None = None
 
     async def request(
         self,
@@ -209,54 +255,48 @@ class UpstreamClient:
         body: bytes = b"",
         *,
         block: HeaderBlock = NO_BLOCK,
-        resends: bool = True,
     ) -> UpstreamResponse:
-        """Send a request, and return its response when its head has arrived. It is sent twice at most, and once if not
-        `resends` (see above).
+        """Send a request, and return its response when its head has arrived. It is sent twice at most (see above).
 
         `block` are further headers. None may be Host, or about framing or the connection. If this call is cancelled, the
         connection is closed at once; afterwards `UpstreamResponse.close` does that. Raises UpstreamError, and ValueError if a
         header contains a line end.
         """
-        if origin.tls:
-            return await self._tls_client().request(str(origin), method, target, [*headers, *block.headers], body)
         pool = self.pool(origin)
-        connection = pool.pop_idle() or await pool.acquire()
+        connection = pool.pop_idle() or await pool.acquire_new()
         request = method, target, pool.authority, headers, body, block
         try:
             return await pool.send_request(connection, request).wait_for_head()
-        except Disconnected as error:
-            # On a fresh connection, or after a first byte, age cannot be the reason, and the caller decides what to do.
-            if not connection.was_used or connection.has_received:
+        except Disconnected:
+            if not connection.was_dead:
                 raise
-            pool.close_idle()
-            if not resends:
-                error.was_kept = True
-                raise
-        connection = await pool.acquire()
+            pool.close_idle(connection.idle_since)
+        try:
+            connection = await pool.acquire_new()
+        except UpstreamError as error:
+            error.was_sent = True
+            raise
         return await pool.send_request(connection, request).wait_for_head()
 
     def pool(self, origin: Origin) -> ConnectionPool:
         """Return the connections to `origin`."""
         pool = self._pools.get(origin)
         if pool is None:
-            pool = self._pools[origin] = ConnectionPool(origin.host, origin.port, origin.authority, self.limits)
+            tls = self._client_context() if origin.tls else None
+            pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls)
         return pool
 
     def num_connections(self, origin: Origin) -> int:
-        """Return how many connections to `origin` are open; those of TLS are not counted."""
+        """Return how many connections to `origin` are open."""
         return self._pools[origin].num_open if origin in self._pools else 0
 
     async def close(self) -> None:
         """Close all idle connections; connections in use close when their response has ended."""
         for pool in self._pools.values():
             pool.close()
-        if self._tls is not None:
-            await self._tls.close()
 
-    def _tls_client(self) -> TlsClient:
+    def _client_context(self) -> ClientContext:
+        # To load the authorities that the system trusts takes many milliseconds, for which most clients have no use.
         if self._tls is None:
-            from maitred.wire.tls import TlsClient
-
-            self._tls = TlsClient(self.limits)
+            self._tls = ClientContext()
         return self._tls

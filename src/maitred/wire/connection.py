@@ -6,7 +6,13 @@ request had been sent completely. What one read of the socket brought of a body 
 **Silence.** One timer watches a connection: `head_secs` until the head, then `idle_secs` between two pieces, not counting time
 in which reading is paused. A timer that is due early is left alone and set again when it rings, so that a busy
 connection sets hardly any. For example, with `idle_secs: 300` and a piece every 2 s, the timer rings every 298 s or so.
-Compiled (`tools/compile.py`).
+
+**A dead kept connection.** An upstream closes connections for their age, and a load balancer forgets them. The next request on
+such a connection is answered by a reset, within a round trip. So a connection was dead before the request came if it had
+been used before, and is lost within `STALE_SECS` without a byte of a response. Later than that, the upstream was at work, and
+died of something else, perhaps of the request.
+
+The connection is the same over TLS; the event loop encrypts (`tls`). Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +21,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from maitred.wire.certificate import close_transport, limit_buffers
 from maitred.wire.client_framing import NO_BLOCK, ClientFraming, HeaderBlock
 from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamLimits, UpstreamTimeout
 from maitred.wire.known_heads import KnownHeads
 from maitred.wire.messages import END, Event, FramingError, ResponseHead, State
 from maitred.wire.response import UpstreamResponse
 from maitred.wire.sockets import write_message
+from maitred.wire.tls import keep_session
 
 _DONE: Final = State.DONE
+STALE_SECS: Final = 0.25
+"""Seconds in which a request on a kept connection finds out that the connection was dead before."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -77,10 +87,17 @@ class UpstreamConnection(asyncio.Protocol):
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def was_dead(self) -> bool:
+        """Whether a connection that has just been lost was dead before its last request was sent."""
+        # Until a head has come, what was last received is nothing, and its time is that of the request.
+        lasted = self._loop.time() - self._last_received
+        return self.was_used and not self.has_received and lasted <= STALE_SECS
+
     def close(self) -> None:
         """Close a connection that carries nothing."""
         if self._transport is not None:
-            self._transport.close()
+            close_transport(self._transport, self._loop)
 
     def pause_reading(self) -> None:
         self._is_reading_paused = True
@@ -100,6 +117,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        limit_buffers(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if self._response is None:
@@ -170,7 +188,9 @@ class UpstreamConnection(asyncio.Protocol):
             transport.abort()
             return
         framing.next_exchange()
-        self.was_used = True
+        if not self.was_used:
+            self.was_used = True
+            keep_session(transport)  # A server sends its tickets behind the handshake, at the latest with the first response.
         self.idle_since = self._loop.time()
         self._on_idle(self)
 

@@ -21,7 +21,8 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Limits per upstream origin. Times are in seconds, sizes in bytes."""
 
     connect_secs: float = 3.0
-    """Seconds to get a connection, including the wait for a place in the pool."""
+    """Seconds to make a connection, shared by the addresses of the backend that are tried in turn; and to wait for a place
+    in the pool."""
     head_secs: float = 600.0
     """Seconds from sending the request to the end of the response head. A completion that is not streamed does all its work in
     this time."""
@@ -29,6 +30,8 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Seconds between two pieces of a response body, not counting time in which the client does not read."""
     keep_alive_secs: float = 4.0
     """Seconds that an idle connection is kept; less than the backend's own limit (uvicorn: 5 s)."""
+    dns_ttl_secs: float = 30.0
+    """Seconds between two look-ups of a backend's name. Until the next good answer, the last one is used."""
     max_connections: int = 4096
     """Connections open at once; further requests wait for one of them. Admission should hold requests back before this limit
     does."""
@@ -39,7 +42,7 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     are sent."""
 
     def __post_init__(self) -> None:
-        for name in ("connect_secs", "head_secs", "idle_secs"):
+        for name in ("connect_secs", "head_secs", "idle_secs", "dns_ttl_secs"):
             if not 0 < getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be more than 0, and at most {MAX_SECS:g} seconds")
         if not 0 <= self.keep_alive_secs <= MAX_SECS:
@@ -58,17 +61,29 @@ class UpstreamError(MaitredError):
 
     reason = "upstream_error"
     """A stable word for logs and metrics."""
+    was_sent = True
+    """Whether the request was sent, so that the upstream may have seen it."""
 
 
 class ConnectError(UpstreamError):
-    """No connection could be made: the upstream has not seen the request."""
+    """No connection could be made.
+
+    The upstream has not seen the request, unless a kept connection was lost with it just before (`was_sent`).
+    """
 
     reason = "connect_failed"
+    was_sent = False
 
     @property
     def is_refusal(self) -> bool:
         """Whether the host has answered that nothing listens there; else nothing is known of the process."""
         return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.ECONNREFUSED
+
+
+class ConnectTimeout(ConnectError):  # noqa: N818
+    """The host did not answer when a connection was to be made: it has vanished, or accepts none now."""
+
+    reason = "connect_timeout"
 
 
 class LocalError(UpstreamError):
@@ -78,14 +93,13 @@ class LocalError(UpstreamError):
     """
 
     reason = "local"
+    was_sent = False
 
 
 class Disconnected(UpstreamError):  # noqa: N818  (the peer's act, by its usual name)
     """The upstream closed the connection before its response began. It may have seen the request."""
 
     reason = "disconnected"
-    was_kept = False
-    """Whether the connection had been used before. Then its age may be the reason, and not the request."""
 
 
 class Truncated(UpstreamError):  # noqa: N818
@@ -104,9 +118,15 @@ class ProtocolError(UpstreamError):
 
 
 class UpstreamTimeout(UpstreamError):  # noqa: N818
-    """The upstream was silent for too long: while connecting, before the head, or between two pieces of the body."""
+    """The upstream was silent for too long, before the head or between two pieces of the body."""
 
     reason = "timeout"
+
+
+class PoolTimeout(UpstreamTimeout):
+    """No connection to the upstream became free in time: as many as may be open carry other requests."""
+
+    was_sent = False
 
 
 def connect_error(error: OSError, message: str) -> ConnectError | LocalError:

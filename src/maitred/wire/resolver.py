@@ -1,0 +1,161 @@
+"""The addresses of upstreams: looked up ahead of the requests, and apart from them.
+
+A look-up may take as long as a name server is silent, and nothing can cancel it. The event loop has few threads for look-ups
+(uvloop four), so that one silent name would hold up the connections to all others. Therefore
+
+    1. each name has one look-up at a time, in a thread of its own: it can hold up nobody but itself;
+    2. a name is looked up when its first connection is to be made, and every `ttl_secs` from then on, in use or not;
+    3. a look-up that fails changes nothing: the last good answer is used, and the log says so once;
+    4. only the first answer is ever waited for, and by nobody longer than until `wait_secs` after it was asked for. From then
+       on the addresses are known, or the name cannot be reached, which is said at once.
+
+For example, the name server falls silent for ten minutes. Names that are known are served as before. The name of a backend that
+is added in this time is unreachable after 3 s, each request to it is tried elsewhere without a wait, and it is looked up again
+as soon as the look-up has failed.
+
+Where an upstream has several addresses, they are tried in the order of the answer (RFC 6724, so both IPv6 and IPv4 are there),
+but those to which the last attempt failed come last. When none of them can be reached, the upstream may have moved: its name is
+looked up at once. An address needs no look-up. The threads are daemons: a process that ends does not wait for a name server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from maitred.core.errors import describe_os_error
+
+log = logging.getLogger("maitred.wire")
+RETRY_SECS: Final = 1.0
+"""Seconds after which a look-up is repeated that has failed, or whose addresses cannot be reached."""
+
+_Found: TypeAlias = "list[str] | Exception"
+
+
+class HostAddresses:
+    """The addresses of one host, kept up to date until `close`."""
+
+    def __init__(self, host: str, ttl_secs: float, wait_secs: float) -> None:
+        """Begin to look `host` up, unless it is an address. Called inside the event loop."""
+        self.host = host
+        self._ttl_secs = ttl_secs
+        self._loop = asyncio.get_running_loop()
+        self._known: list[str] = []
+        """The addresses of the last good answer, in its order."""
+        self._failed: set[str] = set()
+        """The addresses to which the last attempt to connect has failed."""
+        self.problem = f"its name server has not answered within {wait_secs:g} s"
+        """Why the last look-up has failed; "" after one that has not."""
+        self._first_answer = asyncio.Event()
+        """Set when the first answer is there, or has been waited for long enough."""
+        self._is_looking = self._is_closed = False
+        self._looked_up_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        if _is_address(host):
+            self._known = [host]
+            self._first_answer.set()
+        else:
+            self._give_up_waiting = self._loop.call_later(wait_secs, self._first_answer.set)
+            self._begin_look_up()
+
+    async def addresses(self) -> Sequence[str]:
+        """Return the addresses, in the order in which they are to be tried; none if none is known."""
+        if not self._known:
+            await self._first_answer.wait()
+        return sorted(self._known, key=self._failed.__contains__) if self._failed else self._known
+
+    def note_success(self, address: str) -> None:
+        """Take note that a connection to `address` was made."""
+        self._failed.discard(address)
+
+    def note_failure(self, address: str) -> None:
+        """Take note that no connection to `address` could be made. If none can be made to any, look the name up again."""
+        self._failed.add(address)
+        if self._failed.issuperset(self._known) and not _is_address(self.host):
+            self._look_up_soon()
+
+    def close(self) -> None:
+        """Look up nothing more."""
+        self._is_closed = True
+        self._set_timer(None)
+
+    def _look_up_soon(self) -> None:
+        """Look up now, or `RETRY_SECS` after the last look-up, whatever is later."""
+        if not self._is_looking:
+            self._set_timer(max(0.0, self._looked_up_at + RETRY_SECS - self._loop.time()))
+
+    def _set_timer(self, delay_secs: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if delay_secs is None else self._loop.call_later(delay_secs, self._begin_look_up)
+
+    def _begin_look_up(self) -> None:
+        self._is_looking = True
+        try:
+            threading.Thread(target=self._look_up, name=f"look-up of {self.host}", daemon=True).start()
+        except RuntimeError as error:  # The system gives this process no more threads.
+            self._on_answer(error)
+
+    def _look_up(self) -> None:
+        """Run in a thread."""
+        answer = _look_up(self.host)
+        with contextlib.suppress(RuntimeError):  # The event loop has been closed meanwhile.
+            self._loop.call_soon_threadsafe(self._on_answer, answer)
+
+    def _on_answer(self, answer: _Found) -> None:
+        self._is_looking, self._looked_up_at = False, self._loop.time()
+        if isinstance(answer, Exception):
+            self._on_failure(_describe(answer, self.host))
+        else:
+            self._on_found(answer)
+        self._give_up_waiting.cancel()
+        self._first_answer.set()
+        if not self._is_closed:
+            self._set_timer(min(self._ttl_secs, RETRY_SECS) if self.problem else self._ttl_secs)
+
+    def _on_found(self, found: list[str]) -> None:
+        if self.problem and self._known:
+            log.warning("%s is resolved again, to %s", self.host, ", ".join(found))
+        self._known, self.problem = found, ""
+        self._failed.intersection_update(found)
+
+    def _on_failure(self, problem: str) -> None:
+        if self._known and not self.problem:
+            message = "%s cannot be resolved (%s): its last addresses are used, %s"
+            log.warning(message, self.host, problem, ", ".join(self._known))
+        self.problem = problem
+
+
+def _look_up(host: str) -> _Found:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except Exception as error:  # A name may be anything, and the thread must answer.
+        return error
+    return list(dict.fromkeys(_address_text(family, address) for family, _, _, _, address in found))
+
+
+def _address_text(family: int, address: tuple[object, ...]) -> str:
+    """Return an address as text; a link-local one of IPv6 with its interface."""
+    text = str(address[0])
+    scope = address[3] if family == socket.AF_INET6 and len(address) > 3 else 0
+    return f"{text}%{scope}" if scope and "%" not in text else text
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(error: Exception, host: str) -> str:
+    if isinstance(error, UnicodeError):
+        return f"{host!r} is no host name: {error}"
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)
