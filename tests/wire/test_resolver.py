@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from raw_upstream import answering, black_hole, client, read_whole, run, upstream
+from raw_upstream import Peer, answering, black_hole, client, read_whole, run, upstream
 
+from maitred import is_compiled
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, ConnectTimeout, LocalError
 from maitred.wire.origin import Origin
@@ -185,6 +186,7 @@ def test_if_no_address_answers_the_last_failure_is_told(names: NameServer) -> No
     run(scenario())
 
 
+@pytest.mark.skipif(is_compiled(), reason="replaces a method, which a compiled class does not allow")
 @pytest.mark.parametrize("order", [["::1", "127.0.0.2"], ["127.0.0.2", "::1"]])
 def test_a_lack_on_this_side_for_one_address_says_nothing_of_the_others(
     names: NameServer, monkeypatch: pytest.MonkeyPatch, order: list[str]
@@ -219,6 +221,41 @@ def test_an_upstream_that_cannot_be_reached_is_looked_up_again(names: NameServer
             await until(lambda: len(names.asked) == 2)
             await until(lambda: c.pool(Origin("engine", up.origin.port))._host._known == ["127.0.0.1"])
             assert await get(c, "engine", up.origin.port) == b"ok"
+
+    run(scenario())
+
+
+def test_kept_connections_to_an_address_that_a_host_has_left_are_used_no_more(names: NameServer) -> None:
+    """Neither the idle one, nor the one in use when that becomes known; its response is not cut."""
+    names.answers = {"engine": [["127.0.0.1"]]}
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+
+        async def slow(peer: Peer) -> None:
+            await peer.request()
+            await gate.wait()
+            await peer.send(OK)
+            await peer.wait_until_closed()
+
+        async def quick(peer: Peer) -> None:
+            await peer.request()
+            await peer.send(OK)
+            await peer.wait_until_closed()
+
+        async with upstream(slow, quick, answering(OK)) as up, client(dns_ttl_secs=0.01) as c:
+            origin = Origin("engine", up.origin.port)
+            held = asyncio.create_task(get(c, origin.host, origin.port))
+            await until(lambda: up.accepted == 1)
+            assert await get(c, origin.host, origin.port) == b"ok"
+            assert c.num_connections(origin) == 2
+            names.answers = {"engine": [["127.0.0.2"]]}
+            await until(lambda: c.num_connections(origin) == 1)
+            gate.set()
+            assert await held == b"ok"
+            await until(lambda: c.num_connections(origin) == 0)
+            with pytest.raises(ConnectError, match="refused"):
+                await get(c, origin.host, origin.port)
 
     run(scenario())
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
@@ -56,7 +56,7 @@ class ConnectionPool:
         self._where = f"{origin.host}:{origin.port}"
         self._tls_host = None if tls is None else origin.host.rstrip(".")
         """The name that the certificate must have."""
-        self._host = HostAddresses(origin.host, limits.dns_ttl_secs, limits.connect_secs)
+        self._host = HostAddresses(origin.host, limits.dns_ttl_secs, limits.connect_secs, self._leave)
         self._loop = asyncio.get_running_loop()
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
@@ -117,6 +117,12 @@ class ConnectionPool:
         self._host.close()
         self.close_idle()
 
+    def _leave(self, addresses: Collection[str]) -> None:
+        """Use the connections to these addresses no more."""
+        for connection in list(self._open):
+            if connection.address in addresses:
+                connection.retire()
+
     async def _connect(self) -> UpstreamConnection:
         """Make a connection; its place has been taken already, and is released if this fails."""
         try:
@@ -144,6 +150,7 @@ class ConnectionPool:
                 self._host.note_failure(address)
             else:
                 self._host.note_success(address)
+                connection.address = address
                 return connection
         # A machine without IPv6 has no port for such an address, and that says nothing of the upstream.
         raise next((error for error in reversed(failures) if isinstance(error, ConnectError)), failures[-1])

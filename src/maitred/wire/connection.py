@@ -31,7 +31,7 @@ from maitred.wire.sockets import write_message
 from maitred.wire.tls import keep_session
 
 _DONE: Final = State.DONE
-STALE_SECS: Final = 0.25
+STALE_SECS = 0.25
 """Seconds in which a request on a kept connection finds out that the connection was dead before."""
 
 
@@ -53,6 +53,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Whether it has carried a whole response."""
         self.has_received = False
         """Whether any byte of the current response has arrived."""
+        self.address = ""
+        """The address to which it was made."""
+        self._is_retired = False
         self._loop = loop
         self._on_idle = on_idle
         self._on_closed = on_closed
@@ -98,6 +101,12 @@ class UpstreamConnection(asyncio.Protocol):
         """Close a connection that carries nothing."""
         if self._transport is not None:
             close_transport(self._transport, self._loop)
+
+    def retire(self) -> None:
+        """Use the connection no more: close it now, or when its response has ended."""
+        self._is_retired = True
+        if self._response is None:
+            self.close()
 
     def pause_reading(self) -> None:
         self._is_reading_paused = True
@@ -184,7 +193,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert transport is not None
         self._response = None
         # An upstream may answer before it has the whole request. The unsent rest would go out in front of the next request.
-        if framing.peer is not _DONE or transport.is_closing() or transport.get_write_buffer_size():
+        if framing.peer is not _DONE or self._is_retired or transport.is_closing() or transport.get_write_buffer_size():
             transport.abort()
             return
         framing.next_exchange()

@@ -15,7 +15,10 @@ as soon as the look-up has failed.
 
 Where an upstream has several addresses, they are tried in the order of the answer (RFC 6724, so both IPv6 and IPv4 are there),
 but those to which the last attempt failed come last. When none of them can be reached, the upstream may have moved: its name is
-looked up at once. An address needs no look-up. The threads are daemons: a process that ends does not wait for a name server.
+looked up at once. When an address is in the answer no more, the upstream has moved: the connections to it are used no more, or
+the traffic that keeps them open would go there for ever. An address needs no look-up.
+
+The threads are daemons: a process that ends does not wait for a name server.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeAlias
 
 from maitred.core.errors import describe_os_error
@@ -41,9 +44,19 @@ _Found: TypeAlias = "list[str] | Exception"
 class HostAddresses:
     """The addresses of one host, kept up to date until `close`."""
 
-    def __init__(self, host: str, ttl_secs: float, wait_secs: float) -> None:
-        """Begin to look `host` up, unless it is an address. Called inside the event loop."""
+    def __init__(
+        self,
+        host: str,
+        ttl_secs: float,
+        wait_secs: float,
+        on_left: Callable[[Collection[str]], object] = lambda addresses: None,
+    ) -> None:
+        """Begin to look `host` up, unless it is an address. Called inside the event loop.
+
+        `on_left` is called with addresses at which the host is no more.
+        """
         self.host = host
+        self._on_left = on_left
         self._ttl_secs = ttl_secs
         self._loop = asyncio.get_running_loop()
         self._known: list[str] = []
@@ -122,8 +135,12 @@ class HostAddresses:
     def _on_found(self, found: list[str]) -> None:
         if self.problem and self._known:
             log.warning("%s is resolved again, to %s", self.host, ", ".join(found))
+        left = [address for address in self._known if address not in found]
         self._known, self.problem = found, ""
         self._failed.intersection_update(found)
+        if left:
+            log.debug("%s has moved to %s", self.host, ", ".join(found))
+            self._on_left(left)
 
     def _on_failure(self, problem: str) -> None:
         if self._known and not self.problem:
