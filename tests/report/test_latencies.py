@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from result_rows import BULK, INTERACTIVE, NEVER, results_of
 
-from conftest import BULK, INTERACTIVE, NEVER, results_of
 from maitred.report import Slo, summarise
 from maitred.report.export import to_frame, write_requests
 from maitred.report.latencies import request_times
