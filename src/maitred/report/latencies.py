@@ -60,7 +60,7 @@ def has_gaps(results: Results) -> NDArray[np.bool_]:
 
 def came_at_once(results: Results) -> NDArray[np.bool_]:
     """Return which requests got their tokens, one or several, at one instant, or no token at all that was counted."""
-    at_once = (results.first_token >= 0) & (last_tokens(results) <= results.first_token)
+    at_once = (results.first_token >= 0) & (last_tokens(results) == results.first_token)
     found: NDArray[np.bool_] = at_once | (results.output_tokens <= 1)
     return found
 
