@@ -32,10 +32,9 @@ def chat(number: int) -> list[int]:
 
 def test_an_instance_is_overloaded_beyond_both_thresholds() -> None:
     bound = LoadBound(4, 1.5)
-    assert [bound.is_passed(in_flight, 0) for in_flight in (0, 4, 5)] == [False, False, True]
-    assert [bound.is_passed(in_flight, 20) for in_flight in (20, 28, 30, 31)] == [False, False, False, True]
-    assert not LoadBound(inf, 1.5).is_passed(10**9, 0)
-    assert not LoadBound(4, inf).is_passed(100, 20)
+    assert [bound.limit(fewest) for fewest in (0, 1, 8, 20)] == [4, 5, 12, 30]
+    assert LoadBound(inf, 1.5).limit(0) == LoadBound(4, inf).limit(0) == inf
+    assert LoadBound(0, 1).limit(3.5) == 3.5
 
 
 @pytest.mark.parametrize("policy", ["cache-aware", "weighted", "session-affinity", "prefix-hash", "consistent-hashing"])

@@ -88,6 +88,7 @@ class SessionAffinity(BaseRouter):
         self.signals = Signals.SESSION | signals_read(self.inner)
         self._max_sessions, self._by = sessions, by
         self._bound = LoadBound(balance_abs_threshold, balance_rel_threshold)
+        self._limit_beside_idle = self._bound.limit(0)
         self._instance_of: OrderedDict[SessionKey, int] = OrderedDict()
         """The instance of each session, the one that was idle for longest first."""
         self._views = PerFleetCache(views_by_index)
@@ -111,10 +112,7 @@ class SessionAffinity(BaseRouter):
 
     def _is_overloaded(self, view: InstanceView, fleet: FleetView) -> bool:
         in_flight = view.in_flight
-        # Without a look at the others: nothing has fewer in flight than 0.
-        if not self._bound.is_passed(in_flight, 0):
-            return False
-        return self._bound.is_passed(in_flight, self._least.fewest(fleet))
+        return in_flight > self._limit_beside_idle and in_flight > self._bound.limit(self._least.fewest(fleet))
 
     def on_request_end(self, request: Request, instance: int, now: Micros) -> None:
         self.inner.on_request_end(request, instance, now)
@@ -159,7 +157,7 @@ class CacheAware(BaseRouter):
         block_hashes = self._sent.blocks_of(request)
         choice = self._least.choose(request, fleet, now)
         if (holder := self._holder(block_hashes, views)) is not None:
-            if self._bound.is_passed(holder.in_flight, views[choice.instance].in_flight):
+            if holder.in_flight > self._bound.limit(views[choice.instance].in_flight):
                 choice = Choice(choice.instance, "prefix_overloaded")
             else:
                 choice = Choice(holder.index, "prefix")

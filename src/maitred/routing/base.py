@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Flag, auto
 from random import Random
+from typing import cast
 
 import msgspec
 
@@ -93,10 +94,5 @@ def known_loads(fleet: FleetView, measure: Callable[[InstanceView], int | None])
     Like is compared with like. An instance that says nothing of its queue is neither idle nor full, and what this driver has
     sent there is not comparable with what others report, which contains the requests of other drivers.
     """
-    loads = []
-    for view in fleet:
-        load = measure(view)
-        if load is None:
-            return [each.in_flight for each in fleet]
-        loads.append(load)
-    return loads
+    loads = [measure(view) for view in fleet]
+    return [view.in_flight for view in fleet] if None in loads else cast("list[int]", loads)

@@ -73,6 +73,7 @@ class HashRouter(BaseRouter):
     def __init__(self, load_factor: float, balance_abs_threshold: float) -> None:
         """Raises ValueError for a threshold that is out of range."""
         self._bound = LoadBound(balance_abs_threshold, load_factor)
+        self._limit_beside_idle = self._bound.limit(0)
         self._ring = HashRing()
         self._views = PerFleetCache(self._placed)
         self._least = InFlightRouter()
@@ -94,10 +95,10 @@ class HashRouter(BaseRouter):
 
     def _is_overloaded(self, view: InstanceView, fleet: FleetView) -> bool:
         in_flight = view.in_flight
-        # Without a look at the others: no mean is below 0.
-        if not self._bound.is_passed(in_flight, 0):
+        if in_flight <= self._limit_beside_idle:
             return False
-        return self._bound.is_passed(in_flight, (sum(each.in_flight for each in fleet) + 1) / len(fleet))
+        mean = (sum(each.in_flight for each in fleet) + 1) / len(fleet)
+        return in_flight > self._bound.limit(mean)
 
     def _placed(self, fleet: FleetView) -> Mapping[int, InstanceView]:
         for view in fleet:

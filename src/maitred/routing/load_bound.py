@@ -5,8 +5,9 @@ beyond which no score outweighs the load. An instance is *overloaded*, compared 
 
     in_flight - reference > abs_threshold    and    in_flight > rel_threshold * reference
 
-Both must hold: an engine runs several requests at once, so a few more are no queue; and where much is in flight everywhere, a
-small share more is none either. The reference is one of two:
+which is one limit: the larger of `reference + abs_threshold` and `rel_threshold * reference`. Both must hold: an engine runs
+several requests at once, so a few more are no queue; and where much is in flight everywhere, a small share more is none
+either. The reference is one of two:
 
     the fewest in flight of all that may be chosen    cache-aware, session-affinity, weighted (SMG's `cache_aware`)
     the mean, with the request that is to be placed   prefix-hash, consistent-hashing (consistent hashing with bounded loads:
@@ -23,7 +24,7 @@ the fewest are 20, an instance is left from 31 on: 28 are 8 more, but not 1.5 ti
 
 from __future__ import annotations
 
-from math import isnan
+from math import inf, isnan
 from typing import Final
 
 import msgspec
@@ -53,6 +54,9 @@ class LoadBound(msgspec.Struct, frozen=True):
             if isnan(threshold) or threshold < 0:
                 raise ValueError(f"a threshold of load must be at least 0, not {threshold:g}")
 
-    def is_passed(self, in_flight: int, reference: float) -> bool:
-        """Return whether an instance with so many requests in flight is overloaded."""
-        return in_flight - reference > self.abs_threshold and in_flight > self.rel_threshold * reference
+    def limit(self, reference: float) -> float:
+        """Return the requests in flight beyond which an instance is overloaded, compared with `reference`. It grows with that,
+        so an instance that is within `limit(0)` need not be compared with any other."""
+        if self.rel_threshold == inf:  # and not inf * 0, which is no number
+            return inf
+        return max(reference + self.abs_threshold, self.rel_threshold * reference)

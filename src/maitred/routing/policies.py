@@ -195,6 +195,7 @@ class WeightedRouter(RandomTieBreaker):
         self.scorers = {scorer.name: SCORERS.create(scorer.name) for scorer in weights.scorers}
         self._weighted = list(zip(self.scorers.values(), weights.normalized(), strict=True))
         self._bound = LoadBound(balance_abs_threshold, balance_rel_threshold)
+        self._limit_beside_idle = self._bound.limit(0)
         self.signals = reduce(or_, map(signals_read, self.scorers.values()), Signals.NOTHING)
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
@@ -208,27 +209,18 @@ class WeightedRouter(RandomTieBreaker):
                 for total, score in zip(sums, scores, strict=True)
             ]
         tied, reason = _best(fleet, sums), "best_score"
-        if self._is_any_overloaded(tied, fleet):
-            tied, reason = _best(fleet, self._bounded(sums, fleet)), "best_score_within_bound"
+        if any(view.in_flight > self._limit_beside_idle for view in tied):
+            counts = [view.in_flight for view in fleet]
+            limit = self._bound.limit(min(counts))
+            if any(view.in_flight > limit for view in tied):
+                # Less than any sum. The instance with the fewest in flight is within the limit, so one is left.
+                within = [-1.0 if count > limit else total for count, total in zip(counts, sums, strict=True)]
+                tied, reason = _best(fleet, within), "best_score_within_bound"
         chosen = self._break_tie(request, tied)
         # Only after the tie is broken: a scorer such as `prefix-affinity` must learn where the request really goes.
         for scorer, _ in self._weighted:
             scorer.on_chosen(request, chosen)
         return Choice(chosen.index, reason)
-
-    def _is_any_overloaded(self, views: Sequence[InstanceView], fleet: FleetView) -> bool:
-        # Most times without a look at the others, because nothing has fewer in flight than 0.
-        is_passed = self._bound.is_passed
-        if not any(is_passed(view.in_flight, 0) for view in views):
-            return False
-        fewest = min(view.in_flight for view in fleet)
-        return any(is_passed(view.in_flight, fewest) for view in views)
-
-    def _bounded(self, sums: Sequence[float], fleet: FleetView) -> list[float]:
-        """Return the sums with less than any score can be for the instances that are overloaded. At least one is not."""
-        counts = [view.in_flight for view in fleet]
-        fewest, is_passed = min(counts), self._bound.is_passed
-        return [-1.0 if is_passed(count, fewest) else total for count, total in zip(counts, sums, strict=True)]
 
 
 def _best(fleet: FleetView, sums: Sequence[float]) -> Sequence[InstanceView]:

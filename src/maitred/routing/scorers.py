@@ -176,13 +176,8 @@ class KvUtilization(BaseScorer):
     about = RouterInfo(summary="1 - used share of the KV blocks", complexity="O(n)", reads="KV usage")
 
     def scores(self, request: Request, fleet: FleetView) -> Sequence[float]:
-        scores = []
-        for view in fleet:
-            usage = view.kv_usage
-            if usage is None:
-                return _in_flight_scores(fleet)
-            scores.append(1.0 - usage)
-        return scores
+        usages = [view.kv_usage for view in fleet]
+        return _in_flight_scores(fleet) if None in usages else [1.0 - usage for usage in usages if usage is not None]
 
 
 @SCORERS.register("precise-prefix-cache")
