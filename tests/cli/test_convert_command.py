@@ -111,7 +111,22 @@ def test_a_request_that_shares_nothing_loses_nothing(maitred: Any) -> None:
     Path("t.csv").write_text("request_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us\n0,,0,9,9,0\n")
     assert maitred("convert", "blis:t.csv", "maitred:m.csv").err == "1 requests\n"
     Path("t.csv").write_text("request_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us\n0,g,8,9,9,0\n")
-    assert "what its prompt shares with others: 1 times" in maitred("convert", "blis:t.csv", "maitred:m.csv").err
+    assert maitred("convert", "blis:t.csv", "maitred:m.csv").err == "1 requests\n"
+    assert Path("m.csv").read_text().splitlines()[0].endswith(",prefix_group,prefix_tokens")
+
+
+@pytest.mark.parametrize("target", ["acc", "maitred:acc.csv"])
+def test_sessions_that_accumulate_are_written_with_what_their_rounds_share(maitred: Any, target: str) -> None:
+    Path("w.yaml").write_text(
+        "version: '2'\nnum_requests: 60\nclients:\n- {id: chat, rate: 20, input_distribution: 200, output_distribution: 40,\n"
+        "   adapter: lora-1, reasoning: {multi_turn: {max_rounds: 3, think_time_us: 500000, context_growth: accumulate}}}\n"
+    )
+    flags = ("--num-instances", 2, "--enable-prefix-caching", "--routing-policy", "session-affinity", "--json", *BETA)
+    ran = maitred("simulate", "--workload-spec", "w.yaml", *flags, "--trace-output", target)
+    replayed = maitred("simulate", "--trace", "acc.csv", *flags)
+    assert (ran.code, replayed.code, "warning" in ran.err) == (0, 0, False), ran.err + replayed.err
+    found = [json.loads(result.out)["cache_hit_rate"] for result in (ran, replayed)]
+    assert found[0] == found[1] > 0.3
 
 
 @pytest.mark.parametrize("target", ["kept", "blis:kept.csv.gz"])

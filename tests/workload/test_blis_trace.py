@@ -195,3 +195,15 @@ def test_a_header_that_means_something_else_is_refused(tmp_path: Path, header: s
     assert what in error_of(trace(tmp_path / "t.csv", row()))
     (tmp_path / "t.yaml").write_text("trace_version: 2\ntime_unit: microseconds\nmode: real\n")
     assert len(jobs(tmp_path / "t.csv")) == 1
+
+
+def test_an_adapter_is_the_routing_key_and_a_cache_of_its_own(tmp_path: Path) -> None:
+    (job,) = jobs(trace(tmp_path / "t.csv", f"{row()},lora-1", columns=[*WRITTEN_COLUMNS, "adapter"]))
+    assert (job.request.routing_key, job.request.cache_namespace) == ("lora-1", "lora-1")
+
+
+@pytest.mark.parametrize("wrong", ["nan", "inf", "-inf", "true", "null"])
+@pytest.mark.parametrize("name", ["vllm_priority", "slo_target_us", "think_time_us"])
+def test_an_optional_column_without_a_number_is_a_bad_row(tmp_path: Path, name: str, wrong: str) -> None:
+    message = error_of(trace(tmp_path / "t.csv", f"{row()},{wrong}", columns=[*WRITTEN_COLUMNS, name]))
+    assert f"t.csv:2: {name} is {wrong!r}" in message

@@ -256,3 +256,27 @@ def test_think_times_and_continued_prompts_of_our_own_format(tmp_path: Path) -> 
     file.write_text(header + "0,bulk,32,16,a,,perhaps\n")
     with open_trace(f"maitred:{file}") as trace, pytest.raises(ConfigError, match="continues is 'perhaps'"):
         list(trace)
+
+
+ROWS: dict[str, list[str | dict[str, object]]] = {
+    "azure": ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,{},9"],
+    "burstgpt": [BURST, "{},ChatGPT,472,18,490,Conversation log"],
+    "maitred": ["arrival_secs,class,prompt_tokens,output_tokens,think_secs", "1,default,9,9,{}"],
+    "blis": ["request_id,prefix_group,input_tokens,output_tokens,arrival_time_us", "0,,9,{},5"],
+    "mooncake": ['{{"timestamp": {}, "input_length": 7, "output_length": 5}}'],
+    "timed_trace": ['{{"timestamp": 1, "input_length": 7, "output_length": {}}}'],
+    "aiperf": ['{{"session_id": "s", "timestamp": 1, "input_length": {}, "output_length": 5}}'],
+    "bailian": ['{{"chat_id": 1, "timestamp": {}, "input_length": 7, "output_length": 5}}'],
+}
+
+
+@pytest.mark.parametrize("wrong", ["NaN", "Infinity", "-5", "true", "1e999"])
+@pytest.mark.parametrize("name", ROWS)
+def test_what_is_no_number_is_a_bad_row_of_every_format(write: Write, name: str, wrong: str) -> None:
+    *header, row = ROWS[name]
+    path = write(*header, str(row).format(wrong))
+    place = f"trace:{len(header) + 1}: "
+    assert place in error_of(f"{name}:{path}")
+    good = str(row).format("2023" if name == "azure" else "5")
+    with open_trace(f"{name}:{write(*header, str(row).format(wrong), good)}", bad_rows=BadRows.SKIP) as trace:
+        assert (len(list(trace)), trace.num_skipped) == (1, 1)

@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from maitred.core.request import PriorityClass, Request
+from maitred.core.errors import ConfigError
+from maitred.core.request import PrefixKeys, PriorityClass, Request
 from maitred.core.slo_classes import SLO_PRIORITIES, priority_class_of
 from maitred.workload import WRITERS, Client, Job, LostField, TraceWriter, Workload, open_trace
 from maitred.workload.formats.blis import WRITTEN_COLUMNS
-from maitred.workload.prefix_keys import GroupPrefixKeys
+from maitred.workload.formats.maitred import ALL_COLUMNS
+from maitred.workload.prefix_keys import (
+    NO_PIECES,
+    ChainedBlockIds,
+    GroupPrefixKeys,
+    PieceChain,
+    UnchainedBlockIds,
+)
 from maitred.workload.spec import MultiTurn, Reasoning
 from maitred.workload.trace_writer import trace_lines
 
@@ -26,9 +35,12 @@ def written(jobs: Iterable[Job], name: str) -> tuple[str, TraceWriter]:
     return "".join(trace_lines(writer, jobs)), writer
 
 
-def read(text: str, name: str) -> list[Job]:
+def read(text: str, name: str, writer: TraceWriter | None = None) -> list[Job]:
+    """Return the jobs of a trace, with the companion file of its `writer` beside it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.csv"
+        if writer is not None and writer.companion_file is not None:
+            path.with_suffix(writer.companion_file[0]).write_text(writer.companion_file[1])
         path.write_text(text, encoding="utf-8", newline="")
         with open_trace(f"{name}:{path}") as trace:
             return list(trace)
@@ -40,6 +52,7 @@ def blis_jobs(draw: st.DrawFn) -> Job:
     prompt = draw(st.integers(1, 500))
     shared = draw(st.integers(0, prompt - 1))
     answer = draw(st.integers(1, 50))
+    adapter = draw(TEXT)
     request = Request(
         id=0,
         arrival=draw(st.integers(0, 10**12)),
@@ -52,7 +65,8 @@ def blis_jobs(draw: st.DrawFn) -> Job:
         program=draw(TEXT),
         stream=draw(st.booleans()),
         priority=float(draw(st.integers(-9, 9))),
-        cache_namespace=draw(TEXT),
+        routing_key=adapter,
+        cache_namespace=adapter,
         deadline=draw(st.none() | st.integers(1, 10**12)),
         slo_class=slo,
         slo_target=draw(st.none() | st.integers(1, 10**9)),
@@ -117,6 +131,21 @@ def test_the_27_columns_alone_where_no_other_is_needed() -> None:
     assert len(WRITTEN_COLUMNS) == 27
 
 
+@pytest.mark.parametrize(
+    ("fields", "lost"),
+    [
+        ({"deadline": 5}, LostField.DEADLINE),
+        ({"priority": 1.0}, LostField.PRIORITY),
+        ({"routing_key": "a"}, LostField.ROUTING_KEY),
+        ({"prefix": GroupPrefixKeys(1, 2, 0, 9)}, LostField.PREFIX),
+    ],
+)
+def test_an_extra_column_of_ours_that_is_needed_too_late_is_counted(fields: dict[str, object], lost: LostField) -> None:
+    text, writer = written([*(job(id=number) for number in range(5_000)), job(id=5_000, **fields)], "maitred")
+    assert +writer.lost_fields == {lost: 1}
+    assert text.splitlines()[0] == ",".join(ALL_COLUMNS)
+
+
 def test_a_column_that_is_needed_too_late_is_counted() -> None:
     text, writer = written([*(job(id=number) for number in range(5_000)), job(id=5_000, slo_target=7)], "blis")
     assert +writer.lost_fields == {LostField.TARGET: 1}
@@ -164,10 +193,11 @@ def test_ours_brings_back_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "lost"),
     [
-        ("maitred", {"deadline": 5}, LostField.DEADLINE),
-        ("maitred", {"priority": 1.0}, LostField.PRIORITY),
-        ("maitred", {"prefix": GroupPrefixKeys(1, 2, 0, 9)}, LostField.PREFIX),
         ("blis", {"deadline": 0}, LostField.DEADLINE),
+        ("blis", {"routing_key": "a"}, LostField.ROUTING_KEY),
+        ("blis", {"program": "p/1", "parent_program": "p"}, LostField.PARENT),
+        ("blis", {"priority_class": PriorityClass.SYSTEM}, LostField.CLASS),
+        ("blis", {"max_output_tokens": 9}, LostField.LIMIT),
     ],
 )
 def test_what_cannot_be_said_is_counted(name: str, fields: dict[str, object], lost: LostField) -> None:
@@ -192,14 +222,165 @@ def test_the_prefix_groups_of_a_specification_are_written() -> None:
     assert len({tuple(shared) for shared in sharing(back)}) > 2
 
 
-def test_the_history_that_rounds_repeat_is_counted_as_lost() -> None:
-    """The second of two rounds begins with the first one and its answer."""
-    turns = MultiTurn(max_rounds=2, context_growth="accumulate")
+def sessions(**keys: object) -> list[Job]:
+    """Return the jobs of sessions of two rounds, which begin with 32 tokens of a group."""
+    turns = MultiTurn(max_rounds=2, **{"context_growth": "accumulate", "think_time_us": 1_500_000, **keys})  # type: ignore[arg-type]
     client = Client(
-        id="a", rate=1.0, input_distribution=20, output_distribution=3, closed_loop=False, reasoning=Reasoning(multi_turn=turns)
+        id="a",
+        rate=1.0,
+        prefix_group="x",
+        prefix_length=32,
+        input_distribution=20,
+        output_distribution=30,
+        closed_loop=False,
+        slo_class="batch",
+        adapter="lora-1",
+        reasoning=Reasoning(multi_turn=turns),
     )
-    jobs = list(Workload(clients=[client], num_requests=1_000, horizon=20_000_000).jobs())
-    assert +written(jobs, "blis")[1].lost_fields == {LostField.PREFIX: len(jobs) // 2}
+    return list(Workload(clients=[client], num_requests=60, horizon=40_000_000).jobs())
+
+
+@pytest.mark.parametrize("growth", ["", "accumulate"])
+@pytest.mark.parametrize("name", ["blis", "maitred"])
+def test_what_rounds_share_with_those_before_them_is_kept(name: str, growth: str) -> None:
+    """The second of two rounds begins with the first one and its answer, if contexts accumulate."""
+    jobs = sessions(context_growth=growth)
+    text, writer = written(jobs, name)
+    assert not +writer.lost_fields
+    assert writer.companion_file is None or ("accumulate" in writer.companion_file[1]) == bool(growth)
+    assert_same_workload(jobs, read(text, name, writer))
+
+
+def test_a_session_that_does_not_accumulate_beside_others_that_do_is_counted() -> None:
+    plain = [job(id=1_000 + number, program="plain", prefix=None) for number in range(3)]
+    writer = written([*sessions(), *plain], "blis")[1]
+    assert +writer.lost_fields == {LostField.SESSION: 2}
+
+
+def content_of(job: Job, size: int) -> list[int]:
+    """Return the keys of prompt and answer as far as later prompts may contain them, else those of the prompt."""
+    content = job.conversation_prefix or job.request.prefix
+    return [] if content is None else list(content.block_keys(size))
+
+
+def shared_blocks(jobs: list[Job], size: int) -> list[list[int]]:
+    """Return, for each job, how many leading blocks its prompt has in common with each job before it."""
+    prompts = [[] if job.request.prefix is None else list(job.request.prefix.block_keys(size)) for job in jobs]
+    contents = [content_of(job, size) for job in jobs]
+    return [
+        [next((n for n, (one, other) in enumerate(zip(prompt, before, strict=False)) if one != other),
+              min(len(prompt), len(before))) for before in contents[:index]]
+        for index, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
+def assert_same_workload(jobs: list[Job], back: list[Job], sizes: Iterable[int] = (16, 32)) -> None:
+    """Check that every field is equal; ids count from 0, and prefixes are equal in what prompts share."""
+    for before, after in zip(jobs, back, strict=True):
+        for name in set(Request.__struct_fields__) - {"prefix", "id", "arrival", "deadline", "max_output_tokens"}:
+            assert getattr(after.request, name) == getattr(before.request, name), name
+        for name in ("output_tokens", "think_time"):
+            assert getattr(after, name) == getattr(before, name), name
+        origin = jobs[0].request.arrival - back[0].request.arrival
+        assert after.request.arrival == before.request.arrival - origin
+        if before.request.deadline is not None:
+            assert after.request.deadline == before.request.deadline - origin
+    for size in sizes:
+        assert shared_blocks(back, size) == shared_blocks(jobs, size), size
+
+
+def start_of_last_piece(chain: PieceChain) -> int:
+    return chain.pieces[-2][1] if len(chain.pieces) > 1 else 0
+
+
+@st.composite
+def with_contents(draw: st.DrawFn, jobs: list[Job]) -> list[Job]:
+    """Return the jobs with prompts that share their beginnings in all the ways that formats have."""
+    chains, made = dict[str, PieceChain](), list[Job]()
+    for index, job in enumerate(jobs):
+        request, answer = job.request, job.output_tokens
+        tokens, program, own = request.prompt_tokens, request.program, 2 * (10_000 + index) + 1
+        kind = draw(st.sampled_from(["none", "group", "pieces", "new context", "go on", "go on", "chained", "unchained"]))
+        shared = draw(st.integers(0, tokens))
+        before = chains.get(program) or chains.get(request.parent_program) if program else None
+        prefix: PrefixKeys | None = None
+        conversation: PrefixKeys | None = None
+        if kind in ("chained", "unchained"):
+            ids = range(10**15 + shared // 100, 10**15 + shared // 100 + (tokens + answer) // 16)
+            make = ChainedBlockIds if kind == "chained" else UnchainedBlockIds
+            prefix = make(ids[: tokens // 16], tokens, 16)
+        elif kind == "group":
+            prefix = GroupPrefixKeys(shared % 3 + 11 if shared else 0, shared, 5_000 + index, tokens)
+        elif kind != "none":
+            chain = NO_PIECES.append(2 * (shared % 3), shared).append(own, tokens - shared)
+            if kind == "go on" and before and tokens > start_of_last_piece(before):
+                chain = (before if program in chains else before.append(own, 0)).resized(tokens)
+            prefix = chain
+            if kind != "pieces":
+                conversation = chain.resized(tokens + answer)
+                chains |= {program: conversation} if program else {}
+        made.append(replace(job, request=replace(request, prefix=prefix), conversation_prefix=conversation))
+    return made
+
+
+@st.composite
+def any_job(draw: st.DrawFn) -> Job:
+    prompt, answer, arrival = draw(st.integers(1, 200)), draw(st.integers(1, 60)), draw(st.integers(0, 10**12))
+    request = Request(
+        id=0,
+        arrival=arrival,
+        prompt_tokens=prompt,
+        max_output_tokens=draw(st.none() | st.integers(1, 99)),
+        client_id=draw(TEXT),
+        model=draw(TEXT),
+        priority_class=draw(st.sampled_from(PriorityClass)),
+        tenant=draw(st.sampled_from(["", "auth:acme", "header:b", "anonymous"])),
+        program=draw(st.sampled_from(["", "p", "q", "p/1"])),
+        parent_program=draw(st.sampled_from(["", "p", "q"])),
+        stream=draw(st.booleans()),
+        priority=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        routing_key=draw(TEXT),
+        cache_namespace=draw(TEXT),
+        deadline=draw(st.none() | st.integers(arrival, arrival + 10**10)),
+        slo_class=draw(TEXT),
+        slo_target=draw(st.none() | st.integers(0, 10**10)),
+    )
+    return Job(request, answer, None, draw(st.none() | st.integers(0, 10**10)))
+
+
+def arrival_of(job: Job) -> int:
+    return job.request.arrival
+
+
+@settings(max_examples=80)
+@given(st.lists(any_job(), min_size=1, max_size=6).flatmap(lambda jobs: with_contents(sorted(jobs, key=arrival_of))))
+def test_our_own_format_brings_back_every_field(drawn: list[Job]) -> None:
+    """What a request has in any field, and what prompts share in whatever form, is the same after a trace was written."""
+    text, writer = written(drawn, "maitred")
+    assert not +writer.lost_fields
+    back = read(text, "maitred")
+    assert_same_workload(drawn, back, sizes=(16,))
+    assert [job.request.max_output_tokens for job in back] == [job.request.max_output_tokens for job in drawn]
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "said"),
+    [
+        ("block_tokens,block_ids", "16,1 x", "block_ids has 'x'"),
+        ("block_tokens,block_ids", "16,1..9999999999999", "room for 5 more"),
+        ("block_tokens,block_ids", "16,1", "1 block_ids for 60 tokens"),
+        ("block_tokens,block_ids", ",1 2 3 4", "block_tokens is ''"),
+        ("prefix_group,prefix_tokens", "g,61", "prefix_tokens is 61"),
+        ("priority", "nan", "priority is 'nan'"),
+        ("deadline_secs", "-1", "deadline_secs is '-1'"),
+        ("slo_target_secs", "inf", "slo_target_secs is 'inf'"),
+    ],
+)
+def test_a_wrong_extra_column_is_a_bad_row(columns: str, values: str, said: str) -> None:
+    header = "arrival_secs,class,prompt_tokens,output_tokens"
+    with pytest.raises(ConfigError, match=r"t\.csv:2: ") as raised:
+        read(f"{header},{columns}\n0,default,60,20,{values}\n", "maitred")
+    assert said in str(raised.value)
 
 
 def test_a_tenant_of_blis_is_one_of_a_header() -> None:

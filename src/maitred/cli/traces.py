@@ -10,6 +10,7 @@ import gzip
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -86,8 +87,8 @@ class TraceTarget:
 
         with ExitStack() as stack:
             if self.writer.companion_file is not None:
-                suffix, text = self.writer.companion_file
-                stack.enter_context(OutputFile(self._companion_path(suffix), where=self._where)).write(text.encode())
+                path = self._companion_path(self.writer.companion_file[0])
+                stack.push(partial(self._write_companion, stack.enter_context(OutputFile(path, where=self._where))))
             self._text = file = stack.enter_context(OutputFile(self.path, where=self._where))
             if self.path.suffix == ".gz":
                 sink = cast(BinaryIO, _Sink(file))
@@ -98,6 +99,11 @@ class TraceTarget:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    def _write_companion(self, file: OutputFile, kind: type[BaseException] | None, *_: object) -> None:
+        """Write the companion file, whose content follows from the rows, unless an exception has ended the block."""
+        if kind is None and self.writer.companion_file is not None:
+            file.write(self.writer.companion_file[1].encode())
 
     def write(self, line: str) -> None:
         """Write a line. Raises ConfigError if the disk is full or gone."""

@@ -29,6 +29,9 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     conversation_prefix: PrefixKeys | None = None
     """The content of prompt and answer together, or None if no later request contains the answer. Its keys begin with those of
     the prompt."""
+    think_time: Micros | None = None
+    """µs from the end of the previous request of its program to this one, or None if the workload does not say. The arrival is
+    what counts; a trace that is written keeps it for closed-loop replays."""
 
 
 @runtime_checkable

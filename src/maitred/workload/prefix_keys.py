@@ -16,11 +16,11 @@ tokens, the keys 14 and 15; equal chains of ids give equal chains of keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from math import gcd
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -66,8 +66,12 @@ class UnchainedBlockIds(msgspec.Struct, frozen=True, gc=False):
 
     def block_keys(self, block_size: int) -> Sequence[int]:
         """Return one key per full block, as `ChainedBlockIds.block_keys` does."""
+        return self.chained().block_keys(block_size)
+
+    def chained(self) -> ChainedBlockIds:
+        """Return the same content with ids that stand for a block and all blocks before it."""
         chained = list(accumulate(self.ids, _chain_hash, initial=0))[1:]
-        return ChainedBlockIds(chained, self.tokens, self.block_tokens).block_keys(block_size)
+        return ChainedBlockIds(chained, self.tokens, self.block_tokens)
 
 
 def _chain_hash(parent: int, content: int) -> int:
@@ -157,6 +161,11 @@ class PieceChain(msgspec.Struct, frozen=True, gc=False):
         number, end = self.pieces[-1]
         return PieceChain((*self.pieces[:-1], (number, end + tokens)))
 
+    def resized(self, tokens: int) -> PieceChain:
+        """Return this chain with `tokens` tokens: with more or fewer in its last piece, or with less of what is before it."""
+        before = tuple((number, min(end, tokens)) for number, end in self.pieces[:-1])
+        return PieceChain((*before, (self.pieces[-1][0], tokens)))
+
     def block_keys(self, block_size: int) -> Sequence[int]:
         """Return one key per full block."""
         keys, start = list[range](), 0
@@ -166,6 +175,50 @@ class PieceChain(msgspec.Struct, frozen=True, gc=False):
             keys.append(range(first + start // block_size, first + end // block_size))
             start = end
         return counted_keys(keys, start // block_size)
+
+
+Pieces: TypeAlias = tuple[tuple[Hashable, int], ...]
+"""A prompt as pieces of text: what names each piece, and the token before which the piece ends."""
+
+
+def pieces_of(prefix: PrefixKeys | None) -> Pieces | None:
+    """Return the pieces of a prompt, without empty ones, or None if nothing, or no more than the ids of its blocks, is known of
+    its content."""
+    if isinstance(prefix, PieceChain):
+        starts = (0, *(end for _, end in prefix.pieces))
+        return tuple(piece for piece, start in zip(prefix.pieces, starts, strict=False) if piece[1] > start)
+    if isinstance(prefix, GroupPrefixKeys):
+        shared = ((("group", prefix.group), prefix.shared_tokens),) if prefix.shared_tokens else ()
+        return (*shared, (("own", prefix.owner), prefix.tokens)) if prefix.tokens > prefix.shared_tokens else shared
+    if isinstance(prefix, ConversationKeys) and prefix.head is None:
+        return ((("conversation", prefix.number), prefix.tokens),)
+    return None
+
+
+class SharedBeginning(NamedTuple):
+    """The prefix of a group with which a prompt begins."""
+
+    group: str
+    """A name that no other group of the workload has; empty if nothing is shared."""
+    tokens: int
+
+
+def shared_beginning(prefix: PrefixKeys | None) -> SharedBeginning:
+    """Return the prefix of a group with which a prompt begins; one of 0 tokens if there is none."""
+    if isinstance(prefix, GroupPrefixKeys) and prefix.shared_tokens:
+        return SharedBeginning(f"g{prefix.group}", prefix.shared_tokens)
+    if isinstance(prefix, PieceChain) and prefix.shared_piece:
+        return SharedBeginning(f"g{prefix.shared_piece[0]}", prefix.shared_piece[1])
+    return SharedBeginning("", 0)
+
+
+def goes_on(prompt: Pieces, earlier: Pieces) -> bool:
+    """Return whether a prompt goes on with an earlier conversation: it begins with all of it, of which the last piece may have
+    grown, or it ends within that piece."""
+    at = len(earlier) - 1
+    if len(prompt) <= at or prompt[:at] != earlier[:at] or prompt[at][0] != earlier[at][0]:
+        return False
+    return prompt[at][1] >= earlier[at][1] or len(prompt) == at + 1
 
 
 NO_PIECES: Final = PieceChain(())

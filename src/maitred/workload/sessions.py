@@ -139,6 +139,7 @@ class VirtualClient:
         history: PieceChain | None,
         program: str,
         parent_program: str = "",
+        think_time: Micros | None = None,
     ) -> Job:
         """Return the request of a round.
 
@@ -168,7 +169,7 @@ class VirtualClient:
             prefix=content,
         )
         conversation = None if history is None or content is None else content.extend_last(drawn.output_tokens)
-        return Job(request, drawn.output_tokens, conversation)
+        return Job(request, drawn.output_tokens, conversation, think_time)
 
 
 class ClientSession:
@@ -196,10 +197,11 @@ class ClientSession:
 
     def next_job(self, request_id: RequestId, arrival: Micros) -> Job:
         """Return the next round as a request."""
+        think_time = self.think_time if self._next_index else None
         drawn = self._rounds[self._next_index]
         self._next_index += 1
         parent = "" if self.parent is None else self.parent.program
-        job = self.client.make_job(request_id, arrival, drawn, self._history, self.program, parent)
+        job = self.client.make_job(request_id, arrival, drawn, self._history, self.program, parent, think_time)
         if self._history is not None:
             assert isinstance(job.request.prefix, PieceChain)
             self._history = job.request.prefix

@@ -45,6 +45,7 @@ class TraceRow(msgspec.Struct, frozen=True, gc=False):
     client_id: str = ""
     model: str = ""
     program: str = ""
+    routing_key: str = ""
     cache_namespace: str = ""
     slo_class: str = ""
     slo_target: Micros | None = None
@@ -74,13 +75,14 @@ def row_to_job(row: TraceRow, request_id: RequestId, arrival: Micros) -> Job:
         parent_program=row.parent_program,
         stream=row.stream,
         priority=row.priority,
+        routing_key=row.routing_key,
         cache_namespace=row.cache_namespace,
         deadline=None if row.deadline is None else arrival + row.deadline - row.arrival,
         slo_class=row.slo_class,
         slo_target=row.slo_target,
         prefix=row.prefix,
     )
-    return Job(request, row.output_tokens, row.conversation_prefix)
+    return Job(request, row.output_tokens, row.conversation_prefix, row.think_time)
 
 
 class RowError(MaitredError):

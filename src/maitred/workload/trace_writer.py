@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import chain, islice
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import msgspec
 
 from maitred.core.registry import Registry
-from maitred.core.request import Request, RequestId
+from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.units import Micros
 from maitred.workload.job import Job, ReactiveWorkload, is_program_over
+from maitred.workload.prefix_keys import Pieces, goes_on, pieces_of, shared_beginning
 
 HEADER_LOOKAHEAD = 4_096
 """Number of jobs that a writer sees before it writes the header."""
@@ -35,11 +36,17 @@ class LostField(Enum):
     """What a format may have no place for; the value is how a message names it."""
 
     PREFIX = "what its prompt shares with others"
+    SESSION = "its session, in which prompts do not accumulate as in others"
+    PARENT = "the program that forked its program"
+    CLASS = "its class"
+    LIMIT = "its limit of output tokens"
     ID = "its id"
     DEADLINE = "its deadline"
     TARGET = "its latency target"
     PRIORITY = "its priority"
     NAMESPACE = "its cache namespace"
+    ROUTING_KEY = "its routing key"
+    THINK_TIME = "its think time"
 
 
 class RequestMeasurement(msgspec.Struct, frozen=True):
@@ -57,8 +64,12 @@ class TraceWriter(Protocol):
 
     lost_fields: Counter[LostField]
     """Number of jobs that lost each field."""
-    companion_file: ClassVar[tuple[str, str] | None]
-    """The suffix and the content of a file that belongs beside the rows, or None."""
+
+    @property
+    def companion_file(self) -> tuple[str, str] | None:
+        """The suffix and the content of a file that belongs beside the rows, or None. The content is final after the last
+        row."""
+        return None
 
     def header(self, first_jobs: Sequence[Job]) -> str:
         """Return the header with its newline. Called once, with the first `HEADER_LOOKAHEAD` jobs, or all if there are
@@ -73,6 +84,34 @@ class TraceWriter(Protocol):
         """Return a line of the file, the header included, with the measurement of its request if the format has columns for
         it."""
         return line
+
+
+class Conversations:
+    """The latest conversation of each program, in the order in which the requests are written."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, PrefixKeys] = {}
+
+    def tokens_before(self, job: Job) -> int:
+        """Return the tokens of the conversation that the prompt of `job` goes on with: the last prompt of its program and the
+        response to it, or for the first request of a program those of its parent. 0 if it begins anew, or nothing is known."""
+        prompt, before = pieces_of(job.request.prefix), self._before(job)
+        return before[-1][1] if prompt and before and goes_on(prompt, before) else 0
+
+    def repeats_a_part(self, job: Job) -> bool:
+        """Return whether the prompt of `job` repeats text of the conversation before it, beside the prefix of a group."""
+        prompt, before = pieces_of(job.request.prefix) or (), self._before(job) or ()
+        is_shared = bool(shared_beginning(job.request.prefix).tokens)
+        return not {name for name, _ in prompt[is_shared:]}.isdisjoint(name for name, _ in before)
+
+    def _before(self, job: Job) -> Pieces | None:
+        request = job.request
+        return pieces_of(self._latest.get(request.program) or self._latest.get(request.parent_program))
+
+    def add(self, job: Job) -> None:
+        """Note the conversation after `job`, if later prompts may contain it."""
+        if job.request.program and job.conversation_prefix is not None:
+            self._latest[job.request.program] = job.conversation_prefix
 
 
 WRITERS: Registry[TraceWriter] = Registry(

@@ -172,7 +172,7 @@ def with_timeout(jobs: Iterable[Job], seconds: float, *, where: str = "") -> Ite
 
 
 def _with_request(job: Job, request: Request) -> Job:
-    return Job(request, job.output_tokens, job.conversation_prefix)
+    return replace(job, request=request)
 
 
 def check_scale(factor: float, where: str) -> float:
@@ -214,7 +214,9 @@ def _scale_job_time(job: Job, factor: float) -> Job:
     arrival = round(request.arrival * factor)
     deadline = None if request.deadline is None else arrival + round((request.deadline - request.arrival) * factor)
     target = None if request.slo_target is None else round(request.slo_target * factor)
-    return _with_request(job, replace(request, arrival=arrival, deadline=deadline, slo_target=target))
+    think_time = None if job.think_time is None else round(job.think_time * factor)
+    scaled = replace(request, arrival=arrival, deadline=deadline, slo_target=target)
+    return replace(job, request=scaled, think_time=think_time)
 
 
 class _TimeScaledWorkload:

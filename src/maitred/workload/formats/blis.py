@@ -12,7 +12,7 @@ The rules are those of BLIS's `replay`:
   own, so they are read to the end before the first request.
 
 Columns that only describe a past run (status, chunk times) and columns that a simulation has no use for (kinds of tokens) are
-not read. An adapter separates prefix caches, as in vLLM.
+not read. An adapter separates prefix caches, as in vLLM, and is the routing key.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from math import isfinite, nan
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -254,6 +255,7 @@ class _BlisReader:
             client_id=client_id or ("" if is_numbered else name),
             model=model,
             program=session,
+            routing_key=adapter,
             cache_namespace=adapter,
             slo_class=slo,
             slo_target=parse_micros(target, "slo_target_us") or None,
@@ -291,6 +293,9 @@ def _parse_streaming(text: str) -> bool:
 def _parse_vllm_priority(text: str) -> float:
     """Return the priority. For vLLM smaller is more urgent, in `Request` larger."""
     try:
-        return -float(text) if text else 0.0
-    except ValueError as error:
-        raise RowError(f"vllm_priority is {text!r}", "it must be a number") from error
+        priority = float(text) if text else 0.0
+    except ValueError:
+        priority = nan
+    if not isfinite(priority):
+        raise RowError(f"vllm_priority is {text!r}", "it must be a number")
+    return -priority if priority else 0.0

@@ -2,9 +2,11 @@
 
 The writer is registered as `blis` in `WRITERS` (`workload/trace_writer.py`); the reader of the format is `formats/blis.py`.
 
-The header comes before the rows, so the first jobs decide which optional columns the file has. Of shared prefixes the format
-can hold the prefix of a group (under a new name, since jobs do not have the old one), but not what a prompt repeats of earlier
-rounds.
+The header of the columns comes before the rows, so the first jobs decide which optional columns the file has, and whether its
+sessions accumulate. That is one key for the whole file (`session_context_growth`), in the YAML beside it: the row of a later
+round then has the new tokens of its prompt only. A session of which a prompt does not contain the rounds before it cannot be
+written in such a file: its later rows lose their session. Of other shared prefixes the format can hold that of a group (under a
+new name, since jobs do not have the old one).
 """
 
 from __future__ import annotations
@@ -14,21 +16,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-from maitred.core.request import PrefixKeys, RequestId
-from maitred.core.slo_classes import slo_class_of
+from maitred.core.request import RequestId
+from maitred.core.slo_classes import priority_class_of, slo_class_of
 from maitred.workload.formats.blis import WRITTEN_COLUMNS
 from maitred.workload.job import Job
-from maitred.workload.prefix_keys import GroupPrefixKeys, PieceChain
-from maitred.workload.trace_writer import WRITERS, LostField, RequestMeasurement, TraceWriter, csv_line
+from maitred.workload.prefix_keys import pieces_of, shared_beginning
+from maitred.workload.trace_writer import (
+    WRITERS,
+    Conversations,
+    LostField,
+    RequestMeasurement,
+    TraceWriter,
+    csv_line,
+)
 
-# Where BLIS puts the optional columns: after these, and one at the end.
+# Where BLIS puts the optional columns: after these, and the last ones at the end.
 _OPTIONAL_AFTER = {"slo_class": "vllm_priority", "deadline_us": "slo_target_us", "finish_reason": "x_request_id"}
-_LAST_COLUMN = "adapter"
+_LAST_COLUMNS = ("adapter", "think_time_us")
+_HEADER = "trace_version: 2\ntime_unit: microseconds\nmode: generated\nwarm_up_requests: 0\n"
+_ACCUMULATES = "session_context_growth: accumulate\n"
 _LOST_FIELDS = {
     "vllm_priority": LostField.PRIORITY,
     "slo_target_us": LostField.TARGET,
     "x_request_id": LostField.ID,
     "adapter": LostField.NAMESPACE,
+    "think_time_us": LostField.THINK_TIME,
 }
 
 
@@ -36,16 +48,21 @@ _LOST_FIELDS = {
 class BlisWriter(TraceWriter):
     """BLIS's TraceV2, with its header beside it. A deadline at time 0 cannot be written, because 0 means no deadline."""
 
-    companion_file = (".yaml", "trace_version: 2\ntime_unit: microseconds\nmode: generated\nwarm_up_requests: 0\n")
-
     def __init__(self) -> None:
         self.lost_fields: Counter[LostField] = Counter()
         self._rounds: Counter[str] = Counter()
         self._columns: Sequence[str] = WRITTEN_COLUMNS
+        self._accumulates = False
+        self._conversations = Conversations()
+
+    @property
+    def companion_file(self) -> tuple[str, str]:
+        return ".yaml", _HEADER + (_ACCUMULATES if self._accumulates else "")
 
     def header(self, first_jobs: Sequence[Job]) -> str:
+        self._accumulates = any(job.request.program and pieces_of(job.conversation_prefix) for job in first_jobs)
         needed = {column for job in first_jobs for column, value in _optional_columns(job).items() if value != ""}
-        known = [*chain.from_iterable((name, _OPTIONAL_AFTER.get(name, "")) for name in WRITTEN_COLUMNS), _LAST_COLUMN]
+        known = [*chain.from_iterable((name, _OPTIONAL_AFTER.get(name, "")) for name in WRITTEN_COLUMNS), *_LAST_COLUMNS]
         self._columns = [name for name in known if name in WRITTEN_COLUMNS or name in needed]
         return csv_line(self._columns)
 
@@ -60,16 +77,18 @@ class BlisWriter(TraceWriter):
 
     def _values(self, job: Job) -> dict[str, object]:
         request = job.request
-        group, shared = _prefix_group(request.prefix)
-        own = request.prompt_tokens - shared
-        round_index = self._round_index(request.program)
+        group, shared = shared_beginning(request.prefix)
+        session, known = self._session_of(job)
+        own = request.prompt_tokens - (known or shared)
         extra = _optional_columns(job)
-        self._count_lost_fields(job, extra, round_index)
+        self._count_lost_fields(job, extra, is_whole=bool(known) or not session or not self._rounds[session])
+        round_index = self._rounds[session] if session else 0
+        self._rounds[session] += bool(session)
         return extra | {
             "request_id": request.id,
             "tenant_id": request.tenant,
             "slo_class": slo_class_of(request),
-            "session_id": request.program,
+            "session_id": session,
             "round_index": round_index,
             "prefix_group": group,
             "prefix_length": shared,
@@ -85,19 +104,37 @@ class BlisWriter(TraceWriter):
             **dict.fromkeys(_ZERO_COLUMNS, 0),
         }
 
-    def _count_lost_fields(self, job: Job, extra: Mapping[str, object], round_index: int) -> None:
-        """Count what the row cannot hold: optional values without a column, and prefixes that only the history explains."""
+    def _session_of(self, job: Job) -> tuple[str, int]:
+        """Return the session of the row, and the tokens of the prompt that the rows of the session before it have said."""
+        session = job.request.program
+        if not (self._accumulates and session):
+            return session, 0
+        known = self._conversations.tokens_before(job) if self._rounds[session] else 0
+        known = 0 if known > job.request.prompt_tokens else known
+        self._conversations.add(job)
+        # A reader adds every later row of a session to the rows before it, so a row for which that is wrong has no session.
+        is_lost = self._rounds[session] > 0 and not known
+        self.lost_fields[LostField.SESSION] += is_lost
+        return ("", 0) if is_lost else (session, known)
+
+    def _count_lost_fields(self, job: Job, extra: Mapping[str, object], *, is_whole: bool) -> None:
+        """Count what the row cannot hold: optional values without a column, prefixes and fields of other formats.
+
+        `is_whole` says whether the row and those of its session before it say all that is shared with earlier rounds.
+        """
+        request, lost = job.request, self.lost_fields
         for column, value in extra.items():
             if value != "" and column not in self._columns:
-                self.lost_fields[_LOST_FIELDS[column]] += 1
-        prefix = job.request.prefix
-        repeats = job.conversation_prefix is not None and round_index > 0
-        self.lost_fields[LostField.PREFIX] += repeats or not isinstance(prefix, GroupPrefixKeys | PieceChain | None)
-        self.lost_fields[LostField.DEADLINE] += job.request.deadline == 0  # 0 is how the format says that there is none
-
-    def _round_index(self, program: str) -> int:
-        self._rounds[program] += bool(program)
-        return max(0, self._rounds[program] - 1)
+                lost[_LOST_FIELDS[column]] += 1
+        pieces = pieces_of(request.prefix)
+        repeats = job.conversation_prefix is not None and not is_whole
+        begins_elsewhere = request.parent_program and self._rounds[request.program] == 0 and pieces and len(pieces) > 2
+        lost[LostField.PREFIX] += bool(repeats or begins_elsewhere or (request.prefix is not None and pieces is None))
+        lost[LostField.DEADLINE] += request.deadline == 0  # 0 is how the format says that there is none
+        lost[LostField.ROUTING_KEY] += request.routing_key != request.cache_namespace
+        lost[LostField.PARENT] += bool(request.parent_program)
+        lost[LostField.CLASS] += priority_class_of(slo_class_of(request)) != request.priority_class
+        lost[LostField.LIMIT] += request.max_output_tokens not in (None, job.output_tokens)
 
 
 _STATUS_OF_OUTCOME = {"completed": "ok", "timed_out": "timeout"}
@@ -120,15 +157,6 @@ def _measured_columns(found: RequestMeasurement, streams: bool) -> dict[str, obj
     }
 
 
-def _prefix_group(prefix: PrefixKeys | None) -> tuple[str, int]:
-    """Return the name of the group that the prompt shares its prefix with, and its tokens; empty and 0 if none."""
-    if isinstance(prefix, GroupPrefixKeys) and prefix.shared_tokens:
-        return f"g{prefix.group}", prefix.shared_tokens
-    if isinstance(prefix, PieceChain) and prefix.shared_piece:
-        return f"g{prefix.shared_piece[0]}", prefix.shared_piece[1]
-    return "", 0
-
-
 def _optional_columns(job: Job) -> dict[str, object]:
     """Return the optional columns. For vLLM a smaller priority is more urgent, in `Request` a larger one."""
     request = job.request
@@ -138,4 +166,5 @@ def _optional_columns(job: Job) -> dict[str, object]:
         "slo_target_us": "" if request.slo_target is None else request.slo_target,
         "x_request_id": request.client_id,
         "adapter": request.cache_namespace,
+        "think_time_us": "" if job.think_time is None else job.think_time,
     }

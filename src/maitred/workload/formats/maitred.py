@@ -5,7 +5,14 @@ The columns are `arrival_secs` (seconds, to the microsecond; only differences co
 (`auth:acme`; empty: unknown), `max_output_tokens`, the limit that the client gave (empty: none), `stream` (`true` or `false`;
 empty: true), `model`, `program` (the session or agent), and `slo_class` in BLIS's words. Of a program there may be
 `think_secs`, the seconds from the end of its last request to this one (empty: unknown), and `continues`: `true` if the prompt
-begins with the last prompt and the response to it, `false` if it begins anew (empty: unknown).
+begins with the last prompt and the response to it, `false` if it begins anew (empty: unknown). The first prompt of a program
+with a `parent_program` may continue the conversation of that one.
+
+A written trace (`maitred_writer`) has more columns where a request needs them (`EXTRA_COLUMNS`): `client_id`,
+`parent_program`, `priority`, `routing_key`, `adapter` (the cache namespace), `deadline_secs` (from the arrival),
+`slo_target_secs`, and what prompts share. The first `prefix_tokens` tokens are those of a `prefix_group`; or the content is
+known in blocks of `block_tokens` tokens, whose chained ids are `block_ids` (`7 20..24` are 7 and 20 to 24), of the prompt and,
+if later prompts contain it, of the response.
 
 `maitred serve --record` writes such a file with more columns: the `outcome` of each request, `completed` or why not, and what
 was measured of it (`Measured`), which only `maitred validate` reads. Requests that did not complete are counted and not
@@ -15,21 +22,24 @@ may stand 65,536 places behind its place in the order of arrival.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
+from math import isfinite, nan
 from typing import Literal
 
 import msgspec
 
 from maitred.admission.tenants import tenant_problem
 from maitred.core.errors import nearest_name_hint
-from maitred.core.request import PriorityClass, Request
+from maitred.core.request import PrefixKeys, PriorityClass, Request
 from maitred.core.units import SECOND, Micros
-from maitred.workload.job import Job
 from maitred.workload.line_reader import LineReader
-from maitred.workload.prefix_keys import ConversationKeys, GroupPrefixKeys
+from maitred.workload.prefix_keys import (
+    NO_PIECES,
+    ChainedBlockIds,
+    PieceChain,
+)
 from maitred.workload.trace_format import (
     FORMATS,
     CsvColumns,
@@ -40,9 +50,10 @@ from maitred.workload.trace_format import (
     TraceRow,
     parse_seconds,
     parse_tokens,
+    parse_tokens_or_zero,
     split_header,
 )
-from maitred.workload.trace_writer import WRITERS, LostField, TraceWriter, csv_line
+from maitred.workload.trace_writer import LostField, csv_line
 
 REQUIRED_COLUMNS = ("arrival_secs", "class", "prompt_tokens", "output_tokens")
 OPTIONAL_COLUMNS = (
@@ -50,6 +61,20 @@ OPTIONAL_COLUMNS = (
     *("think_secs", "continues", "outcome"),
 )
 ALL_COLUMNS = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
+EXTRA_COLUMNS: Mapping[str, LostField] = {
+    "client_id": LostField.ID,
+    "parent_program": LostField.PARENT,
+    "priority": LostField.PRIORITY,
+    "routing_key": LostField.ROUTING_KEY,
+    "adapter": LostField.NAMESPACE,
+    "deadline_secs": LostField.DEADLINE,
+    "slo_target_secs": LostField.TARGET,
+    "prefix_group": LostField.PREFIX,
+    "prefix_tokens": LostField.PREFIX,
+    "block_tokens": LostField.PREFIX,
+    "block_ids": LostField.PREFIX,
+}
+"""Columns that a written trace has if one of its first requests needs them, and what another request loses without them."""
 MEASURED_COLUMNS = ("tokens_from", "cached_tokens", "backend", "sent_secs", "ttft_secs", "e2e_secs")
 RECORDED_COLUMNS = (*ALL_COLUMNS, *MEASURED_COLUMNS)
 COMPLETED = "completed"
@@ -83,83 +108,135 @@ class MaitredFormat(TraceFormat):
         return set(REQUIRED_COLUMNS) <= set(split_header(first_line))
 
     def make_parser(self, lines: LineReader) -> RowParser:
-        columns = CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=OPTIONAL_COLUMNS)
-        contexts = _Contexts()
+        extra = tuple(EXTRA_COLUMNS)
+        columns = CsvColumns(next(lines), *REQUIRED_COLUMNS, optional=(*OPTIONAL_COLUMNS, *extra))
+        contents = _Contents()
 
         def parse(line: str) -> TraceRow:
-            arrival, label, prompt, answer, tenant, most, stream, model, program, slo, think, continues, outcome = (
+            arrival, label, prompt, answer, tenant, most, stream, model, program, slo, think, continues, outcome, *rest = (
                 columns.fields(line)
             )
+            more = dict(zip(extra, rest, strict=True))
             if outcome not in ("", COMPLETED):
                 raise NotReplayedError(f"a request that did not complete: {outcome}", "it is not replayed")
             prompt_tokens, output_tokens = parse_tokens(prompt, "prompt_tokens"), parse_tokens(answer, "output_tokens")
             # An empty `continues` says nothing of shared prefixes; `false` says that the prompt begins a new context.
-            context = contexts.find_or_begin(program, _parse_flag(continues, "continues")) if continues.strip() else None
+            goes_on = _parse_flag(continues, "continues") if continues.strip() else None
+            prefix, conversation = contents.of(prompt_tokens, output_tokens, program, goes_on, more)
+            at = parse_seconds(arrival, "arrival_secs")
             return TraceRow(
-                parse_seconds(arrival, "arrival_secs"),
+                at,
                 prompt_tokens,
                 output_tokens,
                 _parse_class(label),
-                prefix=None if context is None else ConversationKeys(context, prompt_tokens),
-                conversation_prefix=None if context is None else ConversationKeys(context, prompt_tokens + output_tokens),
+                prefix=prefix,
+                conversation_prefix=conversation,
                 tenant=_parse_tenant(tenant),
                 max_output_tokens=parse_tokens(most, "max_output_tokens") if most.strip() else None,
                 stream=not stream.strip() or _parse_flag(stream, "stream"),
+                client_id=more["client_id"],
                 model=model,
                 program=program,
+                parent_program=more["parent_program"],
+                routing_key=more["routing_key"],
+                cache_namespace=more["adapter"],
                 slo_class=slo,
+                slo_target=_parse_span(more, "slo_target_secs"),
+                deadline=None if (span := _parse_span(more, "deadline_secs")) is None else at + span,
+                priority=_parse_priority(more["priority"]),
                 think_time=parse_seconds(think, "think_secs") if think.strip() else None,
             )
 
         return parse
 
 
-class _Contexts:
-    """The numbers of the contexts that programs have now."""
+def _parse_span(fields: Mapping[str, str], name: str) -> Micros | None:
+    return parse_seconds(fields[name], name) if fields[name].strip() else None
+
+
+def _parse_priority(text: str) -> float:
+    try:
+        priority = float(text) if text.strip() else 0.0
+    except ValueError:
+        priority = nan
+    if not isfinite(priority):
+        raise RowError(f"priority is {text!r}", "it must be a number; larger is more urgent")
+    return priority
+
+
+class _Contents:
+    """The content of prompts, and the conversations that programs have now, as chains of pieces of text."""
 
     def __init__(self) -> None:
-        self._numbers = count()
-        self._by_program: dict[str, int] = {}
+        self._own_numbers = count(1, 2)  # as those of generated prompts: even for what a group shares, odd for the rest
+        self._groups: dict[str, int] = {}
+        self._conversations: dict[str, PieceChain] = {}
 
-    def find_or_begin(self, program: str, continues: bool) -> int:
-        """Return the number of the context of the next request of `program`."""
-        if not program:
-            return next(self._numbers)
-        if not continues or program not in self._by_program:
-            self._by_program[program] = next(self._numbers)
-        return self._by_program[program]
+    def of(
+        self, prompt_tokens: int, output_tokens: int, program: str, continues: bool | None, fields: Mapping[str, str]
+    ) -> tuple[PrefixKeys | None, PrefixKeys | None]:
+        """Return the content of a prompt, and that of prompt and response if later prompts may contain them.
+
+        Raises RowError for wrong columns.
+        """
+        if fields["block_ids"].strip():
+            return _read_blocks(prompt_tokens, output_tokens, fields)
+        shared = parse_tokens_or_zero(fields["prefix_tokens"], "prefix_tokens")
+        if shared > prompt_tokens:
+            raise RowError(f"prefix_tokens is {shared}", f"the prompt has {prompt_tokens} tokens")
+        if continues is None and not shared:
+            return None, None
+        before = self._before(program, fields["parent_program"], continues)
+        if before is None:
+            before = self._shared_prefix(fields["prefix_group"], shared).append(next(self._own_numbers), 0)
+        elif program not in self._conversations:
+            before = before.append(next(self._own_numbers), 0)
+        prompt = before.resized(prompt_tokens)
+        if continues is None:
+            return prompt, None
+        conversation = prompt.resized(prompt_tokens + output_tokens)
+        if program:
+            self._conversations[program] = conversation
+        return prompt, conversation
+
+    def _before(self, program: str, parent: str, continues: bool | None) -> PieceChain | None:
+        """Return the conversation that the next prompt of `program` goes on with, or None if it begins anew."""
+        if not (continues and program):
+            return None
+        return self._conversations.get(program) or self._conversations.get(parent)
+
+    def _shared_prefix(self, group: str, tokens: int) -> PieceChain:
+        if not tokens:
+            return NO_PIECES
+        return NO_PIECES.append(2 * self._groups.setdefault(group, len(self._groups)), tokens)
 
 
-@WRITERS.register("maitred")
-class MaitredWriter(TraceWriter):
-    """The CSV of maitred itself. A tenant that tenant policies cannot name is written as a header tenant: `acme` as
-    `header:acme`."""
-
-    companion_file = None
-
-    def __init__(self) -> None:
-        self.lost_fields: Counter[LostField] = Counter()
-
-    def header(self, first_jobs: Sequence[Job]) -> str:
-        return csv_line(ALL_COLUMNS)
-
-    def row(self, job: Job) -> str:
-        request = job.request
-        self.lost_fields[LostField.PREFIX] += _shares_prefix(job)
-        self.lost_fields[LostField.ID] += bool(request.client_id)
-        self.lost_fields[LostField.DEADLINE] += request.deadline is not None
-        self.lost_fields[LostField.TARGET] += request.slo_target is not None
-        self.lost_fields[LostField.PRIORITY] += bool(request.priority)
-        self.lost_fields[LostField.NAMESPACE] += bool(request.cache_namespace)
-        return format_row(request, request.prompt_tokens, job.output_tokens, COMPLETED)
+def _read_blocks(
+    prompt_tokens: int, output_tokens: int, fields: Mapping[str, str]
+) -> tuple[ChainedBlockIds, ChainedBlockIds | None]:
+    size = parse_tokens(fields["block_tokens"], "block_tokens")
+    most = -(-(prompt_tokens + output_tokens) // size)
+    ids: list[int] = []
+    for part in fields["block_ids"].split():
+        ids.extend(_read_ids(part, most - len(ids)))
+    if len(ids) < prompt_tokens // size:
+        raise RowError(f"{len(ids)} block_ids for {prompt_tokens} tokens", f"they are {prompt_tokens // size} blocks of {size}")
+    of_prompt = -(-prompt_tokens // size)
+    prompt = ChainedBlockIds(ids[:of_prompt], prompt_tokens, size)
+    if len(ids) <= of_prompt:
+        return prompt, None
+    return prompt, ChainedBlockIds(ids, min(prompt_tokens + output_tokens, len(ids) * size), size)
 
 
-def _shares_prefix(job: Job) -> bool:
-    """Return whether the prompt may share its prefix with others. A prompt without a group is known to be alone."""
-    prefix = job.request.prefix
-    return prefix is not None and not (
-        isinstance(prefix, GroupPrefixKeys) and not prefix.shared_tokens and job.conversation_prefix is None
-    )
+def _read_ids(part: str, most: int) -> range:
+    first, dots, last = part.partition("..")
+    try:
+        ids = range(int(first), int(last if dots else first) + 1)
+    except ValueError as error:
+        raise RowError(f"block_ids has {part!r}", "ids are whole numbers, or FIRST..LAST") from error
+    if not 0 < len(ids) <= most:
+        raise RowError(f"block_ids has {part!r}", f"the prompt and its response have room for {most} more")
+    return ids
 
 
 def format_row(
@@ -170,12 +247,13 @@ def format_row(
     think_time: Micros | None = None,
     continues: bool | None = None,
     measured: Measured | None = None,
+    more: Iterable[object] = (),
 ) -> str:
-    """Return a row with its newline: of `RECORDED_COLUMNS` if something was `measured`, else of `ALL_COLUMNS`."""
+    """Return a row with its newline: of `RECORDED_COLUMNS` if something was `measured`, else of `ALL_COLUMNS`, and `more`."""
     most = request.max_output_tokens
     return csv_line(
         (
-            _seconds(request.arrival),
+            format_seconds(request.arrival),
             request.priority_class.label,
             prompt_tokens,
             "" if output_tokens is None else output_tokens,
@@ -185,17 +263,18 @@ def format_row(
             request.model,
             request.program,
             request.slo_class,
-            _seconds(think_time),
+            format_seconds(think_time),
             "" if continues is None else _FLAGS[continues],
             outcome,
             *(() if measured is None else _measured_fields(measured)),
+            *more,
         )
     )
 
 
 def _measured_fields(measured: Measured) -> Sequence[object]:
     cached = "" if measured.cached_tokens is None else measured.cached_tokens
-    times = map(_seconds, (measured.sent, measured.ttft, measured.e2e))
+    times = map(format_seconds, (measured.sent, measured.ttft, measured.e2e))
     return measured.tokens_from, cached, measured.backend, *times
 
 
@@ -207,7 +286,7 @@ def _tenant_field(tenant: str) -> str:
 _FLAGS = {True: "true", False: "false"}
 
 
-def _seconds(time: Micros | None) -> str:
+def format_seconds(time: Micros | None) -> str:
     return "" if time is None else f"{time // SECOND}.{time % SECOND:06d}"
 
 
