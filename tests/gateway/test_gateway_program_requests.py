@@ -9,6 +9,7 @@ import pytest
 from test_gateway_programs import driver, program, refusal, small
 from world import CHAT, Backend, run, world
 
+from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.program_fields import MAX_ID_CHARS, ProgramReader, count_characters
 from maitred.gateway.request_fields import ROUTES
 from maitred.wire.exchange import ApiError
@@ -21,7 +22,7 @@ def read(body: object, headers: dict[str, str] | None = None, *, stream: bool = 
     """Return what a request says of its program, and its body as the backend gets it."""
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
     named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    return ProgramReader(SESSION_HEADERS).read(named, raw, ROUTES[path], stream=stream)
+    return ProgramReader(SessionReader(SESSION_HEADERS)).read(named, raw, ROUTES[path], stream=stream)
 
 
 @pytest.mark.parametrize(

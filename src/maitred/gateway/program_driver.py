@@ -51,6 +51,7 @@ class ProgramStep:
         "_refusal",
         "arrival",
         "asks_for_stream",
+        "ends_program",
         "first_data_at",
         "granted_at",
         "is_stream",
@@ -59,9 +60,11 @@ class ProgramStep:
         "usage",
     )
 
-    def __init__(self, request: ProgramRequest, arrival: Micros, *, asks_for_stream: bool) -> None:
+    def __init__(self, request: ProgramRequest, arrival: Micros, *, asks_for_stream: bool, ends_program: bool = False) -> None:
         self.request = request
         self.asks_for_stream = asks_for_stream
+        self.ends_program = ends_program
+        """Whether its program is over when it has ended."""
         self.arrival = arrival
         self.memory: int | None = None
         """The index of the memory where it was granted a place, as the core numbers them; None while it waits."""
@@ -137,10 +140,11 @@ class RealTimePrograms:
         programs = (self.core.program_of(step.request.id) for step in unanswered)
         return {program.serial for program in programs if program is not None}
 
-    def begin(self, request: ProgramRequest, *, asks_for_stream: bool = False) -> ProgramStep:
+    def begin(self, request: ProgramRequest, *, asks_for_stream: bool = False, ends_program: bool = False) -> ProgramStep:
         """Ask for memory for the program of a request. Call `end` afterwards, even if `ProgramStep.wait` raises."""
         now = self.now()
-        step = self._steps[request.id] = ProgramStep(request, now, asks_for_stream=asks_for_stream)
+        step = ProgramStep(request, now, asks_for_stream=asks_for_stream, ends_program=ends_program)
+        self._steps[request.id] = step
         self._apply_decisions(self.core.begin(request, now))
         return step
 
@@ -159,13 +163,15 @@ class RealTimePrograms:
         return step.memory
 
     def end(self, step: ProgramStep) -> None:
-        """End a step, with its usage if it has one. Idempotent."""
+        """End a step, with its usage if it has one, and its program if it was the last one. Idempotent."""
         if self._steps.pop(step.request.id, None) is None:
             return
         program = self.core.program_of(step.request.id)
         self._apply_decisions(self.core.end(step.request.id, step.usage, self.now()))
         for observe in self.step_observers:
             observe(step, program)
+        if step.ends_program and program is not None:
+            self.release(program.key.tenant, program.key.name)
 
     def release(self, tenant: str, name: str) -> bool:
         """Forget a program of a tenant, and refuse its requests that wait. Return whether there was one."""

@@ -5,35 +5,37 @@ The id of the program is, in this order,
     program_id in the body
     program_id in `extra_body` of the body, where clients of some SDKs put fields of their own
     the header x-maitred-program-id, or x-program-id
-    a session header (`programs.session_headers`)
+    the session that the headers of an agent name (`agent_headers`), or `programs.session_headers`
+    session_id in the body, as vLLM has it, unless `programs.session_headers` says what names a session
 
-and the id of the program that forked it is in `parent_program_id` or x-maitred-parent-program-id likewise. A request without
-an id is a program of its own. An id that is no text, or is empty, is an error of the client: programs of two clients that make
-the same mistake must not become one.
+and the id of the program that forked it is in `parent_program_id` or x-maitred-parent-program-id likewise, or what the headers
+of the agent say. A request without an id is a program of its own. An id that is no text, or is empty, is an error of the
+client: programs of two clients that make the same mistake must not become one.
 
-A backend gets neither. It is asked for the usage of a stream (`stream_options.include_usage`), unless the client has said
-whether it wants that; the event that answers it is then kept from the client. Everything else in the body stays as it was.
+A backend gets neither field nor header of ours; what other systems have named goes on as it is. A backend is asked for the
+usage of a stream (`stream_options.include_usage`), unless the client has said whether it wants that; the event that answers it
+is then kept from the client. Everything else in the body stays as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from maitred.gateway.request_fields import Route
+from maitred.gateway.agent_headers import SessionReader, is_last_request
+from maitred.gateway.request_fields import PROGRAM_HEADERS, Route
 from maitred.wire.exchange import ApiError
 from maitred.wire.messages import Headers
 
-PROGRAM_HEADER: Final = b"x-maitred-program-id"
 PARENT_HEADER: Final = b"x-maitred-parent-program-id"
-OWN_HEADERS: Final = frozenset((PROGRAM_HEADER, PARENT_HEADER))
+OWN_HEADERS: Final = frozenset((PROGRAM_HEADERS[0], PARENT_HEADER))
 """Headers that are meant for the gateway."""
-_PROGRAM_HEADERS: Final = (PROGRAM_HEADER, b"x-program-id")
 MAX_ID_CHARS: Final = 512
 """Length of the longest id, in characters: ids are kept, logged and listed."""
 _PROGRAM_KEY, _PARENT_KEY, _EXTRA_KEY, _OPTIONS_KEY = "program_id", "parent_program_id", "extra_body", "stream_options"
+_SESSION_KEY: Final = "session_id"
 _OWN_KEYS: Final = (_PROGRAM_KEY, _PARENT_KEY)
 
 
@@ -42,6 +44,7 @@ class _ProgramFields(msgspec.Struct, gc=False):
 
     program_id: msgspec.Raw = msgspec.Raw()
     parent_program_id: msgspec.Raw = msgspec.Raw()
+    session_id: msgspec.Raw = msgspec.Raw()
     extra_body: msgspec.Raw = msgspec.Raw()
     stream_options: msgspec.Raw = msgspec.Raw()
 
@@ -62,6 +65,8 @@ class ProgramOfRequest(msgspec.Struct, frozen=True, gc=False):
     """The id, or empty."""
     parent: str = ""
     """The id of the program that forked it, or empty."""
+    is_last: bool = False
+    """Whether the program is over when the request has ended."""
     body: bytes = b""
     """The body for the backend."""
     hides_usage: bool = False
@@ -74,17 +79,14 @@ NO_PROGRAM: Final = ProgramOfRequest()
 class ProgramReader:
     """Reads from requests which program they belong to."""
 
-    def __init__(self, session_headers: Iterable[str] = ()) -> None:
-        """`session_headers` are those of the configuration."""
-        self._session_headers = [name.lower().encode() for name in session_headers]
+    def __init__(self, sessions: SessionReader) -> None:
+        self._sessions = sessions
 
     def read(self, headers: Headers, body: bytes, route: Route, *, stream: bool) -> ProgramOfRequest:
         """Return what a request says. `body` is a JSON object. Raises ApiError 400 for an id that is none."""
         fields = _decode_fields(body)
         extra = _object_members(fields.extra_body)
-        program = _body_id(_PROGRAM_KEY, fields.program_id, extra) or _header_id(headers, _PROGRAM_HEADERS)
-        parent = _body_id(_PARENT_KEY, fields.parent_program_id, extra) or _header_id(headers, (PARENT_HEADER,))
-        program = program or _header_id(headers, self._session_headers, may_be_empty=True)
+        program, parent = self._read_ids(headers, fields, extra)
         changes: dict[str, object] = {}
         if fields.program_id or fields.parent_program_id:
             changes |= dict.fromkeys(_OWN_KEYS)
@@ -93,7 +95,20 @@ class ProgramReader:
         options = _with_usage(fields.stream_options) if stream and route.reports_usage_on_demand else None
         if options is not None:
             changes[_OPTIONS_KEY] = options
-        return ProgramOfRequest(program, parent, _change_members(body, changes), hides_usage=options is not None)
+        is_last = is_last_request(headers)
+        return ProgramOfRequest(program, parent, is_last, _change_members(body, changes), hides_usage=options is not None)
+
+    def _read_ids(self, headers: Headers, fields: _ProgramFields, extra: Mapping[str, msgspec.Raw]) -> tuple[str, str]:
+        """Return the ids of the program and of its parent, each empty if there is none."""
+        program = _body_id(_PROGRAM_KEY, fields.program_id, extra) or _header_id(headers, PROGRAM_HEADERS)
+        parent = _body_id(_PARENT_KEY, fields.parent_program_id, extra) or _header_id(headers, (PARENT_HEADER,))
+        if program:
+            return program, parent
+        session = self._sessions.read(headers)
+        if session.program:
+            where = session.header.decode("latin-1")
+            return _checked(where, session.program), parent or (session.parent and _checked(where, session.parent))
+        return (_session_of_body(fields.session_id) if self._sessions.reads_body else ""), parent
 
 
 def ask_for_usage(body: bytes) -> bytes | None:
@@ -131,16 +146,23 @@ def _body_id(key: str, raw: msgspec.Raw, extra: Mapping[str, msgspec.Raw]) -> st
     return _checked(key, name)
 
 
-def _header_id(headers: Headers, names: Sequence[bytes], *, may_be_empty: bool = False) -> str:
-    """Return the id in the first of the headers `names` that the request has, or "". An empty one is an error, unless it
-    `may_be_empty`."""
+def _session_of_body(raw: msgspec.Raw) -> str:
+    """Return the id of a session in the body, or "" for anything but a text: the field is the backend's to check."""
+    try:
+        name = _decode_text(raw) if raw else ""
+    except msgspec.ValidationError:
+        return ""
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid_json(error) from error
+    return _checked(_SESSION_KEY, name) if name.strip() else ""
+
+
+def _header_id(headers: Headers, names: Sequence[bytes]) -> str:
+    """Return the id in the first of the headers `names` that the request has, or ""."""
     for name in names:
         value = next((value for header, value in headers if header == name), None)
-        if value is None:
-            continue
-        text = value.decode("utf-8", "replace").strip()
-        if text or not may_be_empty:
-            return _checked(name.decode("latin-1"), text)
+        if value is not None:
+            return _checked(name.decode("latin-1"), value.decode("utf-8", "replace").strip())
     return ""
 
 

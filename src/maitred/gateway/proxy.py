@@ -144,7 +144,7 @@ class Proxy:
         Memory comes first, and then the slot: a paused program holds no slot. No other function ends a step.
         """
         await programs.restored.wait()
-        proxied.step = step = programs.begin(program, asks_for_stream=proxied.request.stream)
+        proxied.step = step = programs.begin(program, asks_for_stream=proxied.request.stream, ends_program=proxied.ends_program)
         try:
             while True:
                 await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))

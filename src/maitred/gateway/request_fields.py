@@ -4,7 +4,8 @@ Everything else passes through untouched. Headers are read as bytes; those of th
 
     route            whether the request needs a slot: what makes an engine generate does, and may have to wait; what only uses
                      its tokenizer does not, since it takes a millisecond and clients count tokens when engines are busiest
-    routing hints    program       header x-program-id or x-session-id, else `program_id` or `session_id` in the body
+    routing hints    program       header x-maitred-program-id or x-program-id, else the session that the headers of an agent
+                                   name (`agent_headers`), else `program_id` or `session_id` in the body
                      routing key   header x-smg-routing-key
                      prompt        tools, system, instructions, messages, prompt, input and text of the body (`prompt_text`)
     engine priority  the class as an integer `priority` in the forwarded body, for the engine's own queue
@@ -25,6 +26,7 @@ import msgspec
 
 from maitred.admission.tenants import MAX_NAME_CHARS
 from maitred.core.request import PrefixKeys, PriorityClass
+from maitred.gateway.agent_headers import NO_SESSION, SessionReader
 from maitred.gateway.config import ForwardPriority
 from maitred.gateway.plain_runs import MARK, MIN_RUN_BYTES, shorten_plain_runs
 from maitred.gateway.prompt_text import PromptText
@@ -244,7 +246,9 @@ def _invalid_request(message: str, param: str | None = None) -> ApiError:
 
 
 ROUTING_KEY_HEADER: Final = b"x-smg-routing-key"
-_PROGRAM_HEADERS: Final = (b"x-program-id", b"x-session-id")
+PROGRAM_HEADERS: Final = (b"x-maitred-program-id", b"x-program-id")
+"""Headers that name the program of a request, whatever agent has sent it; the first one counts."""
+_HINT_HEADERS: Final = frozenset((*PROGRAM_HEADERS, ROUTING_KEY_HEADER))
 
 
 class RoutingHints(msgspec.Struct, frozen=True, gc=False):
@@ -253,6 +257,7 @@ class RoutingHints(msgspec.Struct, frozen=True, gc=False):
     program: str = ""
     routing_key: str = ""
     prefix: PrefixKeys | None = None
+    parent_program: str = ""
 
 
 NO_HINTS: Final = RoutingHints()
@@ -279,7 +284,8 @@ _decode_text_or_int = msgspec.json.Decoder(str | int).decode
 class RoutingHintReader:
     """Reads the hints that `signals` include."""
 
-    def __init__(self, signals: Signals) -> None:
+    def __init__(self, signals: Signals, sessions: SessionReader) -> None:
+        self._sessions = sessions
         self._session = Signals.SESSION in signals
         self._prompt = Signals.PROMPT in signals
 
@@ -297,10 +303,19 @@ class RoutingHintReader:
         if not self._session:
             return RoutingHints(prefix=prefix)
         # In reverse, so that the first of repeated headers is the one that stays.
-        named = {name: value for name, value in reversed(headers) if name in _PROGRAM_HEADERS or name == ROUTING_KEY_HEADER}
-        program = next((named[name].decode("latin-1") for name in _PROGRAM_HEADERS if name in named), "")
-        program = program or _as_text(fields.program_id) or _as_text(fields.session_id)
-        return RoutingHints(shorten_name(program), shorten_name(named.get(ROUTING_KEY_HEADER, b"").decode("latin-1")), prefix)
+        named = {name: value for name, value in reversed(headers) if name in _HINT_HEADERS}
+        routing_key = shorten_name(named.get(ROUTING_KEY_HEADER, b"").decode("latin-1"))
+        program, parent = self._read_program(headers, named, fields)
+        return RoutingHints(shorten_name(program), routing_key, prefix, shorten_name(parent))
+
+    def _read_program(self, headers: Headers, named: Mapping[bytes, bytes], fields: _HintFields) -> tuple[str, str]:
+        """Return the program of a request and the one that has forked it, each empty if there is none."""
+        program = next((named[name].decode("latin-1") for name in PROGRAM_HEADERS if name in named), "")
+        session = NO_SESSION if program else self._sessions.read(headers)
+        if session.program:
+            return session.program, session.parent
+        in_body = _as_text(fields.program_id) or (_as_text(fields.session_id) if self._sessions.reads_body else "")
+        return program or in_body, ""
 
 
 def _as_text(value: msgspec.Raw) -> str:

@@ -24,6 +24,7 @@ from maitred.admission.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
+from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
 from maitred.gateway.body_budget import BodyBudget, BodyLease
 from maitred.gateway.config import ForwardPriority, GatewayConfig
@@ -86,6 +87,8 @@ class ProxyRequest:
     """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
     hides_usage = False
     """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
+    ends_program = False
+    """Whether its program is over when it has ended."""
     may_be_elsewhere = False
     """Whether another backend is asked if this one answers 404."""
     response_started = False
@@ -139,9 +142,11 @@ class ProxyRequest:
 class IntakeRules:
     """What follows from one configuration. A request keeps the rules that were in force when it arrived."""
 
-    def __init__(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
+    def __init__(self, config: GatewayConfig, programs: ProgramsConfig, signals: Signals) -> None:
         self.config = config
-        self.programs = None if programs.mode == "off" else ProgramReader(programs.session_headers)
+        sessions = SessionReader(programs.session_headers)
+        self.programs = None if programs.mode == "off" else ProgramReader(sessions)
+        self.hints = RoutingHintReader(signals, sessions)
         self.forwards_priority = config.forward_priority != "off"
         self.keys = ApiKeys(config.api_key, config.tenant_api_keys, (config.host, *config.admin_hosts))
         self.needs_key = bool(self.keys)
@@ -179,7 +184,7 @@ class RequestIntake:
         self._counters = counters
         self._now = now
         self._observer = observer
-        self._hint_reader = RoutingHintReader(signals)
+        self._signals = signals
         self._budget = BodyBudget(config.max_parked_body_bytes)
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
@@ -206,7 +211,7 @@ class RequestIntake:
 
     def reconfigure(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         """Use this configuration for the requests that arrive from now on."""
-        self._rules = IntakeRules(config, programs)
+        self._rules = IntakeRules(config, programs, self._signals)
         self._budget.limit = config.max_parked_body_bytes
 
     async def take_in(self, exchange: Exchange) -> ProxyRequest | None:
@@ -274,7 +279,7 @@ class RequestIntake:
         found, hints = NO_PROGRAM, NO_HINTS
         if route.is_json:
             found = rules.programs.read(exchange.headers, body, route, stream=stream) if rules.programs else NO_PROGRAM
-            hints = self._hint_reader.read_hints(exchange.headers, body, model)
+            hints = rules.hints.read_hints(exchange.headers, body, model)
         number = next(self._ids)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
@@ -287,7 +292,7 @@ class RequestIntake:
             priority_class=priority_class,
             tenant=tenant,
             program=found.program or hints.program,
-            parent_program=found.parent,
+            parent_program=found.parent or hints.parent_program,
             stream=stream,
             routing_key=hints.routing_key,
             prefix=hints.prefix,
@@ -353,6 +358,7 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:
     if not proxied.route.generates:  # What only reads a prompt leaves nothing in KV memory that a later request needs.
         return
     _ask_for_plain_answer(proxied)
+    proxied.ends_program = found.is_last
     proxied.program = ProgramRequest(
         id=request.id,
         model=request.model,

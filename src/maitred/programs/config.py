@@ -66,8 +66,9 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Seconds without a request after which a program is forgotten."""
     max_programs_per_tenant: int = 10_000
     """Programs of one tenant that are kept at once. One more makes room by forgetting the one that is idle for longest."""
-    session_headers: tuple[str, ...] = ("x-session-id", "x-claude-code-session-id")
-    """Headers that name the program of a request without a program id; the first of them that the request has counts."""
+    session_headers: tuple[str, ...] | None = None
+    """Headers that name the session of a request without a program id; the first of them that the request has counts, and no
+    other. Null: those of Claude Code, Codex, OpenCode, Dynamo and vLLM, with their sub-agents."""
     wait_keepalive_secs: float = 0.0
     """Seconds of silence after which a streamed request that waits for memory gets a comment, and with the first one the status
     200. An error then comes as an event of the stream. 0: never."""
@@ -108,7 +109,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(f"{name} must be at least 0 seconds, and at most ten years")
 
     def _check_names(self) -> None:
-        for header in self.session_headers:
+        for header in self.session_headers or ():
             if not _HEADER_NAME.fullmatch(header):
                 raise ValueError(f"session_headers: {header!r} must be the name of a header")
         try:
