@@ -188,6 +188,8 @@ def test_where_contexts_accumulate_a_round_says_what_is_new(tmp_path: Path) -> N
         ("trace_version: 2\ntime_unit: ms", "time_unit is 'ms'"),
         ("- 2", "this is no header of a BLIS trace"),
         ("a: [", "this is no header of a BLIS trace"),
+        ("goodput_slo_targets: {critical: {ttft_ms: .nan}}", "ttft_ms must be above 0"),
+        ("trace_version: true", "trace_version: expected"),
     ],
 )
 def test_a_header_that_means_something_else_is_refused(tmp_path: Path, header: str, what: str) -> None:

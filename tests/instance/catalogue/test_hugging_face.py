@@ -172,3 +172,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def _fields(spec: ModelSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in spec.__struct_fields__}
+
+
+def test_a_limit_that_does_not_exist_is_infinity_as_python_writes_it(read: Any) -> None:
+    assert read({**LLAMA, "time_step_limit": [0.0, float("inf")]}) == read(LLAMA)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1, True, "4096"])
+@pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "max_position_embeddings"])
+def test_a_property_that_is_used_must_be_a_number(read: Any, name: str, wrong: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        read({**LLAMA, name: wrong})

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error, nearest_name_hint, quote
+from maitred.core.python_json import decode_python_json
 from maitred.files import read_input
 from maitred.instance.latency import AttentionRanks, HardwareSpec, ModelSpec
 
@@ -42,7 +43,7 @@ def names_in_lower_case(file: str) -> Mapping[str, str]:
 def read_json(path: Path, what: str, hint: str) -> Any:
     """Return the content of a file of the user. Raises ConfigError, with `hint`, if it cannot be read as `what`."""
     try:
-        return msgspec.json.decode(read_input(path))
+        return decode_python_json(read_input(path))
     except OSError as error:
         raise ConfigError(f"cannot read {what}: {describe_os_error(error)}", where=str(path), hint=hint) from error
     except JSON_ERRORS as error:

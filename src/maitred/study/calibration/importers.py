@@ -19,7 +19,6 @@ generation tokens, iteration elapsed time: 9.81 ms, GPU KV cache usage: 3.2%`.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from maitred.core.contracts import BatchShape, ChunkShape
-from maitred.core.errors import ConfigError, describe_json_error, describe_read_error
+from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_read_error
+from maitred.core.python_json import decode_python_json
 from maitred.core.units import SECOND
 from maitred.study.calibration.measurements import (
     MAX_SECS,
@@ -196,16 +196,15 @@ def _check_spans(values: Mapping[str, float], place: str) -> None:
 def _decode_vllm_bench(text: str, path: Path) -> _VllmBench:
     """Return the result in `text`; with --append-result, which writes a line for each run, that of the last one.
 
-    vLLM writes JSON as Python does: a figure without a value is NaN, and a rate without a limit Infinity. So Python reads it,
-    and the lists that are needed are checked afterwards.
+    Figures without a value are NaN there, and a rate without a limit Infinity; only the lists that are needed are checked.
     """
     try:
         last = text if text.count("\n{") == 0 else text[text.rindex("\n{") :]
-        return msgspec.convert(json.loads(last), _VllmBench)
-    except (ValueError, RecursionError) as error:
+        return msgspec.convert(decode_python_json(last), _VllmBench)
+    except JSON_ERRORS as error:
         hint = "vllm bench serve --save-result --save-detailed writes input_lens, output_lens, ttfts, itls and start_times"
-        what = describe_json_error(str(error)) if isinstance(error, msgspec.ValidationError) else str(error)
-        raise ConfigError(f"it is no result with every request: {what}", where=str(path), hint=hint) from error
+        what = f"it is no result with every request: {describe_json_error(str(error))}"
+        raise ConfigError(what, where=str(path), hint=hint) from error
 
 
 def _of_results(path: Path) -> Iterator[MeasuredRequest]:

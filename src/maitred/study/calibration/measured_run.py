@@ -16,6 +16,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
+from maitred.core.python_json import decode_python_json
 from maitred.core.units import SECOND
 from maitred.files import read_input
 from maitred.instance import InstanceConfig
@@ -195,7 +196,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
     """Read the meta.json of a folder. Raises ConfigError for missing or wrong fields."""
     file = path / "meta.json"
     try:
-        return MeasuredRun(path, msgspec.json.decode(read_input(file), type=RunMetadata))
+        return MeasuredRun(path, msgspec.convert(decode_python_json(read_input(file)), RunMetadata))
     except OSError as error:
         hint = "a folder with meta.json, requests.csv and profile/"
         raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(file), hint=hint) from error

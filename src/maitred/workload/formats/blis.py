@@ -27,7 +27,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.errors import ConfigError, describe_os_error
+from maitred.core.errors import ConfigError, describe_json_error, describe_os_error
 from maitred.core.slo_classes import priority_class_of
 from maitred.core.units import SECOND, Micros
 from maitred.files import read_input
@@ -141,8 +141,11 @@ def _parse_header(path: Path) -> BlisHeader:
         raise ConfigError(f"cannot be read: {describe_os_error(error)}", where=str(path)) from error
     try:
         return msgspec.convert(yaml.load(text, Loader=yaml.CSafeLoader), BlisHeader)
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+    except yaml.YAMLError as error:
         raise ConfigError("this is no header of a BLIS trace", where=str(path), hint="trace_version: 2") from error
+    except msgspec.ValidationError as error:
+        what = f"this is no header of a BLIS trace: {describe_json_error(str(error))}"
+        raise ConfigError(what, where=str(path), hint="trace_version: 2") from error
 
 
 @FORMATS.register("blis")
