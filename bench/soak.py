@@ -54,9 +54,9 @@ SLOTS = 32
 """Slots of an engine: two engines serve all clients."""
 STEP_SECS = 0.02
 CLIENTS = 48
-PAUSES = (1.0, 6.0)
+PAUSES = (2.0, 12.0)
 """Seconds between two faults."""
-LASTS = (2.0, 9.0)
+LASTS = (2.0, 16.0)
 """Seconds for which a fault lasts."""
 SETTLE_SECS = 30.0
 MEMORY_SHARE = 1.2
@@ -198,7 +198,6 @@ def settings(folder: Path, random: Random) -> str:
                 "trust_tenant_header": True,
                 "decision_log": str(folder / "decisions.jsonl"),
                 "record": str(folder / "record.csv"),
-                "upstream": {"head_secs": 4, "idle_secs": 4},
             },
         }
     )

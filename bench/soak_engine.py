@@ -8,7 +8,7 @@
     busy       every generation is answered with 503 and Retry-After: 1, as by an engine whose queue is full
     broken     every generation gets 200, and an error event in place of the first token
     reset      the connection of every generation is reset
-    hang       a generation gets no answer, and its connection stays open
+    hang       no generation begins until the fault ends, as in an engine whose core has stalled
     stall      pages (health, models, metrics, slots) get no answer, while generations are served
 
 Each answer consists of the mark that its request named (`user`), so that a client sees whether the answer is its own.
@@ -22,6 +22,7 @@ import json
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -64,7 +65,17 @@ def whole(mark: bytes, tokens: int) -> bytes:
 class FaultyEngine(mock_engine.Engine):
     """A mock engine, and its fault."""
 
-    fault = "none"
+    def __init__(self, model: str, slots: int, step_secs: float) -> None:
+        super().__init__(model, slots, step_secs)
+        self.fault = "none"
+        self.held: list[Callable[[], None]] = []
+        """What begins the generations that wait for the end of a fault."""
+
+    def set_fault(self, fault: str) -> None:
+        self.fault = fault
+        held, self.held = self.held, []
+        for begin in held:
+            begin()
 
 
 class FaultyConnection(mock_engine.Connection):
@@ -74,7 +85,7 @@ class FaultyConnection(mock_engine.Connection):
 
     def on_message_complete(self) -> None:
         if self.path == b"/fault":
-            self.engine.fault = self.body.decode()
+            self.engine.set_fault(self.body.decode())
             self.transport.write(ANSWER % (200, b"OK", b"", 2, b"{}"))
         elif self.path.startswith(b"/v1/") and self.body:
             self.generate(msgspec.json.decode(self.body, type=MarkedRequest))
@@ -100,11 +111,13 @@ class FaultyConnection(mock_engine.Connection):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.transport.abort()
             case "hang":
-                pass
+                self.engine.held.append(partial(self.start_marked, request))
             case _:
                 self.start_marked(request)
 
     def start_marked(self, request: MarkedRequest) -> None:
+        if self.transport.is_closing():
+            return
         self.engine.received += 1
         mark = request.user.encode()
         if request.stream:
