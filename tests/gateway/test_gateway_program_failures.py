@@ -73,7 +73,7 @@ def test_a_backend_that_breaks_before_its_answer_is_tried_again_and_then_given_u
         backend = Backend(disconnects)
         async with world(backend, programs=ROOMY) as w:
             assert refusal(await w.request(body=body("a"))) == (502, "upstream_disconnected", "2")
-            assert w.gateway.counters.upstream_failures["disconnected"] == 2  # max_attempts
+            assert w.gateway.counters.upstream_failures["disconnected"] == 3  # max_attempts
             assert program(w, "a").status is ProgramStatus.ACTING
 
     run(scenario())

@@ -199,7 +199,7 @@ def test_what_needs_a_restart_is_named_and_stays_as_it_was() -> None:
         async with world(reload=files.read) as w:
             status, body = await reload(w)
             assert (status, body["ignored"]) == (200, ["gateway.port", "gateway.max_attempts", "routing.policy"])
-            assert (w.gateway.settings().gateway.max_attempts, w.gateway.settings().gateway.port) == (2, 8080)
+            assert (w.gateway.settings().gateway.max_attempts, w.gateway.settings().gateway.port) == (3, 8080)
             assert (await w.request())[0] == 413
 
     run(scenario())

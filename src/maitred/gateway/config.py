@@ -113,7 +113,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     another backend. A failure to connect takes it down at once; after a refused connection its requests are left to it."""
     max_models: int = 256
     """Models of one backend that are served: the first that it lists."""
-    max_attempts: int = 2
+    max_attempts: int = 3
     """How often one request may be sent to backends that fail it before its response begins, or that answer 408, 429, 500, 502,
     503 or 504. What was not sent does not count: a connection that could not be made, or a kept one that turns out to be dead.
     See docs/gateway.md#when-a-backend-fails."""
