@@ -34,6 +34,7 @@ from maitred.gateway.polling import (
     first_values,
     parse_sample,
 )
+from maitred.wire import loop_clock
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ProtocolError
 from maitred.wire.origin import Origin
@@ -89,7 +90,7 @@ class EngineReader:
     async def read(self) -> EngineReading | None:
         """Return a reading, or None if there is none, for whatever reason."""
         try:
-            async with asyncio.timeout(self._timeout_secs):
+            async with loop_clock.timeout(self._timeout_secs):
                 status, page = await self._fetch()
                 if (status != 200 or parse_engine_reading(page) is None) and self._path is _SAMPLES_PATH:
                     self._path = METRICS_PATH

@@ -25,6 +25,7 @@ from maitred.wire.certificate import close_transport, limit_buffers
 from maitred.wire.client_framing import NO_BLOCK, ClientFraming, HeaderBlock
 from maitred.wire.errors import Disconnected, ProtocolError, Truncated, UpstreamError, UpstreamLimits, UpstreamTimeout
 from maitred.wire.known_heads import KnownHeads
+from maitred.wire.loop_clock import CATCH_UP_SECS, clock_of
 from maitred.wire.messages import END, Event, FramingError, ResponseHead, State
 from maitred.wire.response import UpstreamResponse
 from maitred.wire.sockets import write_message
@@ -56,7 +57,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.address = ""
         """The address to which it was made."""
         self._is_retired = False
-        self._loop = loop
+        self._loop, self._clock = loop, clock_of(loop)
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
@@ -80,7 +81,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._transport is not None
         head = self._framing.send_request(method, target, authority, headers, len(body), block)
         self.has_received = self._has_head = self._is_reading_paused = False
-        self._last_received = self._loop.time()
+        self._last_received = self._clock.time()
         self._response = UpstreamResponse(self, self.limits.high_water, self._loop)
         write_message(self._transport, head, body)
         self._arm_silence_timer(self.limits.head_secs)
@@ -115,7 +116,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         self._is_reading_paused = False
-        self._last_received = self._loop.time()
+        self._last_received = self._clock.time()
         if self.is_usable:
             cast(asyncio.Transport, self._transport).resume_reading()
 
@@ -134,7 +135,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self.has_received = True
         if self._has_head:
-            self._last_received = self._loop.time()
+            self._last_received = self._clock.time()
         events = self._framing.receive_data(data)
         if len(events) == 1 and type(events[0]) is bytes:  # the usual piece of a stream
             self._response.on_body(events[0], True)
@@ -173,7 +174,7 @@ class UpstreamConnection(asyncio.Protocol):
             if type(event) is bytes:
                 pieces.append(event)
             elif type(event) is ResponseHead:
-                self._has_head, self._last_received = True, self._loop.time()
+                self._has_head, self._last_received = True, self._clock.time()
                 response.on_head(event.status, event.headers)
                 self._arm_silence_timer(self.limits.idle_secs)
             elif event is END:
@@ -230,7 +231,9 @@ class UpstreamConnection(asyncio.Protocol):
         if self._response is None:
             return
         allowed = self.limits.idle_secs if self._has_head else self.limits.head_secs
-        left = allowed if self._is_reading_paused else self._last_received + allowed - self._loop.time()
+        left = allowed if self._is_reading_paused else self._last_received + allowed - self._clock.time()
+        if left <= 0 and self._clock.is_catching_up:
+            left = CATCH_UP_SECS
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_silence)
         else:

@@ -17,7 +17,8 @@ of both machines. That is why what is parked is dropped in the end.
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
 begun before enough of the last answer was taken. With a send timeout of 60 s, one that takes under 14,400 bytes is cut off.
 
-**Time.** One timer watches all of this. One that is due early is set again when it rings. Compiled (`tools/compile.py`).
+**Time.** One timer watches all of this, by a clock that stands still while the process does (`loop_clock`). One that is due
+early is set again when it rings. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Final, cast
 
 from maitred.wire.certificate import close_transport, end_sending, limit_buffers
 from maitred.wire.exchange import ApiError, ClientAddress, Exchange
+from maitred.wire.loop_clock import CATCH_UP_SECS
 from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
 from maitred.wire.refusals import encode_refusal, framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
@@ -66,7 +68,7 @@ class ServerConnection(asyncio.Protocol):
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._loop = context.loop
+        self._loop, self._clock = context.loop, context.clock
         self._framing = ServerFraming(MAX_HEAD_BYTES, context.known_heads)
         self._exchange: Exchange | None = None
         """The exchange under way, until both its request and its response have ended."""
@@ -98,7 +100,7 @@ class ServerConnection(asyncio.Protocol):
         self._socket = -1 if socket is None else socket.fileno()
         limit_buffers(self._transport)
         self._context.connections.add(self)
-        self._idle_since = self._loop.time()
+        self._idle_since = self._clock.time()
         self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
 
     def data_received(self, data: bytes) -> None:
@@ -234,7 +236,7 @@ class ServerConnection(asyncio.Protocol):
             self._close_after_answer()
         elif self._writable is None and framing.peer is _DONE:
             self._exchange = None
-            self._idle_since = self._loop.time()
+            self._idle_since = self._clock.time()
             if self._timer is None:
                 self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
             events = framing.next_exchange()
@@ -277,7 +279,7 @@ class ServerConnection(asyncio.Protocol):
         """Send nothing more, and drop what the client still sends, for a moment."""
         self._is_refused = True
         end_sending(self._transport)
-        self._idle_since = self._loop.time()
+        self._idle_since = self._clock.time()
         self._set_timer(self._idle_since + LINGER_SECS)
         self._count_parked()
         self._update_reading()
@@ -289,7 +291,7 @@ class ServerConnection(asyncio.Protocol):
             if self._upload is None:
                 self._watch_upload()
         elif framing.is_in_head and framing.peer is _IDLE and not self._head_since:
-            self._head_since = self._loop.time()
+            self._head_since = self._clock.time()
             self._set_timer(self._head_since + HEAD_SECS)
         if framing.pending_bytes != self._parked_bytes:
             self._count_parked()
@@ -314,7 +316,7 @@ class ServerConnection(asyncio.Protocol):
                 self._watch_upload()
             else:
                 self._transport.pause_reading()
-                self._parked_since = self._loop.time()
+                self._parked_since = self._clock.time()
                 self._set_timer(self._parked_since + PARKED_SECS)
 
     def _watch_hangup(self, watch: bool) -> None:
@@ -326,17 +328,20 @@ class ServerConnection(asyncio.Protocol):
     def _set_timer(self, at: float) -> None:
         """Check what is due at `at` at the latest. A timer that is due earlier stays: when it rings, it is set again."""
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._timer.when() <= self._clock.loop_time(at):
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._on_timer)
+        self._timer = self._clock.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         due, act = self._next_deadline()
-        if due > self._loop.time():
+        now = self._clock.time()
+        if due > now:
             if due != _NEVER:
                 self._set_timer(due)
+        elif self._clock.is_catching_up:
+            self._set_timer(now + CATCH_UP_SECS)
         else:
             act()
 
@@ -366,7 +371,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _watch_upload(self) -> None:
         """From now on the client must send the body."""
-        self._upload = self._loop.time(), self._framing.body_bytes
+        self._upload = self._clock.time(), self._framing.body_bytes
         self._set_timer(self._upload[0] + BODY_SECS)
 
     def _check_upload(self) -> None:
@@ -379,7 +384,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _watch_unsent(self) -> None:
         """From now on the client must take what is sent to it."""
-        self._unsent = self._loop.time(), self._unsent_bytes()
+        self._unsent = self._clock.time(), self._unsent_bytes()
         self._set_timer(self._unsent[0] + self._context.send_timeout_secs)
 
     def _unsent_bytes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from maitred.wire.exchange import Handler
 from maitred.wire.known_heads import KnownHeads
+from maitred.wire.loop_clock import clock_of
 from maitred.wire.messages import RequestHead
 from maitred.wire.sockets import HangupWatch
 
@@ -32,6 +33,7 @@ class ServerContext:
         """`send_timeout_secs` is the time over which the rate of a slow client is measured."""
         self.handler = handler
         self.loop = loop
+        self.clock = clock_of(loop)
         self.send_timeout_secs = send_timeout_secs
         self.connections: set[OpenConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()

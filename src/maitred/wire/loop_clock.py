@@ -1,0 +1,114 @@
+"""LoopClock: the clock of deadlines, which does not count time in which the process stood still.
+
+A process may be stopped (SIGSTOP, a frozen container, a paused machine), or get no CPU. What clients and engines have sent
+meanwhile lies in its sockets, and the event loop runs timers before it reads them: by the time of day, a client that was in time
+would be refused for being late.
+
+    a beat     a timer, four times a second. One that comes more than `STALL_SECS` late ends a stall
+    the clock  goes on from where the stall began: what was due in 40 s is due in 40 s
+    a deadline that falls due just then is looked at again after `CATCH_UP_SECS`, when the sockets have been read
+
+CPU time that the loop itself has used is no stall: deadlines do not stretch under overload. Between two beats the clock runs
+`STALL_SECS` past the next one at most, so it never runs backwards when the beat comes. A stall counts for an hour at most: who
+waits for longer is gone.
+
+Example: a body must come within 60 s, and after 10 s the process is stopped for 62 s. The client has 50 s left.
+
+Queue timeouts count the time of day: they say how long a client waits, and it has waited. Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+from weakref import WeakKeyDictionary
+
+BEAT_SECS: Final = 0.25
+STALL_SECS: Final = 0.5
+CATCH_UP_SECS: Final = 0.1
+MAX_STALL_SECS: Final = 3600.0
+log = logging.getLogger("maitred.wire")
+
+
+class LoopClock:
+    """The clock of one event loop; times are in seconds, as those of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lost = 0.0
+        """Seconds that do not count."""
+        self._caught_up_at = 0.0
+        """When the sockets have been read after the last stall, by the loop's time."""
+        self._set_beat()
+
+    def time(self) -> float:
+        """Return the time that counts."""
+        now = self._loop.time()
+        limit = self._due + STALL_SECS
+        return (now if now < limit else limit) - self._lost
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether the process has just stood still, so that there may be data in the sockets that came in time."""
+        now = self._loop.time()
+        return now < self._caught_up_at or now > self._due + STALL_SECS
+
+    def call_at(self, at: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        """Call `callback` when this clock shows `at`, or earlier, if there is a stall until then."""
+        return self._loop.call_at(at + self._lost, callback)
+
+    def loop_time(self, at: float) -> float:
+        """Return what the loop's own clock shows when this one shows `at`, if there is no further stall."""
+        return at + self._lost
+
+    def _set_beat(self) -> None:
+        self._due = self._loop.time() + BEAT_SECS
+        self._cpu = time.thread_time()
+        self._loop.call_at(self._due, self._beat)
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        stall = min(MAX_STALL_SECS, now - self._due - (time.thread_time() - self._cpu) - STALL_SECS)
+        if stall > 0:
+            self._lost += stall
+            self._caught_up_at = now + CATCH_UP_SECS
+            log.warning("the process stood still for %.1f s: deadlines of connections are extended by that", stall + STALL_SECS)
+        self._set_beat()
+
+
+_CLOCKS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClock]] = WeakKeyDictionary()
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> LoopClock:
+    """Return the clock of a loop, which runs from the first call on."""
+    clock = _CLOCKS.get(loop)
+    if clock is None:
+        clock = _CLOCKS[loop] = LoopClock(loop)
+    return clock
+
+
+@asynccontextmanager
+async def timeout(secs: float) -> AsyncIterator[None]:
+    """Raise TimeoutError in the block if it takes longer than `secs` of the clock: `asyncio.timeout` that knows of stalls."""
+    loop = asyncio.get_running_loop()
+    clock = clock_of(loop)
+    deadline = clock.time() + secs
+    async with asyncio.timeout(None) as scope:
+
+        def look() -> None:
+            nonlocal timer
+            now = clock.time()
+            if clock.is_catching_up or now < deadline:
+                timer = clock.call_at(max(deadline, now + CATCH_UP_SECS), look)
+            else:
+                scope.reschedule(loop.time())
+
+        timer = clock.call_at(deadline, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
