@@ -34,10 +34,10 @@ from maitred.gateway.polling import (
     first_values,
     parse_sample,
 )
-from maitred.wire import loop_clock
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ProtocolError
 from maitred.wire.origin import Origin
+from maitred.wire.timeouts import timeout
 
 log = logging.getLogger("maitred.gateway")
 _WAITING_FOR_CAPACITY: Final = "vllm:num_requests_waiting_by_reason"
@@ -90,7 +90,7 @@ class EngineReader:
     async def read(self) -> EngineReading | None:
         """Return a reading, or None if there is none, for whatever reason."""
         try:
-            async with loop_clock.timeout(self._timeout_secs):
+            async with timeout(self._timeout_secs):
                 status, page = await self._fetch()
                 if (status != 200 or parse_engine_reading(page) is None) and self._path is _SAMPLES_PATH:
                     self._path = METRICS_PATH

@@ -40,10 +40,10 @@ import msgspec
 from maitred.admission.config import MAX_SLOTS
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.kv_pages import BackendType, KvReport, parse_info_capacities, parse_kv_report
-from maitred.wire import loop_clock
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ProtocolError
 from maitred.wire.origin import Origin
+from maitred.wire.timeouts import timeout
 
 log = logging.getLogger("maitred.gateway")
 MAX_POLL_BYTES: Final = 1024 * 1024
@@ -117,7 +117,7 @@ class BackendPoller:
 
     async def poll(self) -> PollResult:
         """Poll once. Raises UpstreamError, TimeoutError, and what decoding raises for an answer that is not valid."""
-        async with loop_clock.timeout(self._timeout_secs):
+        async with timeout(self._timeout_secs):
             await self._get("/health")
             models = msgspec.json.decode(await self._get("/v1/models"), type=ModelList)
         if (self._wants_slots or self._wants_capacities) and self._reports_slots:
@@ -163,7 +163,7 @@ class BackendPoller:
     async def _fetch_if_reported(self) -> None:
         if self._reports_load:
             try:
-                async with loop_clock.timeout(self._timeout_secs):
+                async with timeout(self._timeout_secs):
                     await self._fetch_metrics()
             except Exception as error:  # A backend may answer anything.
                 log.debug("backend %s does not say how loaded it is: %r", self._origin, error)
@@ -182,7 +182,7 @@ class BackendPoller:
     async def _fetch_slots(self) -> None:
         trouble = ""
         try:
-            async with loop_clock.timeout(self._timeout_secs):
+            async with timeout(self._timeout_secs):
                 await self._fetch_server_info()
                 if self._wants_slots and self._slots is None and self._may_have_iterations:
                     await self._fetch_iterations()

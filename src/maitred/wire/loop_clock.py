@@ -1,8 +1,8 @@
 """LoopClock: the clock of deadlines, which does not count time in which the process stood still.
 
 A process may be stopped (SIGSTOP, a frozen container, a paused machine), or get no CPU. What clients and engines have sent
-meanwhile lies in its sockets, and the event loop runs timers before it reads them: by the time of day, a client that was in time
-would be refused for being late.
+meanwhile lies in its sockets, and the event loop runs timers before it reads them: by the time of day, a client that was in
+time would be refused for being late.
 
     a beat     a timer, four times a second. One that comes more than `STALL_SECS` late ends a stall
     the clock  goes on from where the stall began: what was due in 40 s is due in 40 s
@@ -22,8 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -89,26 +88,3 @@ def clock_of(loop: asyncio.AbstractEventLoop) -> LoopClock:
     if clock is None:
         clock = _CLOCKS[loop] = LoopClock(loop)
     return clock
-
-
-@asynccontextmanager
-async def timeout(secs: float) -> AsyncIterator[None]:
-    """Raise TimeoutError in the block if it takes longer than `secs` of the clock: `asyncio.timeout` that knows of stalls."""
-    loop = asyncio.get_running_loop()
-    clock = clock_of(loop)
-    deadline = clock.time() + secs
-    async with asyncio.timeout(None) as scope:
-
-        def look() -> None:
-            nonlocal timer
-            now = clock.time()
-            if clock.is_catching_up or now < deadline:
-                timer = clock.call_at(max(deadline, now + CATCH_UP_SECS), look)
-            else:
-                scope.reschedule(loop.time())
-
-        timer = clock.call_at(deadline, look)
-        try:
-            yield
-        finally:
-            timer.cancel()
