@@ -137,8 +137,13 @@ class KeptFile:
 
 
 def open_input(path: Path) -> BufferedReader:
-    """Open a file or stream of any size. Raises OSError."""
-    return BufferedReader(FileIO(_open_to_read(path)))
+    """Open a file or stream of any size. Raises OSError, also for a device that never ends, such as `/dev/zero`."""
+    file = FileIO(_open_to_read(path))
+    status = os.fstat(file.fileno())
+    if stat.S_ISCHR(status.st_mode) and not file.isatty() and status.st_rdev != os.stat(os.devnull).st_rdev:  # noqa: PTH116
+        file.close()
+        raise OSError(errno.EINVAL, "it is a device, where a file is needed", str(path))
+    return BufferedReader(file)
 
 
 def open_output(path: Path, flags: int) -> int:

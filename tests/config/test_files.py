@@ -116,6 +116,13 @@ def test_a_pipe_that_something_writes_is_an_input(tmp_path: Path) -> None:
         open_input(path)
 
 
+def test_a_device_that_never_ends_is_no_input() -> None:
+    with pytest.raises(OSError, match="it is a device, where a file is needed"):
+        open_input(Path("/dev/zero"))
+    with open_input(Path("/dev/null")) as file:
+        assert file.read() == b""
+
+
 def test_a_pipe_that_nothing_reads_is_no_output(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="nothing reads this pipe"):
