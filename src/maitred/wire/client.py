@@ -35,10 +35,12 @@ from maitred.wire.errors import (
     connect_error,
 )
 from maitred.wire.known_heads import KnownHeads
+from maitred.wire.loop_clock import clock_of
 from maitred.wire.messages import ResponseHead
 from maitred.wire.origin import Origin
 from maitred.wire.resolver import HostAddresses
 from maitred.wire.response import UpstreamResponse
+from maitred.wire.timeouts import timeout
 from maitred.wire.tls import ClientContext, describe_failure
 
 UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]], bytes, HeaderBlock]
@@ -140,11 +142,12 @@ class ConnectionPool:
         """Return a connection to the first of `addresses` to which one can be made. Raises ConnectError or LocalError."""
         if not addresses:
             raise ConnectError(f"cannot connect to {self._where}: {self._host.problem}")
-        due = self._loop.time() + self._limits.connect_secs
+        clock = clock_of(self._loop)
+        due = clock.time() + self._limits.connect_secs
         failures: list[ConnectError | LocalError] = []
         for num_left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
-                connection = await self._connect_to(address, (due - self._loop.time()) / num_left)
+                connection = await self._connect_to(address, (due - clock.time()) / num_left)
             except (ConnectError, LocalError) as error:
                 failures.append(error)
                 self._host.note_failure(address)
@@ -158,7 +161,7 @@ class ConnectionPool:
     async def _connect_to(self, address: str, secs: float) -> UpstreamConnection:
         tls = None if self._tls is None else self._tls.ssl
         try:
-            async with asyncio.timeout(secs):
+            async with timeout(secs):
                 _, connection = await self._loop.create_connection(
                     self._make_connection, address, self._port, ssl=tls, server_hostname=self._tls_host
                 )
@@ -172,7 +175,7 @@ class ConnectionPool:
         waiter: asyncio.Future[UpstreamConnection | None] = self._loop.create_future()
         self._waiters.append(waiter)
         try:
-            async with asyncio.timeout(self._limits.connect_secs):
+            async with timeout(self._limits.connect_secs):
                 connection = await waiter
         except BaseException as error:
             # The waiter may have been given a connection, or a place for one, just before it was cancelled or timed out.

@@ -95,7 +95,7 @@ class UpstreamConnection(asyncio.Protocol):
     def was_dead(self) -> bool:
         """Whether a connection that has just been lost was dead before its last request was sent."""
         # Until a head has come, what was last received is nothing, and its time is that of the request.
-        lasted = self._loop.time() - self._last_received
+        lasted = self._clock.time() - self._last_received
         return self.was_used and not self.has_received and lasted <= STALE_SECS
 
     def close(self) -> None:

@@ -56,6 +56,13 @@ class LoopClock:
         now = self._loop.time()
         return now < self._caught_up_at or now > self._due + STALL_SECS
 
+    def next_look(self, due: float) -> float:
+        """Return when a deadline is to be looked at again, or 0 if it has passed."""
+        now = self.time()
+        if due > now:
+            return due
+        return now + CATCH_UP_SECS if self.is_catching_up else 0.0
+
     def call_at(self, at: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         """Call `callback` when this clock shows `at`, or earlier, if there is a stall until then."""
         return self._loop.call_at(at + self._lost, callback)

@@ -30,7 +30,6 @@ from typing import Final, cast
 
 from maitred.wire.certificate import close_transport, end_sending, limit_buffers
 from maitred.wire.exchange import ApiError, ClientAddress, Exchange
-from maitred.wire.loop_clock import CATCH_UP_SECS
 from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
 from maitred.wire.refusals import encode_refusal, framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
@@ -336,14 +335,11 @@ class ServerConnection(asyncio.Protocol):
     def _on_timer(self) -> None:
         self._timer = None
         due, act = self._next_deadline()
-        now = self._clock.time()
-        if due > now:
-            if due != _NEVER:
-                self._set_timer(due)
-        elif self._clock.is_catching_up:
-            self._set_timer(now + CATCH_UP_SECS)
-        else:
+        look = self._clock.next_look(due)
+        if not look:
             act()
+        elif look != _NEVER:
+            self._set_timer(look)
 
     def _next_deadline(self) -> tuple[float, Callable[[], None]]:
         """Return what will be too late, unless the client does something, and what is done then."""

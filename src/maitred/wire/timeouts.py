@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from maitred.wire.loop_clock import CATCH_UP_SECS, LoopClock, clock_of
+from maitred.wire.loop_clock import LoopClock, clock_of
 
 
 @asynccontextmanager
@@ -28,8 +28,8 @@ class _Watch:
         self.timer = clock.call_at(self._deadline, self._look)
 
     def _look(self) -> None:
-        now = self._clock.time()
-        if self._clock.is_catching_up or now < self._deadline:
-            self.timer = self._clock.call_at(max(self._deadline, now + CATCH_UP_SECS), self._look)
+        look = self._clock.next_look(self._deadline)
+        if look:
+            self.timer = self._clock.call_at(look, self._look)
         else:
             self._scope.reschedule(self._loop.time())
