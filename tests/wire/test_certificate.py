@@ -277,7 +277,7 @@ def test_a_client_that_comes_again_resumes_its_session_also_after_a_reload(
             for _ in range(2):
                 reused, session = await asyncio.to_thread(connect_again, port, trusted, session)
                 resumed.append(reused)
-            served.load(*make_certificate(tmp_path, "second"))
+            served.load(read_certificate(*make_certificate(tmp_path, "second"), where="gateway"))
             resumed.append((await asyncio.to_thread(connect_again, port, trusted, session))[0])
         return resumed
 
