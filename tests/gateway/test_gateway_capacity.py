@@ -11,7 +11,7 @@ import pytest
 from world import ANSWER, Backend, BackendRequest, GatedAnswer, run, whole, world
 
 from maitred.core.errors import ConfigError
-from maitred.gateway.polling import parse_reported_slots
+from maitred.gateway.server_info import parse_reported_slots
 
 TWO_AND_TWO = {"system": {"reserved_floor": 2}, "interactive": {"reserved_floor": 2}}
 

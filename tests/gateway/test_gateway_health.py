@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 import pytest
 from world import Backend, BackendRequest, run, whole, world
 
+from maitred.gateway import GatewayConfig
+from maitred.gateway.engine_readings import MAX_PAGE_BYTES
 from maitred.gateway.polling import MAX_POLL_BYTES
+from maitred.routing import RoutingConfig
 
 
 class Odd(Backend):
@@ -140,3 +144,142 @@ def test_who_was_told_that_a_backend_is_down_is_told_that_it_is_up(caplog: pytes
         f"backend {url} is down: cannot connect to {url.removeprefix('http://')}: connection refused",
         f"backend {url} is up, serving m",
     ]
+
+
+class Refusing(Backend):
+    """A backend that answers the paths in `refused` with a status, and counts what it is asked."""
+
+    def __init__(self, refused: dict[str, bytes], respond: Any = None) -> None:
+        super().__init__(*([] if respond is None else [respond]))
+        self.refused = refused
+        self.asked: Counter[str] = Counter()
+
+    async def _answer(self, received: BackendRequest) -> None:
+        path = received.head.split()[1].decode().partition("?")[0].rstrip("/")
+        self.asked[path] += 1
+        if path in self.refused:
+            await received.send(whole(b"no", self.refused[path]))
+        else:
+            await super()._answer(received)
+
+
+@pytest.mark.parametrize("status", [b"404 Not Found", b"405 Method Not Allowed", b"501 Not Implemented"])
+def test_a_backend_without_a_health_path_is_up_while_it_lists_its_models(status: bytes, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "maitred.gateway")
+
+    async def scenario() -> None:
+        backend = Refusing({"/health": status})
+        async with world(backend) as w:
+            await w.wait_until(lambda: backend.asked["/v1/models"] > 4)
+            assert (await w.request())[0] == 200
+            assert backend.asked["/health"] == 1
+            backend.refused["/v1/models"] = status
+            await w.wait_until(lambda: not w.state.ready)
+            backend.refused = {"/health": b"503 Service Unavailable"}
+            await w.wait_until(lambda: "/health answered 503" in w.state.backends[0].problem)
+
+    run(scenario())
+    said = [
+        record.message for record in caplog.records if "has no /health: it is up while it answers /v1/models" in record.message
+    ]
+    assert len(said) == 1
+
+
+def test_a_configured_health_path_is_asked_and_has_no_substitute() -> None:
+    async def scenario() -> None:
+        backend = Refusing({"/health": b"404 Not Found", "/v1/health/ready": b"204 No Content"})
+        async with world(backend, health_path="/v1/health/ready") as w:
+            assert backend.asked["/health"] == 0
+            backend.refused["/v1/health/ready"] = b"404 Not Found"
+            await w.wait_until(lambda: w.state.backends[0].problem == "/v1/health/ready answered 404")
+            await w.wait_until(lambda: not w.state.ready)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("path", ["health", "", "/a b", "/a\r\nb"])
+def test_a_health_path_is_a_path(path: str) -> None:
+    with pytest.raises(ValueError, match="health_path must be a path such as /health"):
+        GatewayConfig(health_path=path)
+
+
+def test_a_backend_that_lists_null_serves_no_model() -> None:
+    """As Ollama does before a model is pulled."""
+
+    async def scenario() -> None:
+        backend = Odd()
+        backend.odd = b'{"object": "list", "data": null}'
+        async with world(backend) as w:
+            assert w.state.backends[0].models == []
+
+    run(scenario())
+
+
+REFUSALS = [b"501 Not Implemented", b"404 Not Found", b"405 Method Not Allowed", b"403 Forbidden", b"503 Service Unavailable"]
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_metrics_that_are_refused_are_asked_for_rarely(status: bytes) -> None:
+    """While requests are in flight a limit is searched for, with a look every 50 ms. Whole page and samples are asked for once,
+    and what is no refusal once more after a second, two and four."""
+
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def hold(received: BackendRequest) -> None:
+            await release.wait()
+            await received.send(whole(b"{}"))
+
+        backend = Refusing({"/metrics": status}, hold)
+        async with world(backend, slots=None, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
+            load = [asyncio.create_task(w.request()) for _ in range(20)]
+            polls = backend.health_polls + 40
+            await w.wait_until(lambda: w.state.backends[0].slots == 32 and backend.health_polls > polls)
+            assert backend.asked["/metrics"] <= 5
+            release.set()
+            await asyncio.gather(*load)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("page", [b"<html>" * 100, b"go_goroutines 5\n", b"x" * (MAX_PAGE_BYTES + 1)])
+def test_a_load_that_cannot_be_read_is_unknown_and_told_once(page: bytes, caplog: Any) -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        backend.metrics = page
+        async with world(backend, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
+            await w.wait_until(lambda: backend.health_polls > 20)
+            assert backend.metrics_polls <= 3
+            assert w.gateway._fleet.backends[0].waiting is None
+
+    run(scenario())
+    said = [record.message for record in caplog.records if "does not say how loaded it is: /metrics" in record.message]
+    assert len(said) == 1
+
+
+def test_rows_that_fit_no_rule_are_told_once_and_their_load_is_unknown(caplog: Any) -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        backend.metrics = b"".join(b'vllm:num_requests_running{replica="%d"} 3\n' % n for n in (0, 1))
+        async with world(backend, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
+            await w.wait_until(lambda: backend.metrics_polls > 3)
+            assert w.gateway._fleet.backends[0].running is None
+
+    run(scenario())
+    said = [record.message for record in caplog.records if "differ in the label `replica`" in record.message]
+    assert len(said) == 1
+
+
+def test_metrics_that_come_back_are_used_again() -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        backend.metrics = b"vllm:num_requests_running 3\n"
+        async with world(backend, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
+            seen = w.gateway._fleet.backends[0]
+            await w.wait_until(lambda: seen.running == 3)
+            backend.metrics = None
+            await w.wait_until(lambda: seen.running is None)
+            backend.metrics = b"vllm:num_requests_running 4\n"
+            await w.wait_until(lambda: seen.running == 4)
+
+    run(scenario())

@@ -10,13 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from maitred.gateway.kv_pages import KvReport, has_restarted, parse_info_capacities, parse_kv_report
+from maitred.gateway.engine_report import EngineReport, has_restarted
+from maitred.gateway.kv_pages import parse_kv_report
+from maitred.gateway.server_info import parse_info_capacities
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors/thunderagent_metrics_parse.json").read_text())["results"]
 """What ThunderAgent's parsers return for odd pages, which is often wrong."""
 
 
-def report(page: str, backend_type: Any = "auto", info_capacities: Sequence[int] = ()) -> KvReport:
+def report(page: str, backend_type: Any = "auto", info_capacities: Sequence[int] = ()) -> EngineReport:
     found = parse_kv_report(page.encode(), backend_type, info_capacities)
     assert found is not None
     return found

@@ -13,7 +13,8 @@ from world import Backend, BackendRequest, answer, run, world
 
 from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.backend import Backend as BackendView
-from maitred.gateway.polling import ReportedLoad, parse_reported_load
+from maitred.gateway.engine_report import EngineCounts, EngineReport, KvMemory
+from maitred.gateway.polling import parse_reported_load
 from maitred.gateway.request_fields import NO_HINTS, RoutingHintReader
 from maitred.routing import RoutingConfig, Signals
 
@@ -244,16 +245,17 @@ sglang:token_usage{model_name="m"} 0.25
 @pytest.mark.parametrize(
     ("page", "load"),
     [
-        (VLLM, ReportedLoad(2, 7, (5.2e-05 + 0.5) / 2)),
-        (SGLANG, ReportedLoad(7, 5, 0.25)),
-        (b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.75", ReportedLoad(0, 1, 0.75)),
-        (b"vllm:num_requests_running NaN\nvllm:num_requests_running -3\nvllm:num_requests_running 2", ReportedLoad(0, 2, None)),
+        (VLLM, (2, 7, (5.2e-05 + 0.5) / 2)),
+        (SGLANG, (7, 5, 0.25)),
+        (b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.75", (0, 1, 0.75)),
+        (b"vllm:num_requests_running NaN\nvllm:num_requests_running -3\nvllm:num_requests_running 2", (0, 2, None)),
         (b"python_info 1\n", None),
         (b"\xff\xfe", None),
     ],
 )
-def test_what_engines_say_of_their_load(page: bytes, load: ReportedLoad | None) -> None:
-    assert parse_reported_load(page) == load
+def test_what_engines_say_of_their_load(page: bytes, load: tuple[int, int, float | None] | None) -> None:
+    report = parse_reported_load(page)
+    assert (None if report is None else (report.waiting, report.running, report.kv_usage)) == load
 
 
 def loaded(waiting: int) -> bytes:
@@ -329,8 +331,13 @@ def test_conversations_with_one_system_prompt_use_all_backends(policy: str, scor
     assert min(went) >= 10
 
 
+def loaded_report() -> EngineReport:
+    counts = EngineCounts(num_requests_waiting=5, num_requests_running=8, kv_cache_usage_perc=0.5)
+    return EngineReport(engine="vllm", memories=(KvMemory(),), counts=counts)
+
+
 def test_a_report_of_a_load_is_used_for_three_looks() -> None:
-    backend, report = BackendView(0, "http://a:1"), ReportedLoad(5, 8, 0.5)
+    backend, report = BackendView(0, "http://a:1"), loaded_report()
     backend.note_load(report)
     for _ in range(2):
         backend.note_load(report)
@@ -338,7 +345,7 @@ def test_a_report_of_a_load_is_used_for_three_looks() -> None:
     for _ in range(2):
         backend.note_load(report)
         assert (backend.waiting, backend.running, backend.kv_usage) == (None, None, None)
-    backend.note_load(ReportedLoad(5, 8, 0.5))
+    backend.note_load(loaded_report())
     assert (backend.waiting, backend.running, backend.kv_usage) == (5, 8, 0.5)
     backend.note_load(None)
     assert backend.waiting is None

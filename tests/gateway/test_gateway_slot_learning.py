@@ -15,7 +15,7 @@ from maitred.admission.learned_slots import EngineReading, replay_slots
 from maitred.core.decisions import DecisionLog
 from maitred.gateway import GatewayConfig
 from maitred.gateway.engine_readings import parse_engine_reading
-from maitred.gateway.polling import parse_reported_slots
+from maitred.gateway.server_info import parse_reported_slots
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 vllm:num_requests_running{engine="0",model_name="m"} 16.0
@@ -41,7 +41,7 @@ vllm:generation_tokens_total{engine="0",model_name="m"} 1234.0
             EngineReading(7, 2, 0.1),
         ),
         (b"vllm:num_requests_running nan\n", None),
-        (b"vllm:num_requests_running 1e99\n", EngineReading(0, 0)),
+        (b"vllm:num_requests_running 1e99\n", None),
         (b"vllm:num_requests_waiting 3\n", None),
         (b"", None),
         (b"\xff\xfe", None),

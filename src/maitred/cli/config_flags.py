@@ -26,6 +26,7 @@ BACKENDS: Final = FlagGroup(
     KeyFlag("gateway.ejection.probe_successes", "N", name="--cb-success-threshold"),
     KeyFlag("gateway.ejection.base_ejection_secs", "SECS", name="--cb-timeout-duration-secs"),
     KeyFlag("gateway.ejection.window_secs", "SECS", name="--cb-window-duration-secs"),
+    KeyFlag("gateway.health_path", "PATH", alias="--health-check-endpoint"),
 )
 PROGRAMS: Final = FlagGroup(
     "Programs: which agent programs hold KV memory, and where (default: off)",

@@ -13,10 +13,10 @@ The life of a request, and the file for each part of it:
     6. release      exactly once, in `proxy`, however the request ends: drained, failed, preempted, client disconnected.
 
 The gateway itself decides nothing. It reports every event to the cores, with the time at which it happened, and the cores
-decide. What they know of the fleet comes from `polling`, `fleet`, `capacity` and, for backends that do not say how many
-requests they can run, `slot_learning`. What an operator sees is in `state`, `metrics` and `endpoints`, and `local_access` says
-which connections are those of an operator without a key; `reload` changes the configuration in service. `recording` writes down
-what happened (`append_file`), and `descriptor_watch` says when there are no file descriptors left.
+decide. What they know of the fleet comes from `polling`, `engine_metrics`, `fleet`, `capacity` and, for backends that do not
+say how many requests they can run, `slot_learning`. What an operator sees is in `state`, `metrics` and `endpoints`, and
+`local_access` says which connections are those of an operator without a key; `reload` changes the configuration in service.
+`recording` writes down what happened (`append_file`), and `descriptor_watch` says when there are no file descriptors left.
 
 With agent programs, memory comes before the slot: `program_driver` asks the programs core, which knows the KV memory of the
 backends from `kv_pages` and `program_memories`; `waiting_stream` sends comments meanwhile. `program_views`,
@@ -25,11 +25,12 @@ backends from `kv_pages` and `program_memories`; `waiting_stream` sends comments
 
 The other files:
 
-    app               the parts, and which of them serves which path; config: the keys
-    inbound_head      tenant, class and headers of a request; passed_routes: routes that are only passed on
-    body_budget       the bytes of all bodies; plain_runs: text of a large body that is not parsed
-    program_fields    which program a request belongs to
-    served_models     which backends serve a model; engine_readings: what an engine says of its load
+    app               the parts, and which of them serves which path; config: the keys inbound_head      tenant, class and
+    headers of a request; passed_routes: routes that are only passed on body_budget       the bytes of all bodies; plain_runs:
+    text of a large body that is not parsed program_fields    which program a request belongs to served_models     which
+    backends serve a model engine_report     what a reading of an engine says; engine_readings: reads it; engine_metrics: the
+    table of what a page means;
+                      metrics_page, json_pages: the formats of pages; server_info: the other page of an engine
     deadline_timer    one timer for the next deadline of a core; loop_lag: how late the event loop is
     error_responses   every error that the gateway answers with; refusal_pace: when a 429 is told to who retries at once
     answer_usage      tokens of an answer; request_record, request_observer, request_metrics: what is told of a request

@@ -138,7 +138,7 @@ class Gateway(App):
     def _make_slot_learning(self) -> SlotLearning:
         """Return what learns how many requests each backend takes, with the source of each chosen."""
         log = None if self._decision_log is None else DecisionLog(self._decision_log.write)
-        learning = SlotLearning(self.config, self._fleet, self._driver, self._client, log, self._on_slots_changed)
+        learning = SlotLearning(self.config, self._fleet, self._driver, log, self._on_slots_changed)
         learning.choose_sources()
         return learning
 
@@ -278,7 +278,6 @@ class Gateway(App):
         if self.certificate is not None and certificate is not None:
             self.certificate.load(certificate)
         self._on_slots_changed(self._fleet.known_models)
-        self._slot_learning.use_key(settings.gateway.upstream_api_key)
         self._intake.reconfigure(settings.gateway, settings.programs)
         if self.programs is not None:
             self.programs.reconfigure(settings.programs)

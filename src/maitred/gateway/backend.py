@@ -13,13 +13,12 @@ import msgspec
 
 from maitred.admission import QueueEstimate
 from maitred.admission.lead import NO_LEAD
-from maitred.admission.learned_slots import EngineReading, OwnRequest, OwnRequests, SlotController
+from maitred.admission.learned_slots import OwnRequest, OwnRequests, SlotController
 from maitred.core.histogram import Histogram
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.gateway.ejection import Circuit
-from maitred.gateway.kv_pages import KvReport
-from maitred.gateway.polling import ReportedLoad
+from maitred.gateway.engine_report import EngineReport
 from maitred.wire.origin import Origin
 
 SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
@@ -69,19 +68,19 @@ class Backend:
         """The requests of this gateway that it has, where its slots are learned."""
         self.in_use = asyncio.Event()
         """Set while it has such requests."""
-        self.reading: EngineReading | None = None
+        self.reading: EngineReport | None = None
         """What was last read of it for learned slots, or None."""
         self.first_data_times = Histogram()
         """From the sending of a request to the first data of its answer, µs."""
-        self.load: ReportedLoad | None = None
+        self.load: EngineReport | None = None
         """The load that the backend reports, or None if that is unknown: nothing reads it, the backend reports none, or has not
         done so for `_STALE_AFTER` looks."""
         self._queue = QueueEstimate()
-        self._report: ReportedLoad | None = None
+        self._report: EngineReport | None = None
         """The last report, even if it is too old to be used."""
         self._repeats = 0
         """Looks since then that found no other report."""
-        self.kv: KvReport | None = None
+        self.kv: EngineReport | None = None
         """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
         self.kv_read_at = 0.0
         """When that was read, s of the event loop's clock."""
@@ -106,7 +105,7 @@ class Backend:
         """Requests of this gateway that the backend has now."""
         return len(self.requests)
 
-    def note_load(self, report: ReportedLoad | None) -> None:
+    def note_load(self, report: EngineReport | None) -> None:
         """Take over what the backend reports now, or None. The last report once more says that a look has found no other one:
         that may be a busy engine, so the report is used for a few looks, and then the load is unknown."""
         if report is not None and report is self._report:
@@ -120,7 +119,7 @@ class Backend:
         if self.load is None:
             self._queue.forget()
         else:
-            self._queue.look(self.load.waiting, self.load.running, self.in_flight)
+            self._queue.look(self.load.waiting, self.load.running or 0, self.in_flight)
 
     @property
     def waiting(self) -> int | None:

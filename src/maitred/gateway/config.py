@@ -50,6 +50,7 @@ ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
 _HOST_NAME: Final = re.compile(r"[0-9A-Za-z._-]+")
+_REQUEST_PATH: Final = re.compile(r"/[!-~]*")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -108,6 +109,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds between two polls of a backend's health and models."""
     health_timeout_secs: float = 3.0
     """Longest duration of such a poll, in seconds."""
+    health_path: str | None = None
+    """Path that a backend answers with 200 while it is well, such as `/v1/health/ready` (NIM). Null: `/health`, or, where a
+    backend has no such path, `/v1/models` alone."""
     health_failures: int = 3
     """Consecutive polls that must fail before a backend counts as down. Requests that it has not begun to answer then go to
     another backend. A failure to connect takes it down at once; after a refused connection its requests are left to it."""
@@ -170,6 +174,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("tls_key needs tls_cert (give both, or neither)")
         self._check_counts()
         self._check_times()
+        self._check_health_path()
         self._hash_keys()
         if self.backends:
             self._check_backends()
@@ -179,6 +184,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name, least in (counts | {"tenant_metric_top_n": 0, "model_metric_top_n": 0}).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}")
+
+    def _check_health_path(self) -> None:
+        path = self.health_path
+        if path is not None and not _REQUEST_PATH.fullmatch(path):
+            raise ValueError(f"health_path must be a path such as /health, not {quote(path)}")
 
     def _check_times(self) -> None:
         for name in ("health_interval_secs", "health_timeout_secs", "send_timeout_secs"):

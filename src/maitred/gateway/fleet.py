@@ -34,7 +34,8 @@ from maitred.gateway.backend import Backend, BackendObserver, ModelSlots, Upstre
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.ejection_driver import RealTimeEjection
-from maitred.gateway.kv_pages import has_restarted
+from maitred.gateway.engine_readings import MetricsReader
+from maitred.gateway.engine_report import has_restarted
 from maitred.gateway.polling import BackendPoller, KvPolling, PollResult
 from maitred.gateway.served_models import ServedModels
 from maitred.wire.client import UpstreamClient
@@ -77,12 +78,18 @@ class BackendFleet:
         """Whether a backend was healthy when the log last said so."""
         self._observer: BackendObserver | None = None
         self._kv_polling: KvPolling | None = None
+        self._told_problems: dict[int, str] = {}
+        """Why the load of a backend is not known, as last told, by its index."""
 
     def observe(self, observer: BackendObserver, kv_polling: KvPolling | None) -> None:
         """Tell `observer` how backends are, and read their KV memory as `kv_polling` says, or not if it is None."""
         self._observer, self._kv_polling = observer, kv_polling
         for poller in self._pollers:
             poller.kv_polling = kv_polling
+
+    def metrics_reader(self, backend: Backend) -> MetricsReader:
+        """Return what reads the metrics of `backend`."""
+        return self._pollers[backend.index].metrics
 
     @property
     def reads_kv(self) -> bool:
@@ -270,8 +277,9 @@ class BackendFleet:
 
     async def _poll(self, backend: Backend) -> None:
         began_at, num_answers = monotonic_now(), backend.circuit.num_answers
+        was_healthy, reads_kv = backend.healthy, self._is_kv_due(backend)
         try:
-            found = await self._pollers[backend.index].poll()
+            found = await self._pollers[backend.index].poll(wants_metrics=reads_kv)
         except ConnectError as error:
             # Refused: the process has ended, or finishes its requests; they are left to it. Any other failure to connect may
             # lie in the network and last, so it counts towards taking the requests away.
@@ -294,35 +302,41 @@ class BackendFleet:
                 backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error)
             )
         else:
-            await self._on_polled(backend, found)
+            # A request may have found the backend down during the poll, which says nothing then.
+            if backend.healthy or not was_healthy:
+                if reads_kv:
+                    self._note_kv(backend)
+                self._mark_up(backend, found)
+                await self._note_load(backend, has_read_metrics=reads_kv)
 
-    async def _on_polled(self, backend: Backend, found: PollResult) -> None:
-        poller, was_healthy = self._pollers[backend.index], backend.healthy
-        has_read_metrics = await self._read_kv(backend)
-        # A request may have found the backend down during that fetch. Then the poll before it says nothing.
-        if was_healthy and not backend.healthy:
-            return
-        self._mark_up(backend, found)
-        load = None
+    async def _note_load(self, backend: Backend, *, has_read_metrics: bool) -> None:
+        """Take over what a backend that is up reports of its load, if anything goes by it."""
+        metrics, report = self._pollers[backend.index].metrics, None
         if self._wants_load():
-            load = poller.last_load if has_read_metrics else await poller.fetch_load()
-        backend.note_load(load if backend.healthy else None)
+            if not has_read_metrics:
+                await metrics.read()
+            report = metrics.report
+            self._tell_unknown_load(backend, metrics.problem)
+        backend.note_load(report if backend.healthy and report is not None and report.has_load else None)
 
-    async def _read_kv(self, backend: Backend) -> bool:
-        """Read the KV memory of a backend, before it counts as up: until its capacity is known, none of it may be given away.
-        Return whether it was read now."""
+    def _tell_unknown_load(self, backend: Backend, problem: str) -> None:
+        """Say once of each problem that routing or admission goes by a load that is not known."""
+        if problem and self._told_problems.get(backend.index) != problem:
+            log.warning("backend %s does not say how loaded it is: %s", backend.url, problem)
+        self._told_problems[backend.index] = problem
+
+    def _is_kv_due(self, backend: Backend) -> bool:
+        """Return whether the KV memory of a backend is to be read with this poll. That is before the backend counts as up:
+        until its capacity is known, none of it may be given away."""
         polling, now = self._kv_polling, asyncio.get_running_loop().time()
-        if polling is None or (backend.kv is not None and now - backend.kv_read_at < (polling.interval_secs or 0)):
-            return False
-        before, was_healthy = backend.kv, backend.healthy
-        report = await self._pollers[backend.index].fetch_kv()
-        if was_healthy and not backend.healthy:
-            return True
-        backend.kv, backend.kv_read_at = report, now
+        return polling is not None and (backend.kv is None or now - backend.kv_read_at >= (polling.interval_secs or 0))
+
+    def _note_kv(self, backend: Backend) -> None:
+        before, report = backend.kv, self._pollers[backend.index].kv_report()
+        backend.kv, backend.kv_read_at = report, asyncio.get_running_loop().time()
         if self._observer is not None and before is not None and report is not None and has_restarted(before, report):
             log.warning("backend %s has restarted: what was in its KV memory is lost", backend.url)
             self._observer.on_backend_restarted(backend)
-        return True
 
     def _count_failure(self, backend: Backend, problem: str) -> None:
         backend.failures_in_a_row += 1

@@ -44,8 +44,8 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from maitred.gateway.backend import Backend, BackendObserver
+from maitred.gateway.engine_report import KvMemory
 from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.kv_pages import KvMemory
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.programs import BackendMemory, BackendStatus, ProgramStatus
 from maitred.wire.messages import Headers

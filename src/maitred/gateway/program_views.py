@@ -14,8 +14,8 @@ import msgspec
 
 from maitred.gateway.auth import Viewer
 from maitred.gateway.backend import Backend
+from maitred.gateway.engine_report import EngineCounts
 from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.kv_pages import EngineCounts
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_profiles import ProfileSummary, ProgramProfiler
 from maitred.programs import BackendMemory, Program, Programs, ProgramState, ProgramStatus

@@ -39,9 +39,8 @@ from maitred.gateway.backend import Backend
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import RealTimeAdmission
-from maitred.gateway.engine_readings import EngineReader
+from maitred.gateway.engine_readings import MetricsReader
 from maitred.gateway.fleet import BackendFleet
-from maitred.wire.client import UpstreamClient
 
 log = logging.getLogger("maitred.gateway")
 
@@ -54,7 +53,6 @@ class SlotLearning:
         config: GatewayConfig,
         fleet: BackendFleet,
         driver: RealTimeAdmission,
-        client: UpstreamClient,
         decisions: DecisionLog | None,
         on_slots_changed: Callable[[Iterable[str]], object],
     ) -> None:
@@ -64,7 +62,7 @@ class SlotLearning:
         self._driver = driver
         self._decisions = decisions
         self._on_slots_changed = on_slots_changed
-        self._learners = [BackendLearner(self, backend, client, config) for backend in fleet.backends]
+        self._learners = [BackendLearner(self, backend, fleet.metrics_reader(backend)) for backend in fleet.backends]
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[int, tuple[int, str]] = {}
         """What the log has last said of the slots of each backend, by its index: number and source."""
@@ -84,11 +82,6 @@ class SlotLearning:
                 backend.learned_slots = None
             if is_limit and backend.was_ever_healthy:
                 self._tell(backend)
-
-    def use_key(self, key: str | None) -> None:
-        """Send `key` with each reading from now on."""
-        for learner in self._learners:
-            learner.reader.key = key
 
     def start(self) -> None:
         """Begin to look at the backends, each in a task of its own."""
@@ -176,11 +169,10 @@ class SlotLearning:
 class BackendLearner:
     """The looks at one backend."""
 
-    def __init__(self, learning: SlotLearning, backend: Backend, client: UpstreamClient, config: GatewayConfig) -> None:
+    def __init__(self, learning: SlotLearning, backend: Backend, reader: MetricsReader) -> None:
         self._learning = learning
         self._backend = backend
-        self.reader = EngineReader(client, backend.origin, config.health_timeout_secs)
-        self.reader.key = config.upstream_api_key
+        self._reader = reader
         self._next_reading: Micros = 0
         self._fetch: asyncio.Task[None] | None = None
         self._has_read = False
@@ -204,20 +196,21 @@ class BackendLearner:
 
     def _look(self, controller: SlotController, now: Micros) -> None:
         # 1 ms of grace: the timers of the loop may ring that much early.
-        if self._fetch is None and now + 1000 >= self._next_reading and self.reader.may_report:
+        if self._fetch is None and now + 1000 >= self._next_reading and self._reader.may_report_load:
             self._next_reading = now + (controller.reading_due_in(1, wanted=True) or 0)
             self._fetch = asyncio.create_task(self._read(controller))
         # After an idle time the last reading is old, and the first new one is on its way: not a reason to be blind.
-        if (self._has_read or not self.reader.may_report) and controller.wants_ticks:
+        if (self._has_read or not self._reader.may_report_load) and controller.wants_ticks:
             own = self._backend.own_requests.summary(now, is_reading=False)
             self._learning.settle(self._backend, controller, controller.on_tick(own, self._learning.demand(self._backend), now))
 
     async def _read(self, controller: SlotController) -> None:
         try:
             asked = monotonic_now()
-            reading = await self.reader.read()
+            report = await self._reader.read(samples_only=True)
             backend, now = self._backend, monotonic_now()
-            self._has_read, backend.reading = True, reading
+            self._has_read, backend.reading = True, report
+            reading = None if report is None else report.reading
             if reading is not None and controller is backend.learned_slots:
                 own, demand = backend.own_requests.summary(now, is_reading=True), self._learning.demand(backend)
                 self._learning.settle(backend, controller, controller.on_reading(reading, own, demand, now))

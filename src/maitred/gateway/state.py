@@ -277,7 +277,8 @@ class StateSnapshots:
         learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._driver.now())
         own = (b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining)
         load = b.load or b.reading
-        seen = None if load is None else LoadState(load.running, load.waiting, load.kv_usage)
+        running = None if load is None else load.running
+        seen = None if load is None or running is None else LoadState(running, load.waiting, load.kv_usage)
         ejection = _ejection_state(b.circuit, self._driver.now())
         return BackendState(*own, slots.slots, slots.source, learned, self._fleet.num_connections(b), seen, ejection)
 
