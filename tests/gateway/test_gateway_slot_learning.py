@@ -288,7 +288,7 @@ def test_backends_with_free_slots_are_preferred() -> None:
             for _ in range(60):
                 await asyncio.sleep(0.01)
                 most = max(
-                    most, *(len(b.requests) - w.gateway._fleet.backend_slots(b).slots for b in w.gateway._fleet.backends)
+                    most, *(len(b.requests) - w.gateway._fleet.pools.backend_slots(b).slots for b in w.gateway._fleet.backends)
                 )
             done.set()
             await load

@@ -82,14 +82,15 @@ class Admission:
             _check_capacity(capacity)
             self._resize(model, capacity)
 
-    def make_ticket(self, request: Request, cost: int) -> Ticket:
-        """Return the ticket of a request, for `submit`. `cost` is in tokens: of the prompt, and of the answer if known."""
+    def make_ticket(self, request: Request, cost: int, pool: str | None = None) -> Ticket:
+        """Return the ticket of a request, for `submit`. `cost` is in tokens: of the prompt, and of the answer if known. `pool`
+        is the model whose pool it asks, if that is not its own."""
         config, target = self._config, request.slo_target
         if target is None and config.slo_targets:
             target = config.slo_targets.get(slo_class_of(request))
         return Ticket(
             request.id,
-            request.model,
+            request.model if pool is None else pool,
             request.priority_class,
             request.tenant,
             cost,

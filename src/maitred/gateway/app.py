@@ -93,8 +93,8 @@ class Gateway(App):
             config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished, self._on_stranded
         )
         self._open_outputs(log_output)
-        self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.model_load)
-        self._driver = RealTimeAdmission(self.core, self._fleet.model_load)
+        self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.pool_load)
+        self._driver = RealTimeAdmission(self.core, self._fleet.pool_load, pool_of=self._fleet.pools.pool_of)
         self._programs_config = programs or ProgramsConfig()
         self._program_parts = self._make_program_parts(default_state)
         self._capacity = CapacityController(self._fleet, self._driver, fallback)
@@ -277,21 +277,21 @@ class Gateway(App):
         self._capacity.reconfigure(settings.admission)
         if self.certificate is not None and certificate is not None:
             self.certificate.load(certificate)
-        self._on_slots_changed(self._fleet.known_models)
+        self._on_slots_changed(self._fleet.pools.names)
         self._intake.reconfigure(settings.gateway, settings.programs)
         if self.programs is not None:
             self.programs.reconfigure(settings.programs)
         self._fleet.reconfigure(settings.gateway)
 
-    def _on_slots_changed(self, models: Iterable[str]) -> None:
+    def _on_slots_changed(self, pools: Iterable[str]) -> None:
         self._slot_learning.choose_sources()
-        self._capacity.on_slots_changed(models)
+        self._capacity.on_slots_changed(pools)
 
     def _on_stranded(self, request_id: RequestId, stranded: bool) -> None:
         self._driver.set_stranded(request_id, stranded=stranded)
 
-    def _on_vanished(self, model: str) -> bool:
-        return self._capacity.on_vanished(model)
+    def _on_vanished(self, pool: str) -> bool:
+        return self._capacity.on_vanished(pool)
 
 
 def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:

@@ -63,7 +63,7 @@ class Backend:
         self.lead = NO_LEAD
         """Learned slots beyond what it runs at once, as last told to admission."""
         self.slot_shares: dict[str, int] = {}
-        """Its learned slots by model, if it serves several models."""
+        """Its learned slots by pool, if it serves models of several."""
         self.own_requests = OwnRequests()
         """The requests of this gateway that it has, where its slots are learned."""
         self.in_use = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Capacity: the slots of each model follow the fleet, and reservations are checked against them.
+"""Capacity: the slots of each model follow the fleet, and reservations are checked against them. A model stands here for its
+pool, which it may share with its adapters (`slot_pools`).
 
 **At start-up** the question is whether classes can be used at all. It is asked once, when every backend has been polled and
 some model has slots. If the reservations exceed the slots, then, as `on_overcommit` says, the gateway scales the reservations
@@ -55,7 +56,7 @@ class CapacityController:
     def on_slots_changed(self, models: Iterable[str]) -> None:
         """Pass on new numbers of slots. Called when those of `models` may have changed, or a first poll has ended."""
         for model in models:
-            self._driver.resize_pool(model, self._fleet.total_slots(model), self._fleet.lead(model))
+            self._driver.resize_pool(model, self._fleet.pools.total_slots(model), self._fleet.pools.lead(model))
             self._log_change(model)
         self._limit_fallback()
         if not self._startup_checked and self._fleet.all_polled:
@@ -92,11 +93,11 @@ class CapacityController:
         self._driver.reconfigure(config)
         self.fallback = self._pending_config = None
         self._follows_fleet = False
-        self._warn_where_scaled_down(self._fleet.known_models)
+        self._warn_where_scaled_down(self._fleet.pools.names)
 
     def _check_at_startup(self) -> None:
         """Check the reservations once some model has slots; fall back, or let the core scale them down."""
-        if not any(self._fleet.offered_slots(model).slots for model in self._fleet.known_models):
+        if not any(self._fleet.pools.offered_slots(model).slots for model in self._fleet.pools.names):
             return
         self._startup_checked = True
         problem = self._misfit(self._config)
@@ -105,7 +106,7 @@ class CapacityController:
             self._fall_back_to_legacy(problem)
         elif problem is not None:
             log.warning("%s: reservations are scaled down", problem)
-        self._warn_where_scaled_down(self._fleet.known_models)
+        self._warn_where_scaled_down(self._fleet.pools.names)
 
     def _fall_back_to_legacy(self, problem: str) -> None:
         limit, cure = self._config.legacy.max_concurrent_requests, self._config.overcommit_cure
@@ -120,7 +121,7 @@ class CapacityController:
         fleet that is down says nothing, and the last limit stays."""
         config = self._config
         serving = [backend for backend in self._fleet.healthy if not backend.is_draining]
-        slots = min(MAX_SLOTS, sum(self._fleet.backend_slots(backend).slots for backend in serving))
+        slots = min(MAX_SLOTS, sum(self._fleet.pools.backend_slots(backend).slots for backend in serving))
         if self.fallback is None or config.mode != "legacy" or not slots:
             return
         if config.legacy.max_concurrent_requests <= 0 or self._follows_fleet:
@@ -133,12 +134,12 @@ class CapacityController:
         """Return the problem of the first model with fewer slots than are reserved, or None."""
         if config.mode != "priority" or config.preset.bootstrap_capacity is not None or not self._fleet.all_polled:
             return None
-        for model in self._fleet.known_models:
+        for model in self._fleet.pools.names:
             # A model without slots has no backend up, and so says nothing about the size of its fleet.
             # A number that is being learned says nothing yet; the core scales reservations to it.
-            if any(backend.learned_slots is not None for backend in self._fleet.backends_serving(model)):
+            if any(backend.learned_slots is not None for backend in self._fleet.pools.backends(model)):
                 continue
-            slots = self._fleet.offered_slots(model).slots
+            slots = self._fleet.pools.offered_slots(model).slots
             problem = overcommit_problem(config, slots) if slots else None
             if problem is not None:
                 return f"{problem} of model `{model}`"
@@ -147,12 +148,13 @@ class CapacityController:
     def _fits(self, config: AdmissionConfig) -> bool:
         """Return whether every model has slots, and as many as `config` reserves."""
         return (
-            all(self._fleet.offered_slots(model).slots for model in self._fleet.known_models) and self._misfit(config) is None
+            all(self._fleet.pools.offered_slots(model).slots for model in self._fleet.pools.names)
+            and self._misfit(config) is None
         )
 
     def _log_change(self, model: str) -> None:
         """Log what the healthy backends offer, if it has changed; not the slots left at a backend that is down."""
-        before, now = self._last_logged.get(model, ModelSlots(0, "none")), self._fleet.offered_slots(model)
+        before, now = self._last_logged.get(model, ModelSlots(0, "none")), self._fleet.pools.offered_slots(model)
         if now != before:
             self._last_logged[model] = now
             # Learned numbers change all the time; `slot_learning` tells what matters of them.

@@ -106,11 +106,18 @@ class SlotLease:
 class RealTimeAdmission:
     """The only user of an admission core. Used inside one event loop."""
 
-    def __init__(self, core: Admission, load_probe: LoadProbe = no_load, now: Callable[[], Micros] = monotonic_now) -> None:
-        """`load_probe` returns the load of the backends of a model, `now` the time, µs."""
+    def __init__(
+        self,
+        core: Admission,
+        load_probe: LoadProbe = no_load,
+        now: Callable[[], Micros] = monotonic_now,
+        pool_of: Callable[[str], str] = str,
+    ) -> None:
+        """`load_probe` returns the load of the backends of a pool, `now` the time, µs, and `pool_of` the pool of a model."""
         self.core = core
         self.now = now
         self._load_probe = load_probe
+        self._pool_of = pool_of
         self._leases: dict[RequestId, SlotLease] = {}
         self._timer = DeadlineTimer(self._on_due)
 
@@ -125,8 +132,9 @@ class RealTimeAdmission:
         Raises AdmissionRejected. Call `release` afterwards, even for a rejected request.
         """
         core, now = self.core, self.now()
-        load = self._load_probe(request.model, now) if core.reads_load else EMPTY_LOAD
-        decisions = core.submit(core.make_ticket(request, cost), now, load)
+        pool = self._pool_of(request.model)
+        load = self._load_probe(pool, now) if core.reads_load else EMPTY_LOAD
+        decisions = core.submit(core.make_ticket(request, cost, pool), now, load)
         own = decisions[-1]
         # The decision on this request is raised, but those on other requests must be applied first.
         if own.action is _REJECT:

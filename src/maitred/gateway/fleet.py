@@ -25,19 +25,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from maitred.admission import fleet_load
-from maitred.admission.lead import Lead, sum_leads
 from maitred.core.contracts import FleetLoad
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
-from maitred.gateway.backend import Backend, BackendObserver, ModelSlots, UpstreamRequest
-from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
+from maitred.gateway.backend import Backend, BackendObserver, UpstreamRequest
+from maitred.gateway.config import GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.ejection_driver import RealTimeEjection
 from maitred.gateway.engine_readings import MetricsReader
 from maitred.gateway.engine_report import has_restarted
 from maitred.gateway.polling import BackendPoller, KvPolling, PollResult
 from maitred.gateway.served_models import ServedModels
+from maitred.gateway.slot_pools import SlotPools
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, LocalError
 
@@ -56,10 +56,10 @@ class BackendFleet:
         on_vanished: Callable[[str], bool] = lambda model: True,
         on_stranded: Callable[[RequestId, bool], object] = lambda request_id, stranded: None,
     ) -> None:
-        """`on_slots_changed` is called with the models that may have another number of slots. `wants_load` returns whether the
-        load that backends report is read. `on_vanished` is called with a model that no backend lists any more, and returns
-        whether no request of it was left, so that it is forgotten. `on_stranded` is called with a request, and with whether its
-        slot goes when it leaves its backend."""
+        """`on_slots_changed` is called with the pools that may have another number of slots. `wants_load` returns whether the
+        load that backends report is read. `on_vanished` is called with a pool of which no backend lists a model any more, and
+        returns whether no request was left in it, so that it is forgotten. `on_stranded` is called with a request, and with
+        whether its slot goes when it leaves its backend."""
         self._config, self._client = config, client
         self._on_slots_changed = on_slots_changed
         self._wants_load = wants_load
@@ -68,6 +68,8 @@ class BackendFleet:
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [BackendPoller(client, backend.origin, config) for backend in self.backends]
         self._models = ServedModels(self.backends)
+        self.pools = SlotPools(config, self._models, self.backends)
+        """Which models share slots, and how many there are."""
         self.ejection = RealTimeEjection(config.ejection, self.backends, self._update_serving)
         """What ejects the backends that fail requests."""
         self._urgent_polls: dict[int, asyncio.Task[None]] = {}
@@ -121,7 +123,7 @@ class BackendFleet:
         out per model, so nothing else keeps a backend to its own number."""
         if not self.prefers_free_slots or len(backends) < 2:
             return backends
-        free = [backend for backend in backends if backend.in_flight < self.backend_slots(backend).slots]
+        free = [backend for backend in backends if backend.in_flight < self.pools.backend_slots(backend).slots]
         return free if 0 < len(free) < len(backends) else backends
 
     def num_connections(self, backend: Backend) -> int:
@@ -146,38 +148,9 @@ class BackendFleet:
         """All models that backends serve, or served when they were last up."""
         return self._models.names
 
-    def total_slots(self, model: str) -> int:
-        """Return how many requests for `model` may be in flight."""
-        serving = self.backends_serving(model)
-        held_elsewhere = sum(sent.model == model for b in self.backends if b not in serving for sent in b.requests)
-        return self.offered_slots(model).slots + held_elsewhere
-
-    def lead(self, model: str) -> Lead:
-        """Return how many of the slots of `model` are beyond what its backends run at once."""
-        return sum_leads(b.learned_slots.lead for b in self.backends_serving(model) if b.learned_slots is not None)
-
-    def offered_slots(self, model: str) -> ModelSlots:
-        """Return the slots that the healthy backends of `model` offer."""
-        offers = [self.backend_slots(backend, model) for backend in self.backends_serving(model)]
-        sources = {offer.source for offer in offers}
-        source = sources.pop() if len(sources) == 1 else "mixed" if sources else "none"
-        return ModelSlots(sum(offer.slots for offer in offers), source)
-
-    def model_load(self, model: str, now: Micros) -> FleetLoad:
-        """Return the load of the healthy backends of `model`. O(backends)."""
-        return fleet_load(self.backends_serving(model))
-
-    def backend_slots(self, backend: Backend, model: str | None = None) -> ModelSlots:
-        """Return the slots that one backend offers for each model that it serves; of learned slots, which models share, those
-        of `model`, or all."""
-        if self._config.slots_per_backend is not None:
-            return ModelSlots(self._config.slots_per_backend, "configured")
-        if backend.learned_slots is not None:
-            slots = backend.learned_slots.slots
-            return ModelSlots(slots if model is None else backend.slot_shares.get(model, slots), "learned")
-        if backend.reported_slots is not None:
-            return ModelSlots(backend.reported_slots, "reported")
-        return ModelSlots(DEFAULT_SLOTS_PER_BACKEND, "default")
+    def pool_load(self, pool: str, now: Micros) -> FleetLoad:
+        """Return the load of the healthy backends of a pool. O(backends)."""
+        return fleet_load(self.pools.backends(pool))
 
     def add_request(self, backend: Backend, request: Request, task: asyncio.Task[None]) -> UpstreamRequest:
         """Count the request that `task` is about to send to `backend`."""
@@ -200,9 +173,10 @@ class BackendFleet:
             backend.own_requests.remove(own, monotonic_now(), completed=sent.is_complete, failed=sent.has_failed)
         if backend.is_draining and not backend.requests:
             log.warning("backend %s is drained: it has no request any more", backend.url)
-        # At a backend that is down the request had a slot of its own, which ends with it (`total_slots`).
-        if backend not in self.backends_serving(sent.model):
-            self._on_slots_changed((sent.model,))
+        # At a backend that is down the request had a slot of its own, which ends with it (`SlotPools.total_slots`).
+        pool = self.pools.pool_of(sent.model)
+        if backend not in self.pools.backends(pool):
+            self._on_slots_changed((pool,))
 
     def list_models(self) -> Sequence[dict[str, Any]]:
         """Return what `/v1/models` lists: the models of the healthy backends, each once."""
@@ -375,10 +349,11 @@ class BackendFleet:
             log.log(*((logging.INFO, "ready: a backend is up") if is_ready else (logging.ERROR, "not ready: no backend is up")))
         were_left = [backend.is_left for backend in self.backends]
         self.ejection.detector.set_in_use([b.index for b in self.backends if b.healthy and not b.is_draining])
-        models = self._models.update()
+        self._models.update()
+        pools = self.pools.update()
         # Slots that go make no victims, and those that come are given away before a victim is stopped for one.
         self._tell_stranded(stranded=True)
-        self._on_slots_changed(models)
+        self._on_slots_changed(pools)
         self._tell_stranded(stranded=False)
         self._forget_vanished()
         for backend, was_left in zip(self.backends, were_left, strict=True):
@@ -386,9 +361,9 @@ class BackendFleet:
                 self._tell_observer(backend)
 
     def _tell_stranded(self, *, stranded: bool) -> None:
-        """Tell of the requests that are at backends which do not serve their model any more, or do so again."""
+        """Tell of the requests that are at backends whose slots do not count any more, or do so again."""
         for sent in [sent for backend in self.backends for sent in backend.requests if sent.is_stranded is not stranded]:
-            if (sent.backend not in self.backends_serving(sent.model)) is stranded:
+            if (sent.backend not in self.pools.backends(self.pools.pool_of(sent.model))) is stranded:
                 sent.is_stranded = stranded
                 self._on_stranded(sent.request_id, stranded)
 
@@ -396,8 +371,9 @@ class BackendFleet:
         """Drop the models that no backend lists any more, as soon as no request of theirs is left."""
         for model in list(self._models.vanished):
             at_backends = any(sent.model == model for backend in self.backends for sent in backend.requests)
-            if not at_backends and self._on_vanished(model):
+            if not at_backends and (self.pools.is_shared(model) or self._on_vanished(self.pools.pool_of(model))):
                 self._models.forget(model)
+                self.pools.forget(model)
 
 
 def _has_answered(backend: Backend, since: Micros, num_answers: int) -> bool:

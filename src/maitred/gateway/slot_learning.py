@@ -56,7 +56,7 @@ class SlotLearning:
         decisions: DecisionLog | None,
         on_slots_changed: Callable[[Iterable[str]], object],
     ) -> None:
-        """`on_slots_changed` is called with the models that may have another number of slots."""
+        """`on_slots_changed` is called with the pools that may have another number of slots."""
         self._config = config
         self._fleet = fleet
         self._driver = driver
@@ -97,34 +97,36 @@ class SlotLearning:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def demand(self, backend: Backend) -> PoolDemand:
-        """Return what waits for the slots of a backend, over all models that it serves."""
+        """Return what waits for the slots of a backend, over all pools that it serves."""
         core, fleet, wanted, held, keeps_lead = self._driver.core, self._fleet, False, 0, False
-        slots = fleet.backend_slots(backend).slots
-        for model in backend.models:
-            demand = core.demand(model)
+        slots = fleet.pools.backend_slots(backend).slots
+        pools = fleet.pools.of_backend(backend)
+        for pool in pools:
+            demand = core.demand(pool)
             wanted = wanted or demand.wanted
-            held = max(held, round(demand.held * slots / max(1, fleet.total_slots(model))))
+            held = max(held, round(demand.held * slots / max(1, fleet.pools.total_slots(pool))))
             # With several backends, a request beyond the limit of one would be served by a victim's place at another.
-            is_only_way = len(backend.models) == len(fleet.backends_serving(model)) == 1
+            is_only_way = len(pools) == len(fleet.pools.backends(pool)) == 1
             keeps_lead = demand.keeps_lead and is_only_way
         return PoolDemand(wanted, held, keeps_lead)
 
     def settle(self, backend: Backend, controller: SlotController, decision: SlotDecision | None) -> None:
-        """Put what was decided at a look in force, and share the slots among models."""
+        """Put what was decided at a look in force, and share the slots among pools."""
         shares = self._shares(backend, controller.slots) if len(backend.models) > 1 else {}
         if decision is not None:
             log.debug("backend %s: %d slots instead of %d (%s)", backend.url, decision.slots, decision.before, decision.reason)
         if decision is not None or (shares, controller.lead) != (backend.slot_shares, backend.lead):
             backend.slot_shares, backend.lead = shares, controller.lead
-            self._on_slots_changed(list(backend.models))
+            self._on_slots_changed(self._fleet.pools.of_backend(backend))
         if controller.state is SlotState.GUESSED:
             self._tell(backend)
 
     def _shares(self, backend: Backend, slots: int) -> dict[str, int]:
-        """Return the shares of the models: a model asks for what it has in flight there, or for all if more waits."""
-        in_flight = Counter(sent.model for sent in backend.requests)
-        wants = self._driver.core.demand
-        return share_slots(slots, {model: slots if wants(model).wanted else in_flight[model] for model in backend.models})
+        """Return the shares of the pools: a pool asks for what it has in flight there, or for all if more waits."""
+        pools, wants = self._fleet.pools, self._driver.core.demand
+        in_flight = Counter(pools.pool_of(sent.model) for sent in backend.requests)
+        asked = {pool: slots if wants(pool).wanted else in_flight[pool] for pool in pools.of_backend(backend)}
+        return share_slots(slots, asked)
 
     def _fits(self, controller: SlotController | None, reported: int | None) -> bool:
         """Return whether a controller has the bounds that it should have."""
@@ -140,7 +142,7 @@ class SlotLearning:
     def _tell(self, backend: Backend) -> None:
         """Log where the slots of a backend come from, when that is known and when it changes; a learned number only when it
         has changed by a tenth and is trusted."""
-        now, controller = self._fleet.backend_slots(backend), backend.learned_slots
+        now, controller = self._fleet.pools.backend_slots(backend), backend.learned_slots
         before = self._told.get(backend.index)
         if controller is not None and controller.state is SlotState.GUESSED:
             if before is None or before[1] != "guessed":

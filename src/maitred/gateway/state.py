@@ -244,7 +244,7 @@ class StateSnapshots:
         """Return the state at this instant. O(requests that are here)."""
         core, fleet = self._driver.core, self._fleet
         pools = {name: _pool_state(core.view(name)) for name in core.pool_names}
-        offered = {model: fleet.offered_slots(model) for model in fleet.known_models}
+        offered = {model: fleet.pools.offered_slots(fleet.pools.pool_of(model)) for model in fleet.known_models}
         return GatewayState(
             ready=any(backend.healthy for backend in fleet.backends),
             mode=core.config.mode,
@@ -273,7 +273,7 @@ class StateSnapshots:
         return tenants
 
     def _backend(self, b: Backend) -> BackendState:
-        slots = self._fleet.backend_slots(b)
+        slots = self._fleet.pools.backend_slots(b)
         learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._driver.now())
         own = (b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining)
         load = b.load or b.reading

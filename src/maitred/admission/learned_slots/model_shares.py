@@ -1,10 +1,10 @@
-"""The learned slots of one engine, shared among the models that it serves: a base model and its adapters, mostly.
+"""The learned slots of one engine, shared among the models that it serves (a base model and its adapters count as one).
 
 The engine has one batch for all of them, so its slots are shared by max-min fairness: no model gets more than it asks for, and
 what is left over is offered to each, because it may ask next. Shares are set anew at each look, so what two idle models take at
 the same instant may exceed the slots until the next one.
 
-*Example.* 16 slots; `base` asks for 40, `a` for 3, `b` for none. A third of 16 is 5: `a` gets its 3, and `base` the other 13.
+*Example.* 16 slots; `m` asks for 40, `a` for 3, `b` for none. A third of 16 is 5: `a` gets its 3, and `m` the other 13.
 `b` is offered 1, so that its first request finds a way in.
 """
 
