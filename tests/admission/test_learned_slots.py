@@ -272,6 +272,32 @@ def test_the_page_of_another_engine_is_no_reading() -> None:
     assert slots.slots == 16
 
 
+def test_a_page_without_anything_running_while_streams_answer_is_not_believed() -> None:
+    """A gauge that is never set. Readings while hardly anything answers say nothing either way."""
+    slots = SlotController(8)
+    for at in range(1, 12):
+        now = at * 200 * MILLISECOND
+        answered = (8, 1)[at % 2]
+        slots.on_reading(EngineReading(0, 0, progress=at), own(8, answered=answered, unanswered=8 - answered), WANTED, now)
+    assert slots.distrusts_page
+    for at in range(60):
+        now = 3 * SECOND + at * 100 * MILLISECOND
+        slots.on_reading(EngineReading(0, 0, progress=20 + at), own(8, answered=8), WANTED, now)
+        running = min(16, slots.slots)
+        slots.on_tick(own(slots.slots, answered=running, overdue=slots.slots - running), WANTED, now)
+    assert (slots.state, slots.limit) == (SlotState.BLIND, 16)
+    slots.on_reading(EngineReading(16, 1, progress=99), own(17, answered=16, unanswered=1), WANTED, 10 * SECOND)
+    assert not slots.distrusts_page
+    assert slots.state is SlotState.TRUSTED
+
+
+def test_one_engine_that_shows_all_that_answers_is_believed() -> None:
+    slots = SlotController(8)
+    for at in range(1, 20):
+        slots.on_reading(EngineReading((0, 8)[at % 2], 0, progress=at), own(8, answered=8), NO_DEMAND, at * SECOND)
+        assert not slots.distrusts_page
+
+
 def test_a_counter_that_goes_back_is_a_restart() -> None:
     slots = confirmed()
     slots.on_reading(EngineReading(8, 0, progress=1), own(16), WANTED, SECOND)

@@ -283,3 +283,51 @@ def test_metrics_that_come_back_are_used_again() -> None:
             await w.wait_until(lambda: seen.running == 4)
 
     run(scenario())
+
+
+def test_the_first_request_finds_the_backends_polled() -> None:
+    async def scenario() -> None:
+        late = Backend()
+        polled = asyncio.Event()
+
+        class Slow(Backend):
+            async def _answer(self, received: BackendRequest) -> None:
+                if received.head.startswith(b"GET /health"):
+                    await asyncio.sleep(0.05)
+                    polled.set()
+                await super()._answer(received)
+
+        async with world(Slow(), late, ready=False) as w:
+            assert polled.is_set()
+            assert [backend.healthy for backend in w.state.backends] == [True, True]
+            assert (await w.request())[0] == 200
+
+    run(scenario())
+
+
+def test_a_backend_that_never_answers_delays_the_start_for_a_moment_only() -> None:
+    async def scenario() -> None:
+        async with world(Mute(), Backend(), ready=False, health_timeout_secs=15.0) as w:
+            assert [backend.healthy for backend in w.state.backends] == [False, True]
+
+    run(scenario())
+
+
+def test_a_backend_that_refuses_from_the_start_is_logged_once(caplog: Any) -> None:
+    async def scenario() -> str:
+        gone, good = Backend(), Backend()
+        await gone.start()
+        await gone.stop()
+        gone.start = _do_nothing  # type: ignore[method-assign]
+        async with world(gone, good, ready=False) as w:
+            await w.wait_until(lambda: good.health_polls > 5)
+            return gone.url
+
+    url = run(scenario())
+    said = [record.message for record in caplog.records if url in record.message]
+    assert len(said) == 1
+    assert said[0].startswith(f"backend {url} is not up: cannot connect to 127.0.0.1:")
+
+
+async def _do_nothing() -> None:
+    pass

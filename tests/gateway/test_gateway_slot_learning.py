@@ -11,7 +11,7 @@ import pytest
 from world import NOT_FOUND, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, whole, world
 
 from maitred.admission import replay
-from maitred.admission.learned_slots import EngineReading, replay_slots
+from maitred.admission.learned_slots import EngineReading, SlotState, replay_slots
 from maitred.core.decisions import DecisionLog
 from maitred.gateway import GatewayConfig
 from maitred.gateway.engine_readings import parse_engine_reading
@@ -156,6 +156,37 @@ def test_a_limit_is_learned_and_told(has_metrics: bool, tmp_path: Path, caplog: 
         run_again(log, DecisionLog(again.append))
         assert again == [line for line in log if room in line]
     assert any(b'"change"' in line for line in log)
+
+
+def test_metrics_that_show_nothing_running_while_streams_answer_are_not_believed_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Silent(Engine):
+        """An engine that never sets its gauge of running requests."""
+
+        @property
+        def metrics(self) -> bytes | None:
+            page = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:generation_tokens_total %d\n"
+            return page % self.generated
+
+        @metrics.setter
+        def metrics(self, _: bytes | None) -> None:
+            pass
+
+    async def scenario() -> None:
+        engine, done = Silent(16), asyncio.Event()
+        async with world(engine, slots=None) as w:
+            load = asyncio.create_task(flood(w, 40, done))
+            controller = w.gateway._fleet.backends[0].learned_slots
+            assert controller is not None
+            await w.wait_until(lambda: controller.state is SlotState.BLIND)
+            done.set()
+            await load
+
+    run(scenario())
+    said = [record.message for record in caplog.records if "so they are not believed" in record.message]
+    assert len(said) == 1
+    assert "its metrics show 0 running requests while" in said[0]
 
 
 def test_looks_are_close_while_requests_wait() -> None:

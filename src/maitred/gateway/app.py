@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from prometheus_client.core import Metric
@@ -55,6 +55,8 @@ from maitred.wire.server import App
 from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
+_FIRST_POLLS_SECS: Final = 0.5
+"""For how long the first connections may wait for backends that do not answer polls."""
 
 
 class Gateway(App):
@@ -179,7 +181,8 @@ class Gateway(App):
         return None if self._program_parts is None else self._program_parts.memories
 
     async def start(self, server: ServerContext) -> None:
-        """Start to poll the backends."""
+        """Start to poll the backends, and return when each has been polled, or after half a second. Connections that come
+        before wait in the backlog of the listening socket, where they would find no backend up and get a 503."""
         self._server = server
         self._intake.watch_server(server)
         self._descriptors.start()
@@ -193,6 +196,7 @@ class Gateway(App):
         self._poll_task = asyncio.create_task(self._fleet.poll_forever())
         self._poll_task.add_done_callback(_on_polling_ended)
         self._slot_learning.start()
+        await self._fleet.wait_until_polled(_FIRST_POLLS_SECS)
 
     async def stop(self) -> None:
         """Release all resources, after the last request has ended."""

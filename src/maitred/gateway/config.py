@@ -68,7 +68,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls_key: str | None = None
     """File with the private key of `tls_cert`, in PEM and without a password. Null: `tls_cert` holds it as well."""
     slots_per_backend: int | None = None
-    """Requests that one backend may have in flight, for each model it serves. Null: as `slots` says."""
+    """Requests that one backend may have in flight, for each model it serves; a base model and its adapters count as one. Null:
+    as `slots` says."""
     slots: Literal["auto", "learned", "fixed"] = "auto"
     """Where the slots of a backend come from if `slots_per_backend` is null. `auto`: what it reports (`max_running_requests` or
     `max_num_seqs` in `/server_info`), else learned of what it runs, in mode `priority`. `learned`: learned in any case, with

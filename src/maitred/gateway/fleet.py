@@ -20,6 +20,7 @@ another one, so it is no victim of a preemption (`_tell_stranded`; in the core, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -80,6 +81,7 @@ class BackendFleet:
         """Whether a backend was healthy when the log last said so."""
         self._observer: BackendObserver | None = None
         self._kv_polling: KvPolling | None = None
+        self._all_polled = asyncio.Event()
         self._told_problems: dict[int, str] = {}
         """Why the load of a backend is not known, as last told, by its index."""
 
@@ -237,17 +239,30 @@ class BackendFleet:
             polled.add_done_callback(lambda _: self._urgent_polls.pop(backend.index))
         await asyncio.shield(polled)
 
+    async def wait_until_polled(self, secs: float) -> None:
+        """Return when every backend has been polled once, or after `secs`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                await self._all_polled.wait()
+
     async def _poll_repeatedly(self, backend: Backend) -> None:
         while True:
             await self._poll(backend)
             if not backend.has_been_polled:
-                backend.has_been_polled = True
-                self._on_slots_changed(())
+                self._on_first_poll(backend)
             self._tell_observer(backend)
             self._abandon(self.ejection.find_silent(backend))
             if self._models.vanished:
                 self._forget_vanished()
             await asyncio.sleep(self.poll_interval_secs)
+
+    def _on_first_poll(self, backend: Backend) -> None:
+        backend.has_been_polled = True
+        if not backend.healthy and not backend.failures_in_a_row:  # A failure that counts has been logged.
+            log.warning("backend %s is not up: %s", backend.url, backend.problem)
+        if self.all_polled:
+            self._all_polled.set()
+        self._on_slots_changed(())
 
     async def _poll(self, backend: Backend) -> None:
         began_at, num_answers = monotonic_now(), backend.circuit.num_answers

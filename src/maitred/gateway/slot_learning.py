@@ -21,11 +21,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from maitred.admission.learned_slots import (
     LEAST_LEARNED,
     MOST_LEARNED,
     START_SLOTS,
+    EngineReading,
+    OwnLoad,
     PoolDemand,
     RecordedSlotController,
     SlotController,
@@ -43,6 +46,10 @@ from maitred.gateway.engine_readings import MetricsReader
 from maitred.gateway.fleet import BackendFleet
 
 log = logging.getLogger("maitred.gateway")
+_NOT_BELIEVED: Final = (
+    "backend %s: its metrics show %d running requests while %d streams of this gateway answer, so they are not believed: slots "
+    "are learned of the streams alone; if its gauge is not set, or the page is another engine's, set slots_per_backend"
+)
 
 
 class SlotLearning:
@@ -179,6 +186,8 @@ class BackendLearner:
         self._fetch: asyncio.Task[None] | None = None
         self._has_read = False
         """Whether a reading has ended since the backend was idle."""
+        self._has_warned = False
+        """Whether the log says that its page is not believed."""
 
     async def run(self) -> None:
         """Look while requests are in flight, and wait while there are none."""
@@ -206,6 +215,12 @@ class BackendLearner:
             own = self._backend.own_requests.summary(now, is_reading=False)
             self._learning.settle(self._backend, controller, controller.on_tick(own, self._learning.demand(self._backend), now))
 
+    def _warn_of_page(self, reading: EngineReading, own: OwnLoad) -> None:
+        """Say once that the page of the engine is not believed."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(_NOT_BELIEVED, self._backend.url, reading.running, own.answered)
+
     async def _read(self, controller: SlotController) -> None:
         try:
             asked = monotonic_now()
@@ -216,6 +231,8 @@ class BackendLearner:
             if reading is not None and controller is backend.learned_slots:
                 own, demand = backend.own_requests.summary(now, is_reading=True), self._learning.demand(backend)
                 self._learning.settle(backend, controller, controller.on_reading(reading, own, demand, now))
+                if controller.distrusts_page:
+                    self._warn_of_page(reading, own)
                 self._next_reading = asked + (controller.reading_due_in(own.in_flight, wanted=demand.wanted) or 0)
         finally:
             self._fetch = None

@@ -12,9 +12,11 @@ The parts, each with its own theory: `limit_search` finds the limit; `kv_limit` 
 over while others use the engine; `without_metrics` makes looks of the requests' own streams while there are no metrics. What
 each may do to the slots is bounded here:
 
-- from `least` to `most`; while no request waits for a slot, they never grow;
-- a reading that equals the last one in all fields, while our requests end, is no reading (a cached page), and neither is one
-  that shows less than half of what we see answering, three times in a row (another engine's page);
+- from `least` to `most`; while no request waits for a slot, they never grow; - a reading that equals the last one in all
+fields, while our requests end, is no reading (a cached page); - nor are those of a page that contradicts our streams: three
+times it has shown less than half of what we see answering, or nothing
+  at all while streams answer (another engine's page, or a gauge that is never set). From then on the streams are the signal,
+  until the page shows what answers. A reading while hardly anything answers says nothing either way;
 - a reading without progress since the last one shows no step: the engine may be in a long one, and `running` stands still for
   no other reason;
 - a counter that goes back is a restart: the limit is forgotten, the slots stay.
@@ -65,6 +67,9 @@ SEARCH_INTERVAL: Final = 50 * MILLISECOND
 """Time between two looks while the limit is searched for or probed: what is sent too much then waits in the engine."""
 BLIND_AFTER: Final = 1500 * MILLISECOND
 """Without a reading for this long, the requests' own streams are the signal."""
+_FEWEST_STREAMS: Final = 2
+"""Streams that answer while a page shows nothing running, from which on that is a contradiction: one may just have ended."""
+_MOST_CONTRADICTIONS: Final = 3
 
 
 class SlotController:
@@ -88,7 +93,7 @@ class SlotController:
         self._period = SECOND // 4
         self._ended_at_reading = 0
         self._failed = 0
-        self._foreign_readings = 0
+        self._contradictions = 0
         self._tick_at: Micros | None = None
         self._overdue_look: int | None = None
         self._is_blind = False
@@ -113,6 +118,11 @@ class SlotController:
         return Lead(kept, self._search.lent) if kept else NO_LEAD
 
     @property
+    def distrusts_page(self) -> bool:
+        """Whether the metrics of the engine contradict our streams so often that they are not believed."""
+        return self._contradictions >= _MOST_CONTRADICTIONS
+
+    @property
     def state(self) -> SlotState:
         if self._is_blind:
             return SlotState.GUESSED if self._is_guess else SlotState.BLIND
@@ -125,7 +135,8 @@ class SlotController:
     def on_reading(self, reading: EngineReading, own: OwnLoad, demand: PoolDemand, now: Micros) -> SlotDecision | None:
         """Take a look at the engine into account. Return the change of slots, or None."""
         before, last = self.slots, self._reading
-        if (last == reading and own.ended != self._ended_at_reading) or self._is_foreign(reading, own):
+        self._compare_with_streams(reading, own)
+        if self.distrusts_page or (last == reading and own.ended != self._ended_at_reading):
             return None
         if last is not None and _shows_no_step(reading, last):
             self._reading_at = now
@@ -205,6 +216,7 @@ class SlotController:
         """Forget the limit and keep the slots: the backend was down, and what comes up may be another engine."""
         self._now = now
         self._reading = self._reading_at = None
+        self._contradictions = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -213,10 +225,13 @@ class SlotController:
         self._is_shared, self._overdue_look = False, None
         self._streams.forget()
 
-    def _is_foreign(self, reading: EngineReading, own: OwnLoad) -> bool:
-        """Return whether a page shows so little of what answers us that it is that of another engine."""
-        self._foreign_readings = self._foreign_readings + 1 if reading.running < own.answered / 2 - 2 else 0
-        return self._foreign_readings >= 3
+    def _compare_with_streams(self, reading: EngineReading, own: OwnLoad) -> None:
+        """Count how often the page has shown too little of what answers since it last showed enough."""
+        running, answered = reading.running, own.answered
+        if running < answered / 2 - 2 or (not running and answered >= _FEWEST_STREAMS):
+            self._contradictions += 1
+        elif running and running >= answered / 2:
+            self._contradictions = 0
 
     def _note_failures(self, own: OwnLoad) -> None:
         if own.failed > self._failed:

@@ -93,7 +93,7 @@ class SlotState(StrEnum):
     CONTENDED = "contended"
     """Others fill the engine's own queue and do not yield, so these slots do not yield either."""
     BLIND = "blind"
-    """There are no metrics: the requests' own streams are the signal."""
+    """There are no metrics, or none that can be believed: the requests' own streams are the signal."""
     GUESSED = "guessed"
     """There are neither metrics nor streams: the number is a guess."""
 
