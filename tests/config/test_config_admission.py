@@ -178,6 +178,12 @@ def test_of_keys_only_hashes_are_kept() -> None:
         ({"gateway.api_key": "sha256:" + hashlib.sha256(b"").hexdigest()}, "gateway.api_key is the hash of an empty text"),
         ({"gateway.upstream_api_key": "s3 cret"}, "gateway.upstream_api_key must be visible ASCII"),
         ({"gateway.tenant_api_keys": {"acme": "s3 cret"}}, "gateway.tenant_api_keys.acme must be visible ASCII"),
+        ({"gateway.tenant_api_keys": {"acme": ["k", "s3 cret"]}}, "gateway.tenant_api_keys.acme[1] must be visible ASCII"),
+        ({"gateway.tenant_api_keys": {"acme": []}}, "gateway.tenant_api_keys.acme is an empty list"),
+        (
+            {"gateway.tenant_api_keys": {"a": ["k", "s3cret"], "b": ["s3cret"]}},
+            "gateway.tenant_api_keys.b is the same key as tenant_api_keys.a",
+        ),
         ({"gateway.tenant_api_keys": {" a": "s3cret"}}, "gateway.tenant_api_keys: ' a' is no id of a tenant"),
         (
             {"gateway.tenant_api_keys": {"a": "s3cret", "b": "sha256:" + hashlib.sha256(b"s3cret").hexdigest()}},

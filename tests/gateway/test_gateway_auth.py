@@ -196,6 +196,46 @@ def test_it_is_refused_before_its_body_is_read() -> None:
     assert run(scenario()) == 401
 
 
+def test_a_key_comes_as_x_api_key_where_there_is_no_authorization() -> None:
+    async def scenario() -> None:
+        async with world(**LOCKED, upstream_api_key="engine-key") as w:
+            assert (await w.request("/v1/messages", x_api_key=ACME))[0] == 200
+            assert (await w.request("/v1/models", b"", "GET", x_api_key=ACME))[0] == 200
+            assert (await w.request("/admin/config", b"", "GET", x_api_key=ACME))[0] == 403
+            assert (await w.request("/admin/config", b"", "GET", x_api_key=SHARED))[0] == 200
+            assert (await w.request("/admin/config", b"", "GET", authorization="", x_api_key=SHARED))[0] == 200
+            assert (await w.request("/nowhere", b"", "GET", x_api_key=SHARED))[0] == 200  # for the operator alone
+            assert (await w.request(x_api_key="wrong"))[0] == 401
+            assert (await w.request(authorization="Bearer wrong", x_api_key=ACME))[0] == 401
+            for received in w.backends[0].received:
+                assert received.headers[b"authorization"] == b"Bearer engine-key"
+                assert b"x-api-key" not in received.headers
+
+    run(scenario())
+
+
+def test_a_gateway_without_keys_passes_x_api_key_on() -> None:
+    async def scenario() -> bytes | None:
+        async with world() as w:
+            await w.request("/v1/messages", x_api_key="of-the-engine")
+            return w.backends[0].received[0].headers.get(b"x-api-key")
+
+    assert run(scenario()) == b"of-the-engine"
+
+
+def test_a_tenant_may_have_two_keys_while_its_clients_change() -> None:
+    both = {"tenant_api_keys": {"acme": [ACME, hash_api_key("next")], "bolt": "other"}}
+
+    async def scenario() -> None:
+        async with world(**both) as w:
+            assert [(await w.request(**bearer(key)))[0] for key in (ACME, "next", "other", "third")] == [200, 200, 200, 401]
+            assert w.gateway.config.tenant_api_keys["acme"] == (hash_api_key(ACME), hash_api_key("next"))
+
+    run(scenario())
+    keys = ApiKeys(None, {"acme": (hash_api_key(ACME), hash_api_key("next"))})
+    assert keys.authenticate(b"Bearer acme-key") == keys.authenticate(b"Bearer next") == Caller("auth:acme", KeyRights.TENANT)
+
+
 @pytest.mark.parametrize(
     ("path", "without", "tenant", "shared"),
     [

@@ -56,7 +56,7 @@ class ServeFlags(SmgFlags):
     ] = None
     tenant_api_key: Annotated[
         list[str] | None,
-        flag(CALLERS.panel, "--tenant-api-key", "The key of one tenant, or sha256:HEX. Repeatable.", "ID:KEY"),
+        flag(CALLERS.panel, "--tenant-api-key", "A key of one tenant, or sha256:HEX. Repeatable.", "ID:KEY"),
     ] = None
 
 
@@ -156,16 +156,14 @@ def _given_backends(values: Mapping[str, object]) -> Sequence[str]:
     return given if isinstance(given, list) else []
 
 
-def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
+def _tenant_keys(given: Sequence[str]) -> dict[str, list[str]]:
     """Return the keys by tenant. No error message repeats a key."""
-    keys: dict[str, str] = {}
+    keys: dict[str, list[str]] = {}
     for pair in given:
         tenant, colon, key = pair.partition(":")
         if not (tenant and colon and key):
             raise ConfigError("this is no ID:KEY", where="--tenant-api-key", hint="as in --tenant-api-key acme:KEY")
-        if tenant in keys:
-            raise ConfigError(f"two keys for {tenant!r}", where="--tenant-api-key", hint="give each tenant one")
-        keys[tenant] = key
+        keys.setdefault(tenant, []).append(key)
     return keys
 
 

@@ -1,8 +1,9 @@
 """Authentication: whether a request may be served, and which tenant sends it.
 
-**API keys.** The key of a request is hashed and looked up, so that a check costs the same with one tenant and with ten
-thousand. The comparisons inside a dict could tell an attacker something about the stored hashes. So the table is indexed by a
-tag that cannot be computed outside this process, and the hash found there is compared in constant time.
+**API keys.** A key comes as `Authorization: Bearer KEY`, or without that header as `x-api-key: KEY`, which is how Anthropic's
+SDKs send it (`request_fields.read_credentials`). It is hashed and looked up, so that a check costs the same with one tenant and
+with ten thousand. The comparisons inside a dict could tell an attacker something about the stored hashes. So the table is
+indexed by a tag that cannot be computed outside this process, and the hash found there is compared in constant time.
 
 **The tenant** is the first of these that applies:
 
@@ -26,7 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from maitred.gateway import error_responses
-from maitred.gateway.config import HASH_PREFIX
+from maitred.gateway.config import HASH_PREFIX, keys_of_tenant
 from maitred.gateway.local_access import LocalAccess
 from maitred.gateway.request_fields import shorten_name
 from maitred.wire.exchange import ClientAddress
@@ -56,27 +57,31 @@ _NO_CALLER: Final[tuple[bytes, Caller | None]] = (bytes(32), None)
 class ApiKeys:
     """The keys that open the gateway. Without any key it is open to every client."""
 
-    def __init__(self, shared: str | None, tenants: Mapping[str, str], admin_hosts: Iterable[str] = ()) -> None:
-        """`shared` and the values of `tenants`, by tenant id, are hashes as `hash_api_key` returns them. `admin_hosts` are the
-        names under which an operator may come while there are no keys."""
+    def __init__(
+        self, shared: str | None, tenants: Mapping[str, str | tuple[str, ...]], admin_hosts: Iterable[str] = ()
+    ) -> None:
+        """`shared` and the values of `tenants`, one or several by tenant id, are hashes as `hash_api_key` returns them.
+        `admin_hosts` are the names under which an operator may come while there are no keys."""
         self._local = LocalAccess(admin_hosts)
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, tuple[bytes, Caller | None]] = {}
-        for tenant, key in tenants.items():
-            self._add(key, Caller(f"auth:{tenant}", KeyRights.TENANT))
+        for tenant, given in tenants.items():
+            for key in keys_of_tenant(given):
+                self._add(key, Caller(f"auth:{tenant}", KeyRights.TENANT))
         if shared is not None:
             self._add(shared, Caller(f"auth:{shared.removeprefix(HASH_PREFIX)}", KeyRights.ALL))
 
     def __bool__(self) -> bool:
         return bool(self._callers)
 
-    def authenticate(self, authorization: bytes | None) -> Caller | None:
-        """Return the owner of the key in the header `authorization`, or None if no keys are configured. Raises ApiError 401."""
+    def authenticate(self, credentials: bytes | None) -> Caller | None:
+        """Return the owner of the key that `credentials`, a value of `Authorization`, names, or None if no keys are configured.
+        Raises ApiError 401."""
         if not self._callers:
             return None
-        if authorization is None:
+        if credentials is None:
             raise error_responses.missing_api_key()
-        scheme, _, key = authorization.strip().partition(b" ")
+        scheme, _, key = credentials.strip().partition(b" ")
         if scheme.lower() != b"bearer":
             raise error_responses.missing_api_key()
         digest = hashlib.sha256(key.strip()).digest()
@@ -86,10 +91,10 @@ class ApiKeys:
             raise error_responses.invalid_api_key()
         return caller
 
-    def require_administrator(self, authorization: bytes | None, client: ClientAddress, headers: Headers) -> None:
+    def require_administrator(self, credentials: bytes | None, client: ClientAddress, headers: Headers) -> None:
         """Raise ApiError 401 or 403 unless the request has the shared key; or, without any configured key, comes from an
         operator at this machine (`LocalAccess`)."""
-        caller = self.authenticate(authorization)
+        caller = self.authenticate(credentials)
         if caller is None:
             problem = self.local_problem(client, headers)
             if problem is not None:
@@ -121,11 +126,11 @@ class Viewer(NamedTuple):
 
 
 def identify_viewer(
-    keys: ApiKeys, authorization: bytes | None, header_value: bytes | None, client: ClientAddress, headers: Headers
+    keys: ApiKeys, credentials: bytes | None, header_value: bytes | None, client: ClientAddress, headers: Headers
 ) -> Viewer:
     """Return the viewer. With the shared key it sees all tenants; without any configured key, as an operator at this machine,
     unless the request names a tenant. Raises ApiError 401."""
-    caller = keys.authenticate(authorization)
+    caller = keys.authenticate(credentials)
     tenant = resolve_tenant(caller, header_value, client)
     if caller is not None:
         return Viewer(tenant, caller.rights is KeyRights.ALL)

@@ -82,9 +82,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     addresses, `localhost` and `host`."""
     api_key: str | None = None
     """The key that all clients share, as it is or as `sha256:HEX`. It is the only key that opens `/admin/*`."""
-    tenant_api_keys: dict[str, str] = {}
+    tenant_api_keys: dict[str, str | tuple[str, ...]] = {}
     """Keys of single tenants by tenant id: `{acme: KEY}` or `{acme: sha256:HEX}`. A request with such a key belongs to the
-    tenant `auth:acme`."""
+    tenant `auth:acme`. `{acme: [KEY1, KEY2]}`: each of these is valid, so that clients can change from one to the other."""
     upstream_api_key: str | None = None
     """Key sent to the backends as `Authorization: Bearer`, in place of the client's own."""
     trust_tenant_header: bool = False
@@ -205,12 +205,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if not tenant or tenant != tenant.strip():
                 raise ValueError(f"tenant_api_keys: {tenant!r} is no id of a tenant: write it without spaces around it")
         shared = None if self.api_key is None else _hash_named_key("api_key", self.api_key)
-        keys = {tenant: _hash_named_key(f"tenant_api_keys.{tenant}", key) for tenant, key in self.tenant_api_keys.items()}
+        keys = {tenant: _hash_tenant_keys(f"tenant_api_keys.{tenant}", given) for tenant, given in self.tenant_api_keys.items()}
         owners = {} if shared is None else {shared: "api_key"}
-        for tenant, key in keys.items():
-            if key in owners:
-                raise ValueError(f"tenant_api_keys.{tenant} is the same key as {owners[key]}")
-            owners[key] = f"tenant_api_keys.{tenant}"
+        for tenant, hashes in keys.items():
+            for key in keys_of_tenant(hashes):
+                if key in owners:
+                    raise ValueError(f"tenant_api_keys.{tenant} is the same key as {owners[key]}")
+                owners[key] = f"tenant_api_keys.{tenant}"
         msgspec.structs.force_setattr(self, "api_key", shared)
         msgspec.structs.force_setattr(self, "tenant_api_keys", keys)
         if self.auth == "none" and owners:
@@ -240,6 +241,19 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if origin in seen:
                 raise ValueError(f"backends: {origin} is named twice (name each backend once)")
             seen.add(origin)
+
+
+def keys_of_tenant(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys of a tenant that has one, or several."""
+    return (given,) if isinstance(given, str) else given
+
+
+def _hash_tenant_keys(name: str, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    if isinstance(given, str):
+        return _hash_named_key(name, given)
+    if not given:
+        raise ValueError(f"{name} is an empty list (give a key, or leave the tenant out)")
+    return tuple(_hash_named_key(f"{name}[{i}]", key) for i, key in enumerate(given))
 
 
 def _hash_named_key(name: str, key: str) -> str:

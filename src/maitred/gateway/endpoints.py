@@ -18,7 +18,7 @@ from maitred.gateway.backend import Backend
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
-from maitred.gateway.request_fields import AUTHORIZATION_HEADER
+from maitred.gateway.request_fields import read_credentials
 from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayState
 from maitred.wire.exchange import ApiError, Exchange, Handler, send_bytes, send_error, send_json
@@ -140,9 +140,9 @@ class AdminEndpoints:
         if method not in endpoint.methods:
             raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
         if endpoint.access is EndpointAccess.KEY:
-            self._keys().authenticate(exchange.get_header(AUTHORIZATION_HEADER))
+            self._keys().authenticate(read_credentials(exchange.headers))
         elif endpoint.access is EndpointAccess.ADMIN:
-            self._keys().require_administrator(exchange.get_header(AUTHORIZATION_HEADER), exchange.client, exchange.headers)
+            self._keys().require_administrator(read_credentials(exchange.headers), exchange.client, exchange.headers)
         await endpoint.handler(exchange)
 
     async def _models(self, exchange: Exchange) -> None:

@@ -176,7 +176,7 @@ def method_not_allowed(method: str, allowed: str) -> ApiError:
 
 
 def missing_api_key() -> ApiError:
-    message = "an API key is needed here: send it as `Authorization: Bearer KEY`"
+    message = "an API key is needed here: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"
     return ApiError(401, message, kind="invalid_request_error", code="missing_api_key", headers=_BEARER)
 
 

@@ -1,7 +1,7 @@
 """The head of a request, as the gateway reads it: once for all requests that have the same one.
 
     forwarded    the headers for the backend: all but hop-by-hop ones (RFC 9110, 7.6.1) and those meant for the gateway itself
-    for us       x-request-id, authorization, the class, and the tenant if a trusted header names one; the first of several,
+    for us       x-request-id, the credentials, the class, and the tenant if a trusted header names one; the first of several,
                  but the last that names the tenant
     target       the route, and path and query for the backend
 
@@ -18,13 +18,13 @@ from typing import Final
 from maitred.admission import parse_class
 from maitred.core.request import PriorityClass
 from maitred.gateway.request_fields import (
-    AUTHORIZATION_HEADER,
     COMMON_CONNECTION_VALUES,
     HOP_BY_HOP_HEADERS,
     REQUEST_ID_HEADER,
     ROUTES,
     Route,
     drop_named_headers,
+    read_credentials,
 )
 from maitred.wire.client_framing import HeaderBlock
 from maitred.wire.exchange import Exchange
@@ -42,7 +42,8 @@ class InboundHead:
         self.forwarded = HeaderBlock([])
         """The headers for the backend, without x-request-id."""
         self.request_id: bytes | None = None
-        self.authorization: bytes | None = None
+        self.credentials: bytes | None = None
+        """What names the key of the client, as a value of `Authorization`."""
         self.tenant: bytes | None = None
         """The value of the trusted header. Of several the last, which the trusted proxy has added."""
         self.priority: bytes | None = None
@@ -102,14 +103,13 @@ class HeadReader:
         name = (inbound.priority or b"").strip()
         if name and name.isascii() and name.decode("ascii").isprintable():
             inbound.names_class, inbound.requested_class = True, parse_class(name.decode("ascii"))
+        inbound.credentials = read_credentials(exchange.headers)
         inbound.route = ROUTES.get(exchange.path)
         inbound.target = exchange.target.decode("latin-1")
         return inbound
 
     def _keep_own(self, inbound: InboundHead, name: bytes, value: bytes) -> None:
-        if name == AUTHORIZATION_HEADER:
-            inbound.authorization = inbound.authorization or value
-        elif name == REQUEST_ID_HEADER:
+        if name == REQUEST_ID_HEADER:
             inbound.request_id = inbound.request_id or value
         elif name == self._tenant:
             inbound.tenant = value

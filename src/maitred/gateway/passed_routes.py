@@ -28,7 +28,7 @@ import msgspec
 
 from maitred.gateway.auth import ApiKeys
 from maitred.gateway.error_responses import no_route
-from maitred.gateway.request_fields import AUTHORIZATION_HEADER, ROUTES, BodyFields, Route, decode_body_fields
+from maitred.gateway.request_fields import ROUTES, BodyFields, Route, decode_body_fields, read_credentials
 from maitred.wire.exchange import ApiError, Exchange
 
 READ_PATHS: Final = frozenset(
@@ -59,7 +59,7 @@ def read_passed(exchange: Exchange, body: bytes, keys: ApiKeys, passed_paths: Co
         raise no_route(exchange.path)
     if exchange.path not in passed_paths and not _only_reads(exchange):
         try:
-            keys.require_administrator(exchange.get_header(AUTHORIZATION_HEADER), exchange.client, exchange.headers)
+            keys.require_administrator(read_credentials(exchange.headers), exchange.client, exchange.headers)
         except ApiError as error:
             raise no_route(exchange.path) from error
     fields = find_fields(exchange, body)

@@ -111,6 +111,8 @@ COMMON_CONNECTION_VALUES = (b"keep-alive,", b"close,")
 """The usual values of a `Connection` header, with a comma behind: they name no other header."""
 REQUEST_ID_HEADER = b"x-request-id"
 AUTHORIZATION_HEADER = b"authorization"
+API_KEY_HEADER = b"x-api-key"
+"""Where Anthropic's SDKs send a key; it counts if there is no `Authorization`."""
 
 MAX_OUTPUT_LIMIT: Final = 10_000_000
 """Largest limit of an answer that counts, in tokens: more than any model generates."""
@@ -181,6 +183,18 @@ def decode_body_fields(body: bytes) -> BodyFields:
         except msgspec.DecodeError:  # of another type, or null
             setattr(fields, name, "" if name == "model" and bytes(value) != b"null" else None)
     return fields
+
+
+def read_credentials(headers: Headers) -> bytes | None:
+    """Return what names the key of a request, as a value of `Authorization`, or None if nothing does. The first of several
+    headers counts that is not empty."""
+    bearer = b""
+    for name, value in headers:
+        if name == AUTHORIZATION_HEADER and value:
+            return value
+        if name == API_KEY_HEADER:
+            bearer = bearer or value
+    return b"Bearer " + bearer if bearer else None
 
 
 def end_to_end_headers(headers: Headers) -> Headers:

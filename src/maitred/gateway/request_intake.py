@@ -41,6 +41,7 @@ from maitred.gateway.program_fields import (
     count_characters,
 )
 from maitred.gateway.request_fields import (
+    API_KEY_HEADER,
     AUTHORIZATION_HEADER,
     NO_HINTS,
     REQUEST_ID_HEADER,
@@ -155,7 +156,7 @@ class IntakeRules:
         self.heads = HeadReader(
             config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
             withheld=[
-                *([AUTHORIZATION_HEADER] if self.keys or own else []),
+                *((AUTHORIZATION_HEADER, API_KEY_HEADER) if self.keys or own else ()),
                 # A backend that is itself a gateway would count programs a second time.
                 *(OWN_HEADERS if self.programs is not None else []),
             ],
@@ -198,7 +199,7 @@ class RequestIntake:
     def identify(self, exchange: Exchange) -> Viewer:
         """Return the viewer that sends a request which is not forwarded. Raises ApiError 401."""
         inbound = self._rules.heads.read_head(exchange)
-        return identify_viewer(self._rules.keys, inbound.authorization, inbound.tenant, exchange.client, exchange.headers)
+        return identify_viewer(self._rules.keys, inbound.credentials, inbound.tenant, exchange.client, exchange.headers)
 
     @property
     def parked_bytes(self) -> int:
@@ -223,7 +224,7 @@ class RequestIntake:
         proxied: ProxyRequest | None = None
         try:
             inbound = rules.heads.read_head(exchange)
-            caller = rules.keys.authenticate(inbound.authorization) if rules.needs_key else None
+            caller = rules.keys.authenticate(inbound.credentials) if rules.needs_key else None
             body = exchange.take_whole_body(rules.config.max_body_bytes)
             arrival = began_at
             if body is None:
