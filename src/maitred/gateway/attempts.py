@@ -213,9 +213,7 @@ class Attempts:
         except asyncio.CancelledError:
             if not sent.absorb_abandonment():
                 raise
-            abandoned = BackendAbandoned(f"{backend.url} is down: {backend.problem or 'it says nothing'}")
-            self._count_failure(sent, abandoned)
-            raise abandoned from None
+            raise self._count_abandonment(sent) from None
         except UpstreamError as error:
             sent.has_failed = True
             self._count_failure(sent, error)
@@ -285,6 +283,13 @@ class Attempts:
         if record.error is not None and not record.error.is_fault_of_client and sent.response_started:
             self._fleet.ejection.on_failure(sent, record.error.message)
         return _FAILED
+
+    def _count_abandonment(self, sent: UpstreamRequest) -> BackendAbandoned:
+        """Return the failure of a request that was taken away from its backend, counted."""
+        backend = sent.backend
+        abandoned = BackendAbandoned(f"{backend.url} is down: {backend.problem or 'it says nothing'}")
+        self._count_failure(sent, abandoned)
+        return abandoned
 
     def _count_failure(self, sent: UpstreamRequest, error: UpstreamError) -> None:
         """Tell everything that counts failures of one. A backend that could not be reached is down."""

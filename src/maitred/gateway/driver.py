@@ -67,14 +67,21 @@ class SlotLease:
     def __init__(self, request: Request, task: asyncio.Task[None] | None) -> None:
         self.tenant = request.tenant
         self._task = task
-        self.granted: asyncio.Future[None] | None = None
-        """Done when the request holds a slot, or gets none (AdmissionRejected). None if it has had one from the beginning."""
+        self.granted: asyncio.Future[Decision] | None = None
+        """Done with the decision by which the request holds a slot, or gets none. None if it has had one from the beginning."""
         self._preempted = False
 
     @property
     def is_waiting(self) -> bool:
         """Whether the request waits for a slot; otherwise it holds one."""
         return self.granted is not None and not self.granted.done()
+
+    async def wait(self) -> None:
+        """Return when the request holds a slot. Raises AdmissionRejected if it gets none."""
+        granted = self.granted
+        # An exception that the future kept would refer to the frames that refer to this lease.
+        if granted is not None and (decision := await granted).action is _REJECT:
+            raise AdmissionRejected(decision)
 
     def absorb_preemption(self) -> bool:
         """Return whether the task was cancelled by a preemption alone, and take that cancellation back.
@@ -96,11 +103,9 @@ class SlotLease:
         elif decision.action is _QUEUE:
             if not self.is_waiting:
                 self.granted = asyncio.get_running_loop().create_future()
-        elif self.granted is not None and not self.granted.done():
-            if decision.action is _ADMIT:
-                self.granted.set_result(None)
-            elif decision.action is _REJECT:
-                self.granted.set_exception(AdmissionRejected(decision))
+        elif self.is_waiting and (decision.action is _ADMIT or decision.action is _REJECT):
+            assert self.granted is not None
+            self.granted.set_result(decision)
 
 
 class RealTimeAdmission:
@@ -177,7 +182,7 @@ class RealTimeAdmission:
         lease = self._leases.get(request_id)
         if lease is None or lease.granted is None or not lease.is_waiting:
             return False
-        await lease.granted
+        await lease.wait()
         return True
 
     def resize_pool(self, pool: str, capacity: int, lead: Lead = NO_LEAD) -> None:

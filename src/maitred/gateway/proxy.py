@@ -7,7 +7,7 @@
 
 **Slots and places in a queue** are freed in `_hold_slot` alone: by its `finally`, and by `yield_slot` for a request that is
 preempted. When a client disconnects, the exchange cancels the task of its request, wherever that task waits: in the
-queue (`slot.granted`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request
+queue (`slot.wait`) or for a backend. The cancellation passes through this `finally`, which tells the core that the request
 has ended with CLIENT_GONE; so it does at a shutdown, for every cancellation that gets so far counts as that. The core
 (`Admission.release`) hands it to the pool, which frees what the request has: its place in the queue, or its slot
 (`ClassPool.release`, or `FlowPool.release` under flow control; the slot in `SlotPool._free_slot`). A victim that is not retried
@@ -120,8 +120,7 @@ class Proxy:
             if proxied.waiting_stream is not None:
                 proxied.waiting_stream.stop()
             proxied.body_lease.release()
-            if proxied.failed is not None:
-                proxied.failed.close()
+            proxied.forget_failures()
             self._observer.end(record, exchange)
 
     def _waiting_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
@@ -168,7 +167,7 @@ class Proxy:
             while True:
                 try:
                     if slot.granted is not None:
-                        await slot.granted
+                        await slot.wait()
                     if proxied.step is None:
                         end = await self._attempts.send_routed(proxied, writer)
                     else:

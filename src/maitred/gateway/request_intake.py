@@ -134,6 +134,12 @@ class ProxyRequest:
         self.body = b""
         self.body_lease.release()
 
+    def forget_failures(self) -> None:
+        """Drop the attempts that have failed, and the answer that is held: both refer to this request. Idempotent."""
+        failed, self.failed = self.failed, None
+        if failed is not None:
+            failed.close()
+
     def replace_header(self, name: bytes, value: bytes) -> None:
         """Send this header in place of those with this name."""
         kept = [header for header in (*self.block.headers, *self.headers) if header[0] != name]
@@ -235,21 +241,22 @@ class RequestIntake:
             proxied = self._read_request(
                 exchange, rules, inbound, resolve_tenant(caller, inbound.tenant, exchange.client), lease, body, arrival
             )
-            return proxied
         except ApiError as error:
-            refusal = error
+            self._refuse(exchange, error, began_at)
         except ClientDisconnected:
             self._observer.refuse(exchange, CLIENT_GONE, "", began_at)
-            return None
         except Exception:
             log.exception("a request could not be taken in")
-            refusal = internal_error("gateway")
+            self._refuse(exchange, internal_error("gateway"), began_at)
         finally:
             if proxied is None:
                 lease.release()
-        self._send_refusal(exchange, refusal)
-        self._observer.refuse(exchange, refusal.status, refusal.code or "", began_at)
-        return None
+        return proxied
+
+    def _refuse(self, exchange: Exchange, error: ApiError, began_at: Micros) -> None:
+        """Answer with an error, and count it."""
+        self._send_refusal(exchange, error)
+        self._observer.refuse(exchange, error.status, error.code or "", began_at)
 
     def _send_refusal(self, exchange: Exchange, error: ApiError) -> None:
         self._counters.refused_before_admission[error.code or "invalid_request"] += 1

@@ -141,13 +141,13 @@ class FailedAttempts:
         self.num_abandoned = 0
         """How often it was taken away from a backend that was down."""
         self.failure: UpstreamError | None = None
-        """The last one."""
+        """The last one, without its traceback: that refers to the frames which refer to the request."""
         self.answer: AnsweredError | None = None
         """The last answer of an engine, which is held."""
 
     def add(self, failure: UpstreamError) -> None:
         """Count a failure."""
-        self.failure = failure
+        self.failure = failure.with_traceback(None)
         self.num_attempts += not is_free(failure)
         self.num_abandoned += isinstance(failure, BackendAbandoned)
         if isinstance(failure, AnsweredError):

@@ -61,7 +61,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
-        self._framing = ClientFraming(limits.max_head, known_heads)
+        self._known_heads = known_heads
         self._timer: asyncio.TimerHandle | None = None
         self._response: UpstreamResponse | None = None
         self._has_head = False
@@ -128,6 +128,8 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         limit_buffers(self._transport)
+        # Not before: it and its parser refer to each other until the connection is lost, and one that was never made is not.
+        self._framing = ClientFraming(self.limits.max_head, self._known_heads)
 
     def data_received(self, data: bytes) -> None:
         if self._response is None:

@@ -155,8 +155,7 @@ class MessageFraming:
         except httptools.HttpParserUpgrade as upgrade:
             switched_at = upgrade.args[0]
         except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            self._on_fault(cause if isinstance(cause, FramingError) else FramingError(f"this is no HTTP/1.1: {cause}"))
+            self._on_fault(_fault_in_callback(error))
             return
         except httptools.HttpParserError as error:
             self._on_fault(FramingError(f"this is no HTTP/1.1: {error}"))
@@ -198,3 +197,11 @@ class MessageFraming:
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
         self._inbox.append(body)
+
+
+def _fault_in_callback(error: httptools.HttpParserCallbackError) -> FramingError:
+    """Return what a callback of the parser has raised, without its traceback: its frames refer to the connection."""
+    cause = error.__context__
+    if isinstance(cause, FramingError):
+        return FramingError(str(cause), cause.status)
+    return FramingError(f"this is no HTTP/1.1: {cause}")

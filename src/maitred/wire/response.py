@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from maitred.wire.errors import Truncated
 from maitred.wire.messages import Headers, HeadMemo, ResponseHead
 
 PieceWriter: TypeAlias = Callable[[bytes, bool], "asyncio.Future[None] | None"]
@@ -56,7 +57,10 @@ class UpstreamResponse:
     """Whether the whole body has arrived."""
     _body_written = False
     """Whether the whole body was written through."""
+    _has_failed = False
+    """Whether the rest will not arrive."""
     _error: BaseException | None = None
+    """Why the rest will not arrive; None once that was raised."""
 
     def __init__(self, source: ResponseSource, high_water: int, loop: asyncio.AbstractEventLoop) -> None:
         self.headers: Headers = []
@@ -64,6 +68,7 @@ class UpstreamResponse:
         self._high_water = high_water
         self._loop = loop
         self._head: asyncio.Future[None] = loop.create_future()
+        """Done when the head has come, or an error instead of it."""
         self._buffer: list[bytes] = []
 
     @property
@@ -81,6 +86,8 @@ class UpstreamResponse:
         except asyncio.CancelledError:
             self.close()
             raise
+        if not self.status:
+            raise self._take_error()
         return self
 
     def take_arrived(self) -> bytes:
@@ -94,8 +101,8 @@ class UpstreamResponse:
     async def read_piece(self) -> bytes:
         """Return what has arrived since the last call, or else the next piece; b"" at the end. Raises UpstreamError."""
         while not self._buffer:
-            if self._error is not None:
-                raise self._error
+            if self._has_failed:
+                raise self._take_error()
             if self._body_received:
                 return b""
             await self._new_waiter()
@@ -120,8 +127,8 @@ class UpstreamResponse:
         if self._buffer or self._body_received:
             self._write_buffered()
         while self._pending_write is not None or not self._body_written:
-            if self._error is not None and self._pending_write is None:
-                raise self._error
+            if self._has_failed and self._pending_write is None:
+                raise self._take_error()
             await self._new_waiter()
 
     def close(self) -> None:
@@ -168,10 +175,16 @@ class UpstreamResponse:
     def on_error(self, error: Exception) -> None:
         """Take note that the rest of the response will not arrive. What has arrived is still handed over."""
         self._source = None
-        self._error = error
+        self._has_failed, self._error = True, error
         if not self._head.done():
-            self._head.set_exception(error)
+            self._head.set_result(None)
         self._wake()
+
+    def _take_error(self) -> BaseException:
+        """Return why the rest will not arrive, and keep it no longer: once raised, it refers to the frames that refer to this
+        response, and with it to the request."""
+        error, self._error = self._error, None
+        return error or Truncated("the response has broken off before")
 
     def _take_buffered(self) -> bytes:
         buffer = self._buffer
@@ -184,7 +197,7 @@ class UpstreamResponse:
         assert self._write is not None
         self._body_written = self._body_received
         self._write_piece(self._write, self._take_buffered())
-        if self._pending_write is None and (self._body_written or self._error is not None):
+        if self._pending_write is None and (self._body_written or self._has_failed):
             self._wake()
 
     def _write_piece(self, write: PieceWriter, piece: bytes) -> None:
@@ -210,7 +223,7 @@ class UpstreamResponse:
 
     def _fail(self, error: BaseException | None) -> None:
         self.close()
-        self._error = error
+        self._has_failed, self._error = True, error
         self._wake()
 
     def _pause_reading(self) -> None:
