@@ -36,7 +36,9 @@ class Agent:
     paused: bool = False
     backend: Memory | None = None
     tokens: int = 0
-    last_total: int = 0
+    ended: dict = field(default_factory=dict)
+    """Tokens of contexts in memory by the number of the end of their last request."""
+    num_ended: int = 0
     contexts: dict = field(default_factory=dict)
     waiting: dict = field(default_factory=dict)
     steps: int = 0
@@ -172,7 +174,8 @@ class NaivePrograms:
         self.decided.append((now, 0 if agent is None else agent.serial, action, reason, request, backend))
 
     def count_tokens(self, agent):
-        agent.tokens = max(agent.last_total, sum(agent.contexts.values())) if agent.contexts else agent.last_total
+        idle, under_way = sum(agent.ended.values()), sum(agent.contexts.values())
+        agent.tokens = max(idle, under_way) if self.strict else idle + under_way
 
     def begin_acting(self, agent, now):
         agent.acting, agent.acting_since = True, now
@@ -184,11 +187,38 @@ class NaivePrograms:
             agent.share = self.estimate(agent, now)
 
     def start(self, agent, request, tokens):
-        if not agent.contexts:
-            agent.last_total = 0
+        continued = [n for n, size in agent.ended.items() if size * 8 <= tokens * 9]
+        trimmed = [n for n, size in agent.ended.items() if size <= 3 * tokens]
+        if self.strict and not agent.contexts:
+            agent.ended = {}
+        elif not self.strict and continued:
+            del agent.ended[max(continued, key=lambda n: (agent.ended[n], -n))]
+        elif not self.strict and trimmed:
+            del agent.ended[min(trimmed, key=lambda n: (agent.ended[n], n))]
         agent.contexts[request] = tokens
+        self.evict(agent, sum(agent.contexts.values()))
         agent.acting = False
         self.count_tokens(agent)
+
+    def evict(self, agent, in_use):
+        """What does not fit into the memory beside `in_use` tokens is gone from it, oldest first."""
+        room = inf if self.strict or agent.backend.capacity is None else agent.backend.capacity - self.config.buffer_tokens
+        left = max(0, room - in_use)
+        for number in sorted(agent.ended, reverse=True):  # the youngest keep theirs
+            agent.ended[number] = min(agent.ended[number], left)
+            left -= agent.ended[number]
+        agent.ended = {number: size for number, size in agent.ended.items() if size}
+
+    def end_context(self, agent, tokens):
+        self.evict(agent, sum(agent.contexts.values()) + tokens)
+        agent.num_ended += 1
+        agent.ended[agent.num_ended] = tokens
+        kept = 1 if self.strict else 8
+        agent.ended = {number: size for number, size in agent.ended.items() if number > agent.num_ended - kept}
+        self.count_tokens(agent)
+
+    def last(self, agent):
+        return agent.ended[max(agent.ended)] if agent.ended else 0
 
     def grant_waiting(self, agent, reason, now):
         waiting, agent.waiting, agent.wait_ends = agent.waiting, {}, None
@@ -198,15 +228,16 @@ class NaivePrograms:
 
     def resume(self, agent, memory, reason, now):
         self.place(agent, memory, now)
+        agent.ended = {} if agent.waiting else agent.ended
         self.say(now, agent, "resume", reason)
         self.grant_waiting(agent, "resumed", now)
 
     def pause(self, agent, reason, now):
         self.say(now, agent, "pause", reason)
         agent.backend, agent.marked, agent.paused, agent.pause_number = None, False, True, self.next_number()
-        if agent.waiting:
-            agent.tokens = sum(agent.waiting.values())
-        elif not agent.acting:
+        agent.ended = {number: size for number, size in agent.ended.items() if number == max(agent.ended)}
+        agent.tokens = sum(agent.waiting.values()) if agent.waiting else self.last(agent)
+        if not agent.waiting and not agent.acting:
             self.begin_acting(agent, now)
 
     def wait(self, agent, request, tokens, now):
@@ -245,7 +276,7 @@ class NaivePrograms:
             agent.wait_ends = None
         if agent.backend is not None:
             return
-        agent.tokens = sum(agent.waiting.values()) or agent.last_total
+        agent.tokens = sum(agent.waiting.values()) if agent.waiting else self.last(agent)
         if not agent.waiting:
             self.begin_acting(agent, now)
         if agent.waiting or agent.was_placed:

@@ -80,6 +80,7 @@ class NaiveCore(NaivePrograms):
             memory = at_parent[0] if at_parent else min(fitting, key=self.active, default=None)
         if memory is not None:
             self.place(agent, memory, now)
+            agent.ended = {}
             self.start(agent, request, tokens)
             self.say(now, agent, "grant", "placed", request)
         elif self.oversized(agent.model, needed) or not self.serving(agent.model):
@@ -117,14 +118,14 @@ class NaiveCore(NaivePrograms):
 
     def end_step(self, agent, request, usage, now):
         memory = agent.backend
-        agent.last_total = agent.contexts.pop(request)
+        total = agent.contexts.pop(request)
         if usage is not None:
-            agent.last_total = usage.total_tokens
+            total = usage.total_tokens
             if not self.strict and memory.capacity is not None:
-                agent.last_total = min(agent.last_total, memory.capacity)
+                total = min(total, memory.capacity)
             if agent.parent is not None and not agent.inherited and usage.cached_tokens:
-                agent.inherited = min(usage.cached_tokens, agent.parent.tokens, agent.last_total)
-        self.count_tokens(agent)
+                agent.inherited = min(usage.cached_tokens, agent.parent.tokens, total)
+        self.end_context(agent, total)
         if agent.waiting and not agent.contexts:
             self.move_on(agent, now)
         elif not agent.name:
@@ -169,6 +170,7 @@ class NaiveCore(NaivePrograms):
                 self.move_on(agent, now)
         else:
             left = agent.backend
+            self.end_context(agent, tokens)
             self.pause(agent, "backend_down", now)
             self.place_or_wait(agent, request, tokens, now, left)
         return self.take()

@@ -17,10 +17,10 @@ def test_a_program_acts_when_the_last_of_its_requests_has_ended_however():
     t.start("A", 2000)
     assert t.snapshot("A") == ("b1", "active", "reasoning", 3000)
     t.end("A", 1200)
-    assert t.snapshot("A") == ("b1", "active", "reasoning", 2000)
+    assert t.snapshot("A") == ("b1", "active", "reasoning", 3200)
     t.at(5)
     t.end("A")  # it failed
-    assert t.snapshot("A") == ("b1", "active", "acting", 2000)
+    assert t.snapshot("A") == ("b1", "active", "acting", 3200)
     assert t.program("A").acting_since == 5 * SECOND
 
 

@@ -13,6 +13,7 @@ from maitred.programs.rules import ProgramRules
 PROGRAM_RULES: Final = ProgramRules(
     acting_estimator="fixed",
     acts_at_events=False,
+    knows_one_context=True,
     keeps_headroom=False,
     bounds_waiting=False,
     refuses_oversized=False,

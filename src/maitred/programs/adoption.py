@@ -105,7 +105,8 @@ def _place(program: Program, record: ProgramRecord, places: ProgramPlaces, now: 
 def _restore(program: Program, record: ProgramRecord, now: Micros) -> None:
     program.status = ProgramStatus.ACTING
     program.priority_class = record.priority_class
-    program.tokens = program.last_total = max(0, record.tokens)
+    program.idle_contexts.end_request(max(0, record.tokens))
+    program.update_tokens()
     program.characters = record.characters
     program.inherited_tokens = record.inherited_tokens
     program.step_count = record.step_count

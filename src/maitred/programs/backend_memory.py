@@ -112,6 +112,11 @@ class BackendMemory:
         return inf if self.capacity is None else self.capacity - self.used
 
     @property
+    def largest_program(self) -> float:
+        """Tokens of the largest program that fits; infinite if the capacity is not known."""
+        return inf if self.capacity is None else self.capacity - self._buffer
+
+    @property
     def is_open(self) -> bool:
         """Whether programs may be placed here."""
         return self.status is BackendStatus.UP

@@ -52,7 +52,7 @@ class Programs:
         self.config = config
         self._last_tick = now
         self._tokens = TokenEstimator(is_limited=config.rules.limits_reports)
-        self._table = ProgramTable()
+        self._table = ProgramTable(has_one_context=config.rules.knows_one_context)
         self._places = ProgramPlaces(config, self._table)
         self._departures = Departures(config, self._places, self._table)
 
@@ -121,14 +121,16 @@ class Programs:
         if len(program.contexts) > 1 and not must_leave:  # the others hold the place, so this one is only sent again
             self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
             return self._places.take()
-        tokens = program.contexts.pop(request_id)
-        if program.contexts or program.waiting:
+        tokens = program.contexts[request_id]
+        left = self._places.backends[program.backend]
+        if len(program.contexts) > 1 or program.waiting:
+            del program.contexts[request_id]
             self._places.lost_kv_tokens += tokens
             self._departures.wait_for_others(program, request_id, tokens, now)
             if not program.contexts:
                 self._departures.move_on(program, now)
         else:
-            left = self._places.backends[program.backend]
+            program.end_context(request_id, tokens, left.largest_program)
             self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
             self._wait_or_place(program, request_id, tokens, now, left)
         return self._places.take()
@@ -269,8 +271,6 @@ class Programs:
             self._places.lose_place(program, reason, now)
             self._wait_or_place(program, request_id, tokens, now)
             return
-        if not program.contexts:
-            program.last_total = 0  # the estimate counts until the next answer
         self._places.start(program, backend, request_id, tokens, now)
         self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
         self._places.react_to_pressure(backend, now)
@@ -293,7 +293,8 @@ class Programs:
         backend = self._backend_for(program, pool, needed, left)
         if backend is not None:
             pool.waiting.remove(program)
-            program.last_total, program.tokens = 0, tokens
+            program.idle_contexts.clear()
+            program.tokens = tokens
             self._places.register(program, backend, now)
             self._places.start(program, backend, request_id, tokens, now)
             self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.PLACED, request_id)
@@ -321,13 +322,13 @@ class Programs:
         return pool.largest_fitting()
 
     def _end_under_way(self, program: Program, request_id: RequestId, usage: Usage | None, now: Micros) -> None:
-        context = program.contexts.pop(request_id)
         assert program.backend is not None, "a request is under way at a backend"
         backend = self._places.backends[program.backend]
-        program.last_total = context
-        if usage is not None:
-            self._take_usage(program, usage, backend)
-        program.update_tokens()
+        reported = None if usage is None else self._believable_total(usage, backend)
+        total = program.contexts[request_id] if reported is None else reported
+        if usage is not None and reported is not None:
+            self._note_inherited(program, usage, total)
+        program.end_context(request_id, total, backend.largest_program)
         # Before anything is decided: the orders of pauses and resumes read the tokens of the root.
         self._places.reorder_family(program)
         if program.is_busy:
@@ -340,20 +341,19 @@ class Programs:
             self._begin_acting(program, backend, now)
         self._places.react([backend.index], now)
 
-    def _take_usage(self, program: Program, usage: Usage, backend: BackendMemory) -> None:
-        """Go by what a backend has reported of the last request, as far as that is possible."""
+    def _believable_total(self, usage: Usage, backend: BackendMemory) -> int | None:
+        """Return the tokens that a backend has reported of a request, as far as that is possible, or None if it is not."""
         limits_reports = self.config.rules.limits_reports
         if usage.total_tokens < 0 or (limits_reports and usage.total_tokens > MAX_REPORTED_TOKENS):
-            return
+            return None
         # No context is larger than the memory that held it; a backend that says so is not believed.
         limit = usage.total_tokens if not limits_reports or backend.capacity is None else backend.capacity
-        program.last_total = min(usage.total_tokens, limit)
-        self._note_inherited(program, usage)
+        return min(usage.total_tokens, limit)
 
-    def _note_inherited(self, program: Program, usage: Usage) -> None:
+    def _note_inherited(self, program: Program, usage: Usage, total: int) -> None:
         """After the first request of a child: what was cached of its prompt is what it shares with its parent, at most."""
         if program.parent is not None and not program.inherited_tokens and usage.cached_tokens:
-            program.inherited_tokens = min(usage.cached_tokens, program.parent.tokens, program.last_total)
+            program.inherited_tokens = min(usage.cached_tokens, program.parent.tokens, total)
 
     def _begin_acting(self, program: Program, backend: BackendMemory, now: Micros) -> None:
         program.acting_since = now

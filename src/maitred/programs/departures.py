@@ -80,7 +80,7 @@ class Departures:
         if program.backend is not None:  # it waited for others of its program, which hold the place
             self._places.reorder_family(program)
             return
-        program.tokens = program.waiting_tokens or program.last_total
+        program.tokens = program.waiting_tokens if program.waiting else program.idle_contexts.last
         pool = self._places.backends.pool(program.key.model)
         if not program.waiting:
             program.status = ProgramStatus.ACTING

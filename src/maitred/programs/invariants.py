@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from maitred.core.errors import InvariantError
 from maitred.programs.enums import ProgramState, ProgramStatus
+from maitred.programs.idle_contexts import MAX_PASSED
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program
 from maitred.programs.program_table import ProgramTable
@@ -46,6 +47,18 @@ def _check_waiting(program: Program, places: ProgramPlaces, *, is_placed: bool) 
         raise InvariantError(f"{program.key} waits, and nothing ends its wait, or the other way round")
 
 
+def _check_tokens(program: Program) -> None:
+    idle = program.idle_contexts
+    if program.state is ProgramState.ACTIVE:
+        needed = idle.beside(sum(program.contexts.values()))
+    else:
+        needed = program.waiting_tokens if program.waiting else idle.last
+    if program.tokens != needed:
+        raise InvariantError(f"{program.key} counts {program.tokens} tokens, and needs {needed}")
+    if len(idle) > (MAX_PASSED if program.state is ProgramState.ACTIVE else 1):
+        raise InvariantError(f"{program.key} keeps {len(idle)} idle contexts")
+
+
 def _check_program(program: Program, places: ProgramPlaces, *, is_placed: bool) -> None:
     wanted = ProgramState.ACTIVE if is_placed else ProgramState.PAUSED
     if program.state is not wanted or (program.backend is not None) != is_placed:
@@ -53,6 +66,7 @@ def _check_program(program: Program, places: ProgramPlaces, *, is_placed: bool) 
     _check_waiting(program, places, is_placed=is_placed)
     if (program.status is ProgramStatus.REASONING) != program.is_busy:
         raise InvariantError(f"{program.key} is {program.status} with {len(program.contexts)} requests under way")
+    _check_tokens(program)
     if program.is_marked and not program.contexts:
         raise InvariantError(f"{program.key} is marked, and no request of it is under way")
     for child in program.children.values():

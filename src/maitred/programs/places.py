@@ -58,8 +58,7 @@ class ProgramPlaces:
     def start(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
         """Count a request as under way."""
         self._table.by_request[request_id] = program
-        program.contexts[request_id] = tokens
-        program.update_tokens()
+        program.begin_context(request_id, tokens, backend.largest_program)
         backend.set_status(program, _REASONING, now)
         self.reorder_family(program)
 
@@ -100,9 +99,12 @@ class ProgramPlaces:
         self.decide(now, program, ProgramAction.PAUSE, reason)
         backend.remove(program)
         program.origin = backend.index
+        program.idle_contexts.keep_last()
         if program.waiting:
             program.tokens = program.waiting_tokens
-        elif program.status is _REASONING:  # its last request has failed just now
+        else:
+            program.update_tokens()
+        if not program.waiting and program.status is _REASONING:  # its last request has failed just now
             program.status = ProgramStatus.ACTING
             program.acting_since = now
         program.state = ProgramState.PAUSED
@@ -119,7 +121,9 @@ class ProgramPlaces:
     def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
         """Give a paused program a place at `backend`, and let its requests go there."""
         self.backends.pool(program.key.model).waiting.remove(program)
-        granted = self._start_waiting(program)
+        if program.waiting:  # they compute anew what was in memory
+            program.idle_contexts.clear()
+        granted = self._start_waiting(program, backend)
         self.register(program, backend, now)
         self.decide(now, program, ProgramAction.RESUME, reason)
         for request_id in granted:
@@ -129,14 +133,14 @@ class ProgramPlaces:
 
     def grant_waiting(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
         """Let all requests of a program that wait go to its backend."""
-        granted = self._start_waiting(program)
+        granted = self._start_waiting(program, backend)
         if granted:
             backend.set_status(program, _REASONING, now)
             self.reorder_family(program)
         for request_id in granted:
             self.decide(now, program, ProgramAction.GRANT, reason, request_id)
 
-    def _start_waiting(self, program: Program) -> Collection[RequestId]:
+    def _start_waiting(self, program: Program, backend: BackendMemory) -> Collection[RequestId]:
         """Count all requests of a program that wait as under way, and return them."""
         waiting = program.waiting
         if not waiting:
@@ -144,11 +148,8 @@ class ProgramPlaces:
         self.waits.remove(program.serial)
         program.waiting = {}
         self.num_waiting -= len(waiting)
-        if not program.contexts:
-            program.last_total = 0
         for request_id, request in waiting.items():
-            program.contexts[request_id] = request.tokens
-        program.update_tokens()
+            program.begin_context(request_id, request.tokens, backend.largest_program)
         program.status = _REASONING
         return waiting
 

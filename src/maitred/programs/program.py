@@ -1,8 +1,8 @@
 """One agent program: a run of many requests that share a growing context, and its family.
 
-A program needs the tokens of its requests under way together, but at least what its last request ended with, because that is in
-KV memory still. Example: with requests of 900 and 400 tokens under way it needs 1,300. When the first one ends with 1,000 it
-needs max(1,000, 400) = 1,000; when the second one ends with 450, it needs 450 until its next request.
+A program needs the tokens of its requests under way and of its idle contexts together, because these are in KV memory still
+(`idle_contexts`). Example: with requests of 900 and 400 tokens under way it needs 1,300. When the first one ends with 1,000 it
+needs 1,400; when the second one ends with 450, it needs 1,450. A request of 1,200 continues the first one, and it needs 1,650.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros
 from maitred.programs.acting_estimators import ToolTimes
 from maitred.programs.enums import ProgramState, ProgramStatus
+from maitred.programs.idle_contexts import IdleContexts
 
 
 class ProgramKey(NamedTuple):
@@ -72,11 +73,11 @@ class Program:
         "children",
         "contexts",
         "created_at",
+        "idle_contexts",
         "inherited_tokens",
         "is_marked",
         "key",
         "last_active",
-        "last_total",
         "origin",
         "parent",
         "pause_number",
@@ -94,7 +95,7 @@ class Program:
         "waiting_since",
     )
 
-    def __init__(self, serial: int, key: ProgramKey, now: Micros) -> None:
+    def __init__(self, serial: int, key: ProgramKey, now: Micros, *, has_one_context: bool = False) -> None:
         self.serial = serial
         """The number of the program in the order of creation, from 1."""
         self.key = key
@@ -108,11 +109,12 @@ class Program:
         self.origin: int | None = None
         """The index of the backend that it was paused at, or None if it was not paused since it came or was resumed."""
         self.tokens = 0
-        """Tokens that it needs in KV memory: those of its requests under way, or those of its last one."""
+        """Tokens that it needs in KV memory: those of its requests under way, and of its idle contexts; while it is paused,
+        those of its requests that wait, or of its last one."""
         self.characters = 0
         """Characters of the body of its last request."""
-        self.last_total = 0
-        """Tokens at the end of its last request."""
+        self.idle_contexts = IdleContexts(is_one=has_one_context)
+        """What its ended requests have left in KV memory; while it is paused, what the last one has."""
         self.contexts: dict[RequestId, int] = {}
         """Tokens of each request under way."""
         self.waiting: dict[RequestId, WaitingStep] = {}
@@ -200,7 +202,21 @@ class Program:
 
     def update_tokens(self) -> None:
         """Work out `tokens` anew after a request has come, gone on or ended."""
-        self.tokens = max(self.last_total, sum(self.contexts.values())) if self.contexts else self.last_total
+        self.tokens = self.idle_contexts.beside(sum(self.contexts.values()))
+
+    def begin_context(self, request_id: RequestId, tokens: int, limit: float) -> None:
+        """Count a request as under way. `limit`: the tokens of the largest program that fits into the memory."""
+        self.idle_contexts.begin_request(tokens, is_first=not self.contexts)
+        self.contexts[request_id] = tokens
+        self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) - limit)
+        self.update_tokens()
+
+    def end_context(self, request_id: RequestId, tokens: int, limit: float) -> None:
+        """Note that a request under way has ended with `tokens`; `limit` as in `begin_context`."""
+        del self.contexts[request_id]
+        self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) + tokens - limit)
+        self.idle_contexts.end_request(tokens)
+        self.update_tokens()
 
     def leave_family(self) -> None:
         """Cut the ties to parent and children."""

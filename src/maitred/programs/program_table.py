@@ -25,7 +25,9 @@ of them are found anew, while all other requests wait."""
 class ProgramTable:
     """The programs of one core."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_one_context: bool = False) -> None:
+        """`has_one_context`: `ProgramRules.knows_one_context`."""
+        self._has_one_context = has_one_context
         self.by_request: dict[RequestId, Program] = {}
         """The programs of requests that wait or are under way."""
         self.characters: dict[RequestId, int] = {}
@@ -52,7 +54,7 @@ class ProgramTable:
     def create(self, key: ProgramKey, parent: str, now: Micros) -> Program:
         """Create a program; `parent` is the id of the program of the same tenant that forked it, or empty."""
         self._num_created += 1
-        program = Program(self._num_created, key, now)
+        program = Program(self._num_created, key, now, has_one_context=self._has_one_context)
         self._by_serial[program.serial] = program
         self._num_by_tenant[key.tenant] = self.num_of_tenant(key.tenant) + 1
         if key.name:

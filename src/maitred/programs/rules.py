@@ -27,6 +27,8 @@ class ProgramRules(msgspec.Struct, frozen=True, kw_only=True):
     acts_at_events: bool = True
     """Whether programs are paused and resumed between ticks as well, as soon as something changes. Without it there is no
     minimum stay either."""
+    knows_one_context: bool = False
+    """Whether a program is as large as its last request, and not as all of its contexts that are in memory still."""
     keeps_headroom: bool = True
     """Whether a share of a backend's memory is left free when a program is placed beside others (`headroom`)."""
     bounds_waiting: bool = True

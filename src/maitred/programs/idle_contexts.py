@@ -1,0 +1,116 @@
+"""The contexts that a program has in KV memory between its requests.
+
+A program may have several contexts under one id: an agent and a small sub-agent, or branches of one thought. The KV of each
+stays in memory when its request ends, so the program is as large as all of them together. Nothing says which context a request
+continues; its size does:
+
+    a request of t tokens continues the largest context of at most 9/8 t tokens: t may be an estimate, and contexts grow;
+    if all are larger, it continues the smallest of at most 3 t tokens: agents drop old parts of a context that is full;
+    if all are larger than that, it begins a context of its own beside them;
+    a context that the last 8 ends of requests have passed over is taken for dead, as after a compaction;
+    contexts that do not fit into the memory beside those in use have been evicted there, oldest first.
+
+Example: an agent has ended a request with 10,000 tokens. Its sub-agent asks with 500, which does not continue 10,000, and the
+program needs 10,500. The agent asks again with 10,300: that continues the 10,000, so 10,300 are under way and 500 are idle.
+After a compaction it asks with 3,000, then 3,400, and so on: the old context counts until the eighth of these has ended. If it
+had dropped less, and asked with 4,000, that would have continued the 10,300.
+
+ThunderAgent knows one context: what the last request has ended with, until the next one comes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+MAX_PASSED: Final = 8
+"""Ends of requests that a context outlives without being continued; hence also the most contexts that are idle."""
+
+
+_MOST_TRIMMED: Final = 3
+"""The most times that a context is larger than a request that continues it; a smaller request is that of a small sub-agent, or
+comes after a compaction."""
+
+
+class IdleContext(NamedTuple):
+    """A context of which no request is under way."""
+
+    number: int
+    """The number of the end of its last request, among all of its program."""
+    tokens: int
+    """Tokens of it that are in memory still."""
+
+
+class IdleContexts:
+    """The idle contexts of one program."""
+
+    __slots__ = ("_contexts", "_is_one", "_num_ended")
+
+    def __init__(self, *, is_one: bool) -> None:
+        """`is_one` says whether only the last context is known, and until the next request only."""
+        self._is_one = is_one
+        self._num_ended = 0
+        self._contexts: list[IdleContext] = []  # the one that ended first is first
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all of them."""
+        return sum(context.tokens for context in self._contexts)
+
+    @property
+    def last(self) -> int:
+        """Tokens of the one that ended last, or 0."""
+        return self._contexts[-1].tokens if self._contexts else 0
+
+    def beside(self, under_way: int) -> int:
+        """Return what the program needs with `under_way` tokens of requests."""
+        return max(self.tokens, under_way) if self._is_one else self.tokens + under_way
+
+    def begin_request(self, tokens: int, *, is_first: bool) -> None:
+        """A request of `tokens` begins: the context that it continues is idle no more. `is_first` says whether no other request
+        is under way."""
+        if self._is_one:
+            if is_first:
+                self.clear()
+            return
+        continued = self._context_of(tokens)
+        if continued is not None:
+            self._contexts.remove(continued)
+
+    def _context_of(self, tokens: int) -> IdleContext | None:
+        """Return the context that a request of `tokens` continues, or None; of equal ones the one that ended first."""
+        largest = max((c for c in self._contexts if 8 * c.tokens <= 9 * tokens), key=_tokens_of, default=None)
+        if largest is not None:
+            return largest
+        return min((c for c in self._contexts if c.tokens <= _MOST_TRIMMED * tokens), key=_tokens_of, default=None)
+
+    def end_request(self, tokens: int) -> None:
+        """A request has ended with a context of `tokens`."""
+        self._num_ended += 1
+        oldest = self._num_ended - (1 if self._is_one else MAX_PASSED)
+        self._contexts = [context for context in self._contexts if context.number > oldest]
+        self._contexts.append(IdleContext(self._num_ended, tokens))
+
+    def evict(self, excess: float) -> None:
+        """Count at least `excess` tokens less, if there are as many: those that ended first."""
+        if self._is_one:
+            return
+        while excess > 0 and self._contexts:
+            number, tokens = self._contexts.pop(0)
+            if tokens > excess:
+                self._contexts.insert(0, IdleContext(number, tokens - int(excess)))
+            excess -= tokens
+
+    def keep_last(self) -> None:
+        """Forget all but the one that ended last: what is in memory is lost, and that one is expected to come back."""
+        del self._contexts[:-1]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._contexts.clear()
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+
+def _tokens_of(context: IdleContext) -> int:
+    return context.tokens
