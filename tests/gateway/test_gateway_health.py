@@ -83,7 +83,7 @@ def test_a_host_that_cannot_be_a_name_harms_no_other_backend(monkeypatch: pytest
     async def scenario() -> None:
         from maitred.wire.client import ConnectionPool
 
-        connect = ConnectionPool.acquire
+        connect = ConnectionPool.acquire_new
 
         async def take(pool: ConnectionPool) -> Any:
             if pool.authority.endswith(str(bad.port)):
@@ -91,7 +91,7 @@ def test_a_host_that_cannot_be_a_name_harms_no_other_backend(monkeypatch: pytest
             return await connect(pool)
 
         bad, good = Backend(), Backend()
-        monkeypatch.setattr(ConnectionPool, "acquire", take)
+        monkeypatch.setattr(ConnectionPool, "acquire_new", take)
         async with world(bad, good, ready=False) as w:
             await w.wait_until(lambda: "idna" in w.state.backends[0].problem and w.state.backends[1].healthy)
             await good.stop()
