@@ -211,7 +211,11 @@ def test_the_same_as_json(maitred: Maitred) -> None:
             (),
             "steps.csv:2: prefill_tokens should be a whole number from 0",
         ),
-        ("prefill_tokens,decode_tokens,step_ms\n1,2,-3\n", (), "steps.csv:2: a step takes some time, at most 1e+12 us, and step_ms is -3"),
+        (
+            "prefill_tokens,decode_tokens,step_ms\n1,2,-3\n",
+            (),
+            "steps.csv:2: a step takes some time, at most 1e+12 us, and step_ms is -3",
+        ),
         ("prefill_tokens,decode_tokens,step_us\n0,0,3\n", (), "steps.csv:2: a step without tokens"),
         ("prefill_tokens,decode_tokens,step_us\n1,1,3\n", (), "1 steps are too few"),
         ("prefill_tokens,decode_tokens,step_us\n", (), "steps.csv: there are no steps in it"),
