@@ -129,7 +129,11 @@ def test_a_client_that_waits_for_it_is_told_to_go_on(waits: bool, told: list[obj
 
 def test_errors_are_openais() -> None:
     incoming = Incoming()
-    send_error(incoming, ApiError(429, "too many", kind="rate_limit_error", code="full", headers=[(b"retry-after", b"2")]))
+    send_error(
+        incoming,
+        ApiError(429, "too many", kind="rate_limit_error", code="full", headers=[(b"retry-after", b"2")]),
+        "/v1/models",
+    )
     ((status, headers, body, more),) = incoming.sent
     assert isinstance(body, bytes)
     assert isinstance(headers, list)

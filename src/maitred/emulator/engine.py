@@ -94,7 +94,7 @@ class EngineApp(App):
         try:
             await self._handler(exchange)(exchange)
         except ApiError as error:
-            send_error(exchange, error)
+            send_error(exchange, error, exchange.path)
         except ClientDisconnected:
             return
 

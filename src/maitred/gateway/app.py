@@ -255,7 +255,7 @@ class Gateway(App):
                 self._access_log.write_answer(exchange, exchange.status, "", began_at, monotonic_now())
         else:
             error = error_responses.method_not_allowed(exchange.method, "POST")
-            send_error(exchange, error)
+            send_error(exchange, error, exchange.path)
             self._observer.refuse(exchange, error.status, error.code or "", self._driver.now())
 
     def request_reload(self) -> None:

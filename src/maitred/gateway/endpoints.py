@@ -130,7 +130,7 @@ class AdminEndpoints:
         try:
             await self._dispatch(exchange)
         except ApiError as error:
-            send_error(exchange, error)
+            send_error(exchange, error, exchange.path)
 
     async def _dispatch(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method

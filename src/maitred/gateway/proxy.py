@@ -193,7 +193,7 @@ class Proxy:
 
 def _send_error(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
     proxied.record.on_refused(error.status, error.code)
-    send_error(writer, error, [(REQUEST_ID_HEADER, proxied.request_id)])
+    send_error(writer, error, proxied.path, [(REQUEST_ID_HEADER, proxied.request_id)])
 
 
 def _send_error_or_cut(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:

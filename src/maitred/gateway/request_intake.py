@@ -263,7 +263,7 @@ class RequestIntake:
         if error.status == 401 and not self._core_config().preset.describes_unauthorized:
             send_bytes(exchange, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
         else:
-            send_error(exchange, error)
+            send_error(exchange, error, exchange.path)
 
     def _read_request(
         self,

@@ -26,7 +26,7 @@ from maitred.wire.errors import ProtocolError
 from maitred.wire.exchange import ResponseWriter
 from maitred.wire.messages import Headers
 
-_ENCODED: Final = upstream_failed(ProtocolError("the backend has encoded its stream")).body()
+_ENCODED: Final = upstream_failed(ProtocolError("the backend has encoded its stream")).body("")
 """What the client gets in place of one, because the head has said that nothing is encoded."""
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -28,11 +28,25 @@ _encode = msgspec.json.Encoder().encode
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]", re.ASCII)
 
 
+_MESSAGES: Final = "/v1/messages"
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's `type` by status; of other statuses `invalid_request_error` below 500, and `api_error` from there."""
+
+
 class ApiError(MaitredError):
-    """An error response as OpenAI's clients expect it: a status and an error object.
+    """An error response: a status and an error object, in the words of the API that the request was for.
 
     `kind` is OpenAI's `type` (`invalid_request_error`, `rate_limit_error`, `server_error`); `code` is a stable word for
-    programs.
+    programs. Anthropic's type follows from the status.
     """
 
     def __init__(
@@ -49,8 +63,12 @@ class ApiError(MaitredError):
         self.headers = tuple(headers)
         super().__init__(message)
 
-    def body(self) -> bytes:
-        """Return the JSON error object."""
+    def body(self, path: str) -> bytes:
+        """Return the JSON error object for a request to `path`, which may have a query behind it, or be "" if it is unknown. It
+        is that of Anthropic's API for /v1/messages and what is below, else that of OpenAI's."""
+        if path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/", "?"):
+            kind = _ANTHROPIC_TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "api_error")
+            return _encode({"type": "error", "error": {"type": kind, "message": self.message}})
         return _encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
 
 
@@ -273,7 +291,7 @@ def send_json(writer: ResponseWriter, status: int, payload: object, headers: Ite
     send_bytes(writer, status, _encode(payload), b"application/json", headers)
 
 
-def send_error(writer: ResponseWriter, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Send `error` as a response, with the header X-SMG-Error-Code if it has a code."""
+def send_error(writer: ResponseWriter, error: ApiError, path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Send `error` as the response to a request to `path`, with the header X-SMG-Error-Code if it has a code."""
     code = [(b"x-smg-error-code", error.code.encode())] if error.code else []
-    send_bytes(writer, error.status, error.body(), b"application/json", [*code, *error.headers, *headers])
+    send_bytes(writer, error.status, error.body(path), b"application/json", [*code, *error.headers, *headers])

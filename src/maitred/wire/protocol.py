@@ -271,7 +271,7 @@ class ServerConnection(asyncio.Protocol):
             self._close()
             return
         self._framing.keep_alive = False
-        self._write(encode_refusal(self._framing, error))
+        self._write(encode_refusal(self._framing, error, self._framing.path_in_head if exchange is None else exchange.path))
         self._linger()
 
     def _linger(self) -> None:

@@ -31,9 +31,10 @@ def internal_error(server: str = "server") -> ApiError:
     return ApiError(500, f"the {server} failed; its log says why", kind="server_error", code="internal_error")
 
 
-def encode_refusal(framing: ServerFraming, error: ApiError) -> bytes:
-    """Return the whole response that tells a client of `error`. Raises FramingMisuse if another one has started."""
-    body = error.body()
+def encode_refusal(framing: ServerFraming, error: ApiError, path: str) -> bytes:
+    """Return the whole response that tells a client of `error`, which has asked for `path`, or "" if that is unknown. Raises
+    FramingMisuse if another one has started."""
+    body = error.body(path)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers.append((b"x-smg-error-code", (error.code or "").encode()))
     return framing.start_response(error.status, headers) + framing.send_data(body, False)

@@ -137,6 +137,11 @@ class ServerFraming(MessageFraming):
             body = body[:length]
         return [head, body, END] if body else [head, END]
 
+    @property
+    def path_in_head(self) -> str:
+        """The path in the head that is being parsed, or that has broken the rules, as far as it has come; "" if none has."""
+        return split_target(self._target)[0] if self.is_in_head else ""
+
     def next_exchange(self) -> list[Event]:
         """Begin the next exchange, when both ends are DONE, and return the events in what was received of it."""
         if self.own is not _DONE or self.peer is not _DONE:
