@@ -46,6 +46,11 @@ class BodyLease:
         budget.taken_bytes += size
         self._held_bytes += size
 
+    def return_bytes(self, size: int) -> None:
+        """Return `size` bytes of those that are held to the budget."""
+        self._budget.taken_bytes -= size
+        self._held_bytes -= size
+
     def release(self) -> None:
         """Return all bytes to the budget. Idempotent."""
         self._budget.taken_bytes -= self._held_bytes

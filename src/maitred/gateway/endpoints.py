@@ -95,6 +95,7 @@ class AdminEndpoints:
             "/get_loads": Endpoint(self._loads, EndpointAccess.KEY),
             "/metrics": Endpoint(self._metrics, EndpointAccess.OPEN),
             "/v1/models": Endpoint(self._models, EndpointAccess.KEY),
+            MODEL_PATH_PREFIX: Endpoint(self._models, EndpointAccess.KEY),
             "/maitred/state": Endpoint(self._state, EndpointAccess.KEY),
             "/admin/config": Endpoint(self._config, EndpointAccess.ADMIN),
             "/admin/reload": Endpoint(self._reload, EndpointAccess.ADMIN, WRITE_METHODS),

@@ -31,7 +31,9 @@ from maitred.wire.exchange import Exchange
 from maitred.wire.messages import Headers
 
 PRIORITY_HEADERS: Final = frozenset((b"x-smg-priority", b"x-maitred-priority"))
-_NOT_FORWARDED: Final = HOP_BY_HOP_HEADERS | PRIORITY_HEADERS | {b"host", b"content-length", b"expect", REQUEST_ID_HEADER}
+_NOT_FORWARDED: Final = (
+    HOP_BY_HOP_HEADERS | PRIORITY_HEADERS | {b"host", b"content-length", b"content-encoding", b"expect", REQUEST_ID_HEADER}
+)
 
 
 class InboundHead:
@@ -44,6 +46,8 @@ class InboundHead:
         self.request_id: bytes | None = None
         self.credentials: bytes | None = None
         """What names the key of the client, as a value of `Authorization`."""
+        self.content_coding: bytes | None = None
+        """How the body is compressed: the values of all Content-Encoding headers, or None without one."""
         self.tenant: bytes | None = None
         """The value of the trusted header. Of several the last, which the trusted proxy has added."""
         self.priority: bytes | None = None
@@ -111,6 +115,8 @@ class HeadReader:
     def _keep_own(self, inbound: InboundHead, name: bytes, value: bytes) -> None:
         if name == REQUEST_ID_HEADER:
             inbound.request_id = inbound.request_id or value
+        elif name == b"content-encoding":
+            inbound.content_coding = value if inbound.content_coding is None else inbound.content_coding + b"," + value
         elif name == self._tenant:
             inbound.tenant = value
         elif name in PRIORITY_HEADERS and inbound.priority is None:

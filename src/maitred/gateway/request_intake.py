@@ -28,6 +28,7 @@ from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
 from maitred.gateway.body_budget import BodyBudget, BodyLease
 from maitred.gateway.config import ForwardPriority, GatewayConfig
+from maitred.gateway.content_coding import decode_body
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.inbound_head import HeadReader, InboundHead
 from maitred.gateway.passed_routes import read_passed
@@ -238,6 +239,8 @@ class RequestIntake:
                 arrival = self._now()  # After the body: a slow upload is not time that the request has waited.
             else:
                 lease.take_bytes(len(body))
+            if inbound.content_coding is not None:
+                body = await decode_body(body, inbound.content_coding, rules.config.max_body_bytes, lease)
             proxied = self._read_request(
                 exchange, rules, inbound, resolve_tenant(caller, inbound.tenant, exchange.client), lease, body, arrival
             )
