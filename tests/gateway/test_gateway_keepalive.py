@@ -1,14 +1,18 @@
-"""Comments that keep a client's connection alive: from the first one on, a request counts as one whose data has been sent."""
+"""Comments that keep a connection alive. Until its backend sends data, a request can still be retried, or preempted."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, ClientConnection, chunk, run, whole, world
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatedAnswer, chunk, run, whole, world
 
 from maitred.core.request import PriorityClass
+from maitred.gateway.stream_dialects import dialect_of
+from maitred.gateway.waiting_stream import WaitingStream
+from maitred.wire.messages import Headers
 
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
 STREAM = {"model": "m", "stream": True}
@@ -33,24 +37,19 @@ class Slow:
             raise ConnectionError
 
 
-def test_from_the_first_comment_on_it_is_no_victim() -> None:
-    async def scenario() -> None:
-        async with world(Backend(slow := Slow()), slots=1, admission=PREEMPTING, sse_keepalive_secs=0.02) as w:
+def test_comments_do_not_keep_a_victim_from_preemption() -> None:
+    async def scenario() -> bytes:
+        async with world(Backend(Slow()), slots=1, admission=PREEMPTING, sse_keepalive_secs=0.02) as w:
             connection = await w.start_request(STREAM, x_slow="1", x_smg_priority="bulk")
             status, headers = await connection.read_head()
             assert (status, headers["content-type"]) == (200, "text/event-stream")
             assert [await connection.read_chunk() for _ in range(3)] == [COMMENT] * 3
-            vip = await w.start_request(x_smg_priority="interactive")
-            await w.wait_until(lambda: w.state.waiting)
             ttft = w.gateway.request_metrics.series(PriorityClass.BULK, "m").ttft
+            assert (await w.request(x_smg_priority="interactive"))[0] == 200
             assert ttft.count == 0
-            slow.go_on.set()
-            pieces = [piece async for piece in rest(connection)]
-            assert b"".join(piece for piece in pieces if piece != COMMENT) == b": x\n\ndata: 1\n\ndata: 2\n\n"
-            assert (await vip.read_response())[0] == 200
-            assert (w.state.classes["bulk"].completed, ttft.count) == (1, 1)
+            return b"".join([piece async for piece in rest(connection)]).replace(COMMENT, b"")
 
-    run(scenario())
+    assert msgspec.json.decode(run(scenario()).removeprefix(b"data: "))["error"]["code"] == "scheduler_preempted"
 
 
 async def rest(connection: ClientConnection) -> AsyncIterator[bytes]:
@@ -90,23 +89,19 @@ def test_a_stream_without_any_data_ends_as_it_is() -> None:
     assert run(scenario()) == b""
 
 
-def test_a_backend_that_dies_after_the_first_comment_cuts_the_answer() -> None:
-    """No other backend can take over: the client has received a head already."""
-
-    async def scenario() -> None:
+def test_a_backend_that_dies_after_the_first_comment_is_replaced() -> None:
+    async def scenario() -> bytes:
         slow = Slow(b"")
         async with world(Backend(slow), Backend(slow), sse_keepalive_secs=0.02) as w:
             connection = await w.start_request(STREAM, x_slow="1")
             await connection.read_head()
             assert await connection.read_chunk() == COMMENT
             slow.go_on.set()
-            with pytest.raises(asyncio.IncompleteReadError):
-                [piece async for piece in rest(connection)]
-            await w.wait_until_idle()
-            assert w.state.classes["default"].failed == 1
-            assert sum(len(backend.received) for backend in w.backends) == 1
+            said = b"".join([piece async for piece in rest(connection)]).replace(COMMENT, b"")
+            assert [len(backend.received) for backend in w.backends] == [1, 1]
+            return said
 
-    run(scenario())
+    assert msgspec.json.decode(run(scenario()).removeprefix(b"data: "))["error"]["code"] == "upstream_truncated"
 
 
 def test_who_leaves_after_the_first_comment() -> None:
@@ -186,21 +181,97 @@ def test_no_comment_falls_into_an_event() -> None:
     assert run(scenario()).replace(COMMENT, b"") == b"data: 1\n\ndata: 2\n\n"
 
 
-@pytest.mark.parametrize("header", [b"content-length: 9", b"transfer-encoding: chunked\r\ncontent-encoding: br"])
-def test_no_comment_goes_where_it_would_break_the_body(header: bytes) -> None:
+class Written:
+    """Takes what a client would be sent."""
+
+    def __init__(self) -> None:
+        self.heads: list[int] = []
+        self.pieces: list[bytes] = []
+
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> None:
+        self.heads.append(status)
+        self.pieces.append(piece)
+
+    def send_piece(self, piece: bytes, more: bool) -> None:
+        self.pieces.append(piece)
+
+
+def silences(path: str, headers: Headers, *pieces: bytes) -> list[list[bytes]]:
+    """Return what a client gets in the silences before the first of `pieces` (after the head of the backend) and after each."""
+
+    async def scenario() -> list[list[bytes]]:
+        written = Written()
+        stream = WaitingStream(written, dialect_of(path), b"id", 0.0, 0.001)
+        stream.on_stream_head(headers)
+        found = []
+        for number, piece in enumerate((b"", *pieces)):
+            if number == 1:
+                stream.start_response(200, headers, piece, True)
+            elif piece:
+                stream.send_piece(piece, True)
+            begin = len(written.pieces)
+            await asyncio.sleep(0.05)
+            found.append(sorted(set(written.pieces[begin:])))
+        stream.stop()
+        return found
+
+    return run(scenario())
+
+
+EVENT_STREAM = (b"content-type", b"text/event-stream")
+
+
+@pytest.mark.parametrize("header", [(b"content-length", b"9"), (b"content-encoding", b"br")])
+def test_no_comment_goes_where_it_would_break_the_body(header: tuple[bytes, bytes]) -> None:
     """The length of the body is in its head, or its bytes are encoded."""
+    assert silences(CHAT, [EVENT_STREAM, header], b"data: 1\n\n") == [[], []]
 
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+
+def test_no_comment_follows_an_id() -> None:
+    pieces = b"data: 1\n\n", b"i", b"d: 7\r\ndata: 2\r\n\r\n", b"data: 3\n\n"
+    assert silences(CHAT, [EVENT_STREAM], *pieces) == [[COMMENT], [COMMENT], [], [], []]
+    assert silences("/v1/messages", [EVENT_STREAM], *pieces) == [[PING], [PING], [], [PING], [PING]]
+
+
+def test_an_id_in_the_data_is_none() -> None:
+    assert silences(CHAT, [EVENT_STREAM], b'data: {"id":1}\n\n', b"data: id:\n\n") == [[COMMENT]] * 3
+
+
+@pytest.mark.parametrize(
+    "admission", [{}, {"mode": "legacy", "legacy": {"max_concurrent_requests": 1, "queue_size": 5}}], ids=["priority", "legacy"]
+)
+def test_a_stream_in_the_queue_gets_comments(admission: dict[str, object]) -> None:
     async def scenario() -> bytes:
-        pieces = [chunk(b"data"), chunk(b": 1\n\n"), END] if b"chunked" in header else [b"data", b": 1\n\n"]
-        respond = Pausing(*pieces, head=b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n" + header + b"\r\n\r\n")
-        async with world(Backend(respond), sse_keepalive_secs=0.01) as w:
-            connection = await w.start_request(STREAM)
-            for _ in pieces:
-                await asyncio.sleep(0.04)
-                respond.go_on()
-            return (await connection.read_response())[2]
+        gate = GatedAnswer()
+        async with world(Backend(gate), slots=1, admission=admission, sse_keepalive_secs=0.02) as w:
+            first = await w.start_request()
+            await w.wait_until(lambda: w.backends[0].received)
+            second = await w.start_request(STREAM)
+            assert (await second.read_head())[0] == 200
+            assert [await second.read_chunk() for _ in range(3)] == [COMMENT] * 3
+            assert w.state.waiting == 1
+            gate.open.set()
+            assert (await first.read_response())[0] == 200
+            return b"".join([piece async for piece in rest(second)]).replace(COMMENT, b"")
 
-    assert run(scenario()) == b"data: 1\n\n"
+    assert run(scenario()) == b"data: " + ANSWER + b"\n\n"
+
+
+def test_a_stream_whose_backend_sends_no_head_gets_comments() -> None:
+    async def scenario() -> bytes:
+        gate = GatedAnswer()
+        async with world(Backend(gate), sse_keepalive_secs=0.02) as w:
+            connection = await w.start_request(STREAM, accept_encoding="gzip")
+            assert (await connection.read_head())[0] == 200
+            assert await connection.read_chunk() == COMMENT
+            assert w.backends[0].received[0].headers[b"accept-encoding"] == b"identity"
+            gate.open.set()
+            return b"".join([piece async for piece in rest(connection)]).replace(COMMENT, b"")
+
+    assert run(scenario()) == b"data: " + ANSWER + b"\n\n"
 
 
 def test_a_client_that_does_not_read_is_sent_one_comment_at_most() -> None:

@@ -1,4 +1,4 @@
-"""Comments for the client of a stream while its program waits for memory."""
+"""What fills the silence of a stream while its program waits for memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from test_gateway_programs import ONE_AT_A_TIME, body, driver, program, usage, waiting
 from world import STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatewayWorld, chunk, run, whole, world
 
+from maitred.gateway.waiting_stream import MAX_ANSWER_BYTES
 from maitred.programs import ProgramState
 
 COMMENT = b": keepalive\n\n"
@@ -82,13 +83,18 @@ def test_a_stream_that_waits_gets_comments_and_then_its_events() -> None:
 @pytest.mark.parametrize(
     ("answer", "shown"),
     [
-        (whole(b'{"error":\n{"code":1}}', b"400 Bad Request"), b'data: {"error": {"code":1}}\n\n'),
-        (STREAM.replace(b"200 OK", b"500 Oops"), b"data: data: {"),
+        (whole(b'{"error":\n{"code":1}}', b"400 Bad Request"), b'data: {"error":{"code":1,"message":'),
+        (STREAM.replace(b"200 OK", b"500 Oops"), b'data: {"error":{"message":"data: {'),
+        (whole(b"Internal\nServer Error", b"500 Oops"), b'data: {"error":{"message":"Internal Server Error"'),
+        (
+            whole(b"x" * (MAX_ANSWER_BYTES + 1)),
+            b'data: {"error":{"message":"the backend has answered with no stream, and with more',
+        ),
         (whole(b'{"choices":[]}'), b'data: {"choices":[]}\n\n'),
         (whole(b"\x1f\x8b", headers=b"content-encoding: br\r\n"), b'data: {"error":{"message":"the backend has encoded'),
         (b"nonsense\r\n\r\n", b'data: {"error":{"message":"'),
     ],
-    ids=["an error", "events of an error", "no stream", "encoded", "no answer"],
+    ids=["an error", "events of an error", "a text", "too large", "no stream", "encoded", "no answer"],
 )
 def test_another_answer_comes_as_an_event(answer: bytes, shown: bytes) -> None:
     said = answer_behind_comments(answer)

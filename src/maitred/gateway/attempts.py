@@ -13,8 +13,11 @@ still tried. A timeout or a malformed response is not retried: the request would
 an error of an engine that is not busy, the same one is tried again where no other backend is left. A kept connection that was
 dead before the request came is no attempt: the client makes a new one (`wire/client`).
 
-Once a part has been sent, the rest must come from the same backend; if it breaks off, the connection to the client is cut as
-well, because a truncated response must not look whole. Compiled (`tools/compile.py`).
+Once a part has been sent, the rest must come from the same backend. If it breaks off, a stream ends with an event that says so.
+Otherwise the connection to the client is cut as well, because a truncated response must not look whole.
+
+A backend that rejects the `stream_options` which the gateway has added for its own sake gets the request again without them
+(`UsageRefused`). Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ from maitred.gateway.backend import Backend, UpstreamRequest
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import RealTimeAdmission
-from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere
+from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere, UsageRefused
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.held_answer import HeldAnswer
 from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
+from maitred.gateway.program_fields import STREAM_OPTIONS, withdraw_usage
 from maitred.gateway.program_memories import ProgramMemories, with_rank
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
@@ -50,6 +54,8 @@ from maitred.wire.exchange import ResponseWriter
 from maitred.wire.response import UpstreamResponse
 
 _NOT_FOUND: Final = 404
+_REFUSALS: Final = (400, 422)
+"""How engines refuse a member of a body."""
 _DRAINED: Final = ReleaseReason.DRAINED  # members of enums are slow to look up
 _FAILED: Final = ReleaseReason.FAILED
 
@@ -104,7 +110,8 @@ class Attempts:
                 failed = note_failure(proxied, error)
             if not await self._may_retry(failed):
                 break
-            if not isinstance(failed.failure, BackendAbandoned):  # Its polls say when that backend may have the request again.
+            # The polls of an abandoned backend say when it may have the request again.
+            if not isinstance(failed.failure, BackendAbandoned | UsageRefused):
                 tried.append(backend)
             untried = self._untried(model, tried, failed)
             if untried and await self._admission.leave_backend(proxied.request.id):
@@ -128,6 +135,8 @@ class Attempts:
                     return await self._try_backend(target.backend, proxied, writer, target.rank)
                 except UpstreamError as error:
                     failed = note_failure(proxied, error)
+                if isinstance(failed.failure, UsageRefused):
+                    continue
                 if not await self._may_retry(failed):
                     break
                 self._counters.retries += 1
@@ -195,11 +204,14 @@ class Attempts:
             status = response.status
             if status == _NOT_FOUND and proxied.may_be_elsewhere:
                 raise NotFoundThere(f"{backend.url} answers 404")
-            forwarder = ResponseForwarder(proxied, response, writer, self._config.sse_keepalive_secs, record)
+            forwarder = ResponseForwarder(proxied, response, writer, record)
             if proxied.step is not None or (proxied.route.generates and self._reads_usage):
                 forwarder.reader = self._answer_reader(proxied, response, forwarder)
             if not forwarder.take_arrived():
                 await forwarder.wait_for_data()
+            if proxied.hides_usage and status in _REFUSALS and STREAM_OPTIONS in forwarder.withheld:
+                proxied.body, proxied.hides_usage = withdraw_usage(proxied.body), False
+                raise UsageRefused(f"{backend.url} rejects stream_options")
             if status in RETRYABLE_STATUSES or (record.error is not None and forwarder.can_be_replaced):
                 answer, response = HeldAnswer(sent, forwarder, response), None  # It stays open until it is closed.
                 raise answer
@@ -294,7 +306,7 @@ class Attempts:
     def _count_failure(self, sent: UpstreamRequest, error: UpstreamError) -> None:
         """Tell everything that counts failures of one. A backend that could not be reached is down."""
         ejection = self._fleet.ejection
-        if not isinstance(error, NotFoundThere):
+        if not isinstance(error, NotFoundThere | UsageRefused):
             self._counters.upstream_failures[error.reason] += 1
         if isinstance(error, ConnectError):
             self._fleet.mark_down(sent.backend, str(error))

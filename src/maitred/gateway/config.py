@@ -129,8 +129,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Answers of status 429 per second that a tenant gets at once. Further ones wait for their turn at this rate, a second at
     most, so that clients that retry at once take no time from other tenants; 0: no answer waits."""
     sse_keepalive_secs: float = 0.0
-    """Seconds of silence on a stream after which a comment is sent; 0: never. From the first comment on, the request cannot be
-    preempted."""
+    """Seconds of silence after which a stream gets a comment (on /v1/messages a ping), even while it waits in the queue
+    or for its backend; 0: never. With the first one goes the status 200. An error then comes as an event of the stream."""
     send_timeout_secs: float = 60.0
     """Seconds over which a client must take an answer that waits for it, at 240 bytes per second at least; one that takes less
     is disconnected."""

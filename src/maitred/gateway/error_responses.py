@@ -39,6 +39,12 @@ class NotFoundThere(UpstreamError):  # noqa: N818
     reason = "not_found"
 
 
+class UsageRefused(UpstreamError):  # noqa: N818
+    """The backend rejects the `stream_options` that the gateway has added; the request is sent again without them."""
+
+    reason = "usage_refused"
+
+
 def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
     """Return the error for a model that no backend serves now: 404 only if no backend that may come up could serve it."""
     if not model:

@@ -34,6 +34,8 @@ OWN_HEADERS: Final = frozenset((PROGRAM_HEADERS[0], PARENT_HEADER))
 """Headers that are meant for the gateway."""
 MAX_ID_CHARS: Final = 512
 """Length of the longest id, in characters: ids are kept, logged and listed."""
+STREAM_OPTIONS: Final = b"stream_options"
+"""How the error of a backend names what asks for the usage of a stream."""
 _PROGRAM_KEY, _PARENT_KEY, _EXTRA_KEY, _OPTIONS_KEY = "program_id", "parent_program_id", "extra_body", "stream_options"
 _SESSION_KEY: Final = "session_id"
 _OWN_KEYS: Final = (_PROGRAM_KEY, _PARENT_KEY)
@@ -116,6 +118,13 @@ def ask_for_usage(body: bytes) -> bytes | None:
     Raises ApiError 400 for options with a name that is no text."""
     options = _with_usage(_decode_fields(body).stream_options, overrules=True)
     return None if options is None else _change_members(body, {_OPTIONS_KEY: options})
+
+
+def withdraw_usage(body: bytes) -> bytes:
+    """Return the JSON object `body` without `stream_options.include_usage`, and without options that have nothing else."""
+    options = _object_members(_decode_fields(body).stream_options)
+    kept = {key: value for key, value in options.items() if key != "include_usage"}
+    return _change_members(body, {_OPTIONS_KEY: kept or None})
 
 
 def count_characters(text: bytes) -> int:

@@ -43,9 +43,10 @@ from maitred.gateway.program_driver import ProgramRejected, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.refusal_pace import RefusalPace
 from maitred.gateway.request_fields import REQUEST_ID_HEADER
-from maitred.gateway.request_intake import ProxyRequest, RequestIntake
+from maitred.gateway.request_intake import ProxyRequest, RequestIntake, ask_for_plain_answer
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.state import GatewayCounters
+from maitred.gateway.stream_dialects import dialect_of
 from maitred.gateway.waiting_stream import WaitingStream
 from maitred.programs import ProgramRequest
 from maitred.wire.client import UpstreamClient
@@ -124,11 +125,17 @@ class Proxy:
             self._observer.end(record, exchange)
 
     def _waiting_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
-        """Return the writer of a response, with comments before it if the request may wait for memory and wants them."""
-        config = None if self._programs is None or proxied.program is None else self._programs.core.config
-        if config is None or not (proxied.request.stream and config.wait_keepalive_secs):
+        """Return the writer of a response; that of a stream fills its silences where the configuration says so."""
+        if not proxied.request.stream:
             return writer
-        proxied.waiting_stream = WaitingStream(writer, config.wait_keepalive_secs, proxied.request_id)
+        has_memory = self._programs is not None and proxied.program is not None
+        memory_secs = self._programs.core.config.wait_keepalive_secs if self._programs is not None and has_memory else 0.0
+        stream_secs = self._config.sse_keepalive_secs
+        if not (memory_secs or stream_secs):
+            return writer
+        ask_for_plain_answer(proxied)
+        dialect = dialect_of(proxied.route.path)
+        proxied.waiting_stream = WaitingStream(writer, dialect, proxied.request_id, memory_secs, stream_secs)
         return proxied.waiting_stream
 
     async def _hold_memory(

@@ -368,7 +368,7 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:
     proxied.body, proxied.hides_usage = found.body, found.hides_usage
     if not proxied.route.generates:  # What only reads a prompt leaves nothing in KV memory that a later request needs.
         return
-    _ask_for_plain_answer(proxied)
+    ask_for_plain_answer(proxied)
     proxied.ends_program = found.is_last
     proxied.program = ProgramRequest(
         id=request.id,
@@ -392,9 +392,9 @@ def _ask_for_usage(proxied: ProxyRequest) -> None:
         asking = ask_for_usage(proxied.body)
         proxied.hides_usage = asking is not None
         proxied.body = asking or proxied.body
-    _ask_for_plain_answer(proxied)
+    ask_for_plain_answer(proxied)
 
 
-def _ask_for_plain_answer(proxied: ProxyRequest) -> None:
-    """Ask for an answer that is not compressed: its usage is read."""
+def ask_for_plain_answer(proxied: ProxyRequest) -> None:
+    """Ask for an answer that is not compressed, because it is read, or something is put between its events."""
     proxied.replace_header(b"accept-encoding", b"identity")

@@ -3,14 +3,12 @@
 The head of a streamed response is withheld until the first data of its body; comments that only keep the stream alive are no
 data. Until then the client has received nothing, so the request can still go to another backend, wait again, or be preempted.
 
-With `sse_keepalive_secs`, silence is filled with comments (`SseKeepalive`), which clients of server-sent events skip. If a
-stream sends no data for that long after its head, the head goes out with such a comment; that is a first byte like any other.
+A stream that breaks off after its head, because its backend has died, takes too long, or the gateway shuts down, ends with the
+error as its last event, in the words of its API (`stream_dialects`). An event is one only between two others. So if the stream
+stands in the middle of an event, it is left without an end, and the server cuts the connection.
 
-A comment is one only between two events. So the keepalive follows the last bytes of the body, and sends nothing in the middle
-of an event, where a backend may fall silent as well. Nor does it send to a client that has not taken what was sent before.
-
-    b"data: {...}\\n\\n"  then silence   -> b": keepalive\\n\\n"
-    b"data: {..."        then silence   -> nothing
+    b"data: {...}\\n\\n"  then the backend dies   -> b'data: {"error": ...}\\n\\n', the end
+    b"data: {..."        then the backend dies   -> the connection is cut
 
 Compiled (`tools/compile.py`).
 """
@@ -21,19 +19,23 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
+from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.gateway.request_record import RequestRecord
+from maitred.gateway.stream_dialects import dialect_of
+from maitred.gateway.waiting_stream import is_open_ended
 from maitred.wire import sse
 from maitred.wire.answer_errors import AnswerError
-from maitred.wire.exchange import ResponseWriter
+from maitred.wire.errors import UpstreamError
+from maitred.wire.exchange import ApiError, ResponseWriter, send_error
 from maitred.wire.messages import Headers
+from maitred.wire.refusals import internal_error
 from maitred.wire.response import PieceWriter, UpstreamResponse
 
 MAX_WITHHELD_BYTES: Final = 16_384
 """Size of the comments before the first data of a stream above which the head is sent without waiting for data."""
-_MAX_EVENT_END_BYTES: Final = 4
 _OK: Final = 200
 _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding"))
 
@@ -45,8 +47,8 @@ class ResponseForwarder:
     """
 
     __slots__ = (
-        *("_has_data", "_is_stream", "_keepalive_secs", "_proxied", "_response", "_withheld", "_writer"),
-        *("_record", "reader"),
+        *("_first_sent", "_has_data", "_is_stream", "_last_sent", "_proxied", "_record", "_response", "_sent_before"),
+        *("_withheld", "_writer", "reader"),
     )
 
     def __init__(
@@ -54,17 +56,15 @@ class ResponseForwarder:
         proxied: ProxyRequest,
         response: UpstreamResponse,
         writer: ResponseWriter,
-        keepalive_secs: float,
         record: RequestRecord,
     ) -> None:
-        """`keepalive_secs` is the silence, in seconds, after which a comment is sent; 0 turns comments off. `record` is told of
-        each piece of the answer as it comes; of a stream, from its first data on."""
+        """`record` is told of each piece of the answer as it comes; of a stream, from its first data on."""
         self._proxied = proxied
         self._response = response
         self._writer = writer
         self._is_stream = proxied.request.stream and sse.is_event_stream(response.headers)
-        has_comments = keepalive_secs and self._is_stream and allows_comments(response.headers)
-        self._keepalive_secs = keepalive_secs if has_comments else 0.0
+        if self._is_stream and proxied.waiting_stream is not None:
+            proxied.waiting_stream.on_stream_head(response.headers)
         self.reader: AnswerReader | None = None
         """What reads the usage, if it is of interest; set before `wait_for_data`."""
         record.is_stream = self._is_stream
@@ -72,6 +72,8 @@ class ResponseForwarder:
         self._withheld = b""
         """The part of the body that was received and not sent yet, as the client will get it."""
         self._has_data = False
+        self._first_sent = self._sent_before = self._last_sent = b""
+        """The first and the last two pieces of the body that the client was sent."""
 
     @property
     def status(self) -> int:
@@ -109,59 +111,53 @@ class ResponseForwarder:
         return self._has_data
 
     async def wait_for_data(self) -> None:
-        """Return when there is something to send: data, the end of the body, or silence to fill. Raises UpstreamError."""
-        if not self._is_stream:
-            self._withheld = await self._read_piece()
-            while not (self._withheld or self._response.is_complete):  # the head of a gzip, perhaps
-                self._withheld = await self._read_piece()
-            self._note_first_data()
-        elif not self._keepalive_secs:
+        """Return when there is something to send: data, or the end of the body. Raises UpstreamError."""
+        if self._is_stream:
             await self._read_until_data()
-        else:
-            # The timeout loses no data, because `read_piece` takes a piece only when it returns.
-            try:
-                async with asyncio.timeout(self._keepalive_secs):
-                    await self._read_until_data()
-            except TimeoutError:
-                return
+            return
+        self._withheld = await self._read_piece()
+        while not (self._withheld or self._response.is_complete):  # the head of a gzip, perhaps
+            self._withheld = await self._read_piece()
+        self._note_first_data()
 
     def forward(self) -> Awaitable[None] | None:
         """Send the whole response. Return what must be awaited for the rest of it, or None if all was sent. Awaiting raises
         UpstreamError if it breaks off."""
-        if self._has_data and not self._keepalive_secs and self._response.is_complete:
-            self._note_first_data_sent()
-            self._proxied.response_started = True
-            return self._writer.start_response(self._response.status, self._client_headers(), self._withheld, False)
-        return self._forward_pieces()
+        more = not self._response.is_complete
+        self._note_first_data_sent()
+        self._proxied.response_started = True
+        busy = self._writer.start_response(self._response.status, self._client_headers(), self._withheld, more)
+        return self._forward_rest(busy) if more else busy
 
-    async def _forward_pieces(self) -> None:
-        response, writer = self._response, self._writer
-        keepalive = None
-        if self._keepalive_secs:
-            writer = keepalive = SseKeepalive(writer, self._keepalive_secs)
+    async def _forward_rest(self, busy: Awaitable[None] | None) -> None:
+        """Send what follows the first piece of the body, when the client has taken that (`busy`)."""
+        self._first_sent = self._last_sent = self._withheld
         try:
-            if self._has_data:
-                self._note_first_data_sent()
-                more = not response.is_complete
-                self._proxied.response_started = True
-                busy = writer.start_response(response.status, self._client_headers(), self._withheld, more)
-            else:
-                # The silence has lasted `keepalive_secs`. With the head sent, the request can be neither retried nor refused.
-                self._proxied.response_started = True
-                busy = writer.start_response(response.status, self._client_headers(), sse.KEEPALIVE_COMMENT, True)
-                if busy is not None:
-                    await busy
-                await self._read_until_data()
-                self._note_first_data_sent()
-                more = not response.is_complete
-                busy = writer.send_piece(self._withheld, more)
             if busy is not None:
                 await busy
-            if more:
-                await response.pipe_body(self._piece_writer(writer))
-        finally:
-            if keepalive is not None:
-                keepalive.stop()
+            await self._response.pipe_body(self._piece_writer(self._writer))
+        except UpstreamError as error:
+            self._break_off(error_responses.upstream_failed(error))
+            raise
+        except asyncio.CancelledError:
+            self._break_off(error_responses.shutting_down())  # A client that has left is sent nothing.
+            raise
+        except Exception:
+            self._break_off(internal_error("gateway"))
+            raise
+
+    def _break_off(self, error: ApiError) -> None:
+        """End a stream that does not come whole with an event that says why, if it stands between two events."""
+        proxied, waiting = self._proxied, self._proxied.waiting_stream
+        if waiting is not None and waiting.keeps_answer:
+            send_error(waiting, error, proxied.path)
+            return
+        is_between_events = (self._sent_before + self._last_sent).endswith(sse.EVENT_ENDS)
+        is_open = self._is_stream and not self._response.is_complete and is_open_ended(self._client_headers())
+        if is_open and is_between_events:
+            dialect = dialect_of(proxied.route.path)
+            event = dialect.refusal_event(error, self._first_sent + self._sent_before + self._last_sent)
+            self._writer.send_piece(event, False)
 
     async def _read_until_data(self) -> None:
         """Read the body up to its first data; or all of it, if it has none."""
@@ -217,6 +213,7 @@ class ResponseForwarder:
 
             def observe(piece: bytes, more: bool) -> asyncio.Future[None] | None:
                 on_data(piece)
+                self._sent_before, self._last_sent = self._last_sent, piece
                 return send(piece, more)
 
             return observe
@@ -224,68 +221,9 @@ class ResponseForwarder:
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
             on_data(piece)
             piece = reader.take(piece, more=more)
-            return None if more and not piece else send(piece, more)
+            if more and not piece:
+                return None
+            self._sent_before, self._last_sent = self._last_sent, piece
+            return send(piece, more)
 
         return write
-
-
-class SseKeepalive:
-    """Stands between a response and its writer. Begins with the head of the response, and must be stopped."""
-
-    def __init__(self, writer: ResponseWriter, secs: float) -> None:
-        """`secs` is the silence in seconds after which a comment is sent, more than 0."""
-        self._writer = writer
-        self._secs = secs
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._last_sent = 0.0
-        self._tail = b"\n\n"
-        """The last bytes of the body."""
-        self._busy: asyncio.Future[None] | None = None
-        """Done when the client has taken what was sent last, or None if it has."""
-
-    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
-        """Send the beginning of a response, and measure silence from then on."""
-        self._timer = self._loop.call_later(self._secs, self._on_timer)
-        self._note_sent(piece)
-        self._busy = self._writer.start_response(status, headers, piece, more)
-        return self._busy
-
-    def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
-        """Send a piece, and measure silence from then on."""
-        if more:
-            self._note_sent(piece)
-        else:
-            self.stop()
-        self._busy = self._writer.send_piece(piece, more)
-        return self._busy
-
-    def stop(self) -> None:
-        """Send no more comments. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timer(self) -> None:
-        # A piece only notes its time, and the timer is set again when it rings: a stream of tokens sets hardly any.
-        silence_left = self._last_sent + self._secs - self._loop.time()
-        if silence_left <= 0:
-            self._send_comment()
-            silence_left = self._secs
-        self._timer = self._loop.call_later(silence_left, self._on_timer)
-
-    def _note_sent(self, piece: bytes) -> None:
-        self._tail = (self._tail + piece[-_MAX_EVENT_END_BYTES:])[-_MAX_EVENT_END_BYTES:]
-        self._last_sent = self._loop.time()
-
-    def _send_comment(self) -> None:
-        """Send a comment if the body stands between two events and the client has taken all that was sent before."""
-        is_client_ready = self._busy is None or self._busy.done()
-        if is_client_ready and self._tail.endswith(sse.EVENT_ENDS):
-            self._last_sent = self._loop.time()
-            self._busy = self._writer.send_piece(sse.KEEPALIVE_COMMENT, True)
-
-
-def allows_comments(headers: Headers) -> bool:
-    """Return whether comments can be added to a body with these headers: its length must be open and its bytes not encoded."""
-    return not any(name in _HEADERS_FIXING_BODY for name, _ in headers)

@@ -26,7 +26,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from maitred.core.units import Micros, from_seconds
-from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere
+from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere, UsageRefused
 from maitred.gateway.retry_budget import RetryBudget, RetryConfig
 from maitred.wire.errors import ConnectError, Disconnected, LocalError, PoolTimeout, Truncated, UpstreamError
 from maitred.wire.messages import Headers
@@ -79,13 +79,16 @@ def read_retry_after(headers: Headers) -> Micros | None:
         return None
 
 
-RETRYABLE_ERRORS = (ConnectError, PoolTimeout, Disconnected, Truncated, BackendAbandoned, NotFoundThere, AnsweredError)
+RETRYABLE_ERRORS = (
+    *(ConnectError, PoolTimeout, Disconnected, Truncated),
+    *(BackendAbandoned, NotFoundThere, UsageRefused, AnsweredError),
+)
 """The failures after which another backend is tried. A truncated response can be retried because its head is withheld until the
 first data of its body. The timeout of a response is not one of them: the same request would keep the next backend busy for as
 long."""
-_FREE: Final = (BackendAbandoned, NotFoundThere)
+_FREE: Final = (BackendAbandoned, NotFoundThere, UsageRefused)
 """Those that are free although the request was sent: the backend has been given up by its polls, or has answered."""
-_OTHERS_MATTER: Final = (LocalError, PoolTimeout, NotFoundThere, BackendAbandoned, ConnectError)
+_OTHERS_MATTER: Final = (LocalError, PoolTimeout, NotFoundThere, UsageRefused, BackendAbandoned, ConnectError)
 """Failures that say nothing of how a backend answers, or of which its health takes care."""
 
 

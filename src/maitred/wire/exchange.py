@@ -31,6 +31,7 @@ _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]", re.ASCII)
 _MESSAGES: Final = "/v1/messages"
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
@@ -38,8 +39,14 @@ _ANTHROPIC_TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
+    529: "overloaded_error",
 }
 """Anthropic's `type` by status; of other statuses `invalid_request_error` below 500, and `api_error` from there."""
+
+
+def messages_error_type(status: int) -> str:
+    """Return Anthropic's `type` of an error with this status."""
+    return _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
 
 
 class ApiError(MaitredError):
@@ -67,8 +74,7 @@ class ApiError(MaitredError):
         """Return the JSON error object for a request to `path`, which may have a query behind it, or be "" if it is unknown. It
         is that of Anthropic's API for /v1/messages and what is below, else that of OpenAI's."""
         if path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/", "?"):
-            kind = _ANTHROPIC_TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "api_error")
-            return _encode({"type": "error", "error": {"type": kind, "message": self.message}})
+            return _encode({"type": "error", "error": {"type": messages_error_type(self.status), "message": self.message}})
         return _encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
 
 

@@ -28,9 +28,10 @@ def is_event_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.lower().startswith(EVENT_STREAM_TYPE) for name, value in headers)
 
 
-def encode_event(data: bytes) -> bytes:
-    """Return one event; `data` must contain no line end."""
-    return b"data: " + data + b"\n\n"
+def encode_event(data: bytes, name: bytes = b"") -> bytes:
+    """Return one event, with a name if it is to have one; neither may contain a line end."""
+    event = b"data: " + data + b"\n\n"
+    return b"event: " + name + b"\n" + event if name else event
 
 
 def has_data(stream: bytes) -> bool:
