@@ -8,6 +8,7 @@ traceback, that to the frames, and those to whatever keeps the exception.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import tracemalloc
 from collections import Counter
@@ -269,14 +270,17 @@ def test_a_backend_that_cannot_be_reached() -> None:
     run(scenario())
 
 
-def test_an_answer_that_breaks_off() -> None:
+@pytest.mark.parametrize("piece", [b"data: {}\n", b"data: {}\n\n"], ids=["in an event", "behind an event"])
+def test_an_answer_that_breaks_off(piece: bytes) -> None:
     async def once(w: GatewayWorld) -> None:
         client = await w.start_request(body(stream=True))
-        with pytest.raises(asyncio.IncompleteReadError):
-            await client.read_response()
+        said = b""
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            said = (await client.read_response())[2]
+        assert (b"upstream_truncated" in said) == piece.endswith(b"\n\n")
 
     async def cut(received: BackendRequest) -> None:
-        await received.send(STREAM_HEAD + chunk(b"data: {}\n\n"))
+        await received.send(STREAM_HEAD + chunk(piece))
         raise ConnectionError
 
     leaves_nothing(once, Backend(cut), **NO_PAUSE)
