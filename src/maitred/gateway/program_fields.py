@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 
 from maitred.gateway.agent_headers import SessionReader, is_last_request
+from maitred.gateway.body_members import change_members
 from maitred.gateway.request_fields import PROGRAM_HEADERS, Route
 from maitred.wire.exchange import ApiError
 from maitred.wire.messages import Headers
@@ -39,6 +40,8 @@ STREAM_OPTIONS: Final = b"stream_options"
 _PROGRAM_KEY, _PARENT_KEY, _EXTRA_KEY, _OPTIONS_KEY = "program_id", "parent_program_id", "extra_body", "stream_options"
 _SESSION_KEY: Final = "session_id"
 _OWN_KEYS: Final = (_PROGRAM_KEY, _PARENT_KEY)
+_MAX_OPTIONS_BYTES: Final = 256 * 1024
+"""Size of the largest `extra_body` or `stream_options` that is taken apart, in bytes: each of its members becomes an object."""
 
 
 class _ProgramFields(msgspec.Struct, gc=False):
@@ -98,7 +101,9 @@ class ProgramReader:
         if options is not None:
             changes[_OPTIONS_KEY] = options
         is_last = is_last_request(headers)
-        return ProgramOfRequest(program, parent, is_last, _change_members(body, changes), hides_usage=options is not None)
+        return ProgramOfRequest(
+            program, parent, is_last, _change_members(body, changes, fields), hides_usage=options is not None
+        )
 
     def _read_ids(self, headers: Headers, fields: _ProgramFields, extra: Mapping[str, msgspec.Raw]) -> tuple[str, str]:
         """Return the ids of the program and of its parent, each empty if there is none."""
@@ -116,8 +121,9 @@ class ProgramReader:
 def ask_for_usage(body: bytes) -> bytes | None:
     """Return the JSON object `body` with `stream_options.include_usage`, or None if the client has asked for the usage itself.
     Raises ApiError 400 for options with a name that is no text."""
-    options = _with_usage(_decode_fields(body).stream_options, overrules=True)
-    return None if options is None else _change_members(body, {_OPTIONS_KEY: options})
+    fields = _decode_fields(body)
+    options = _with_usage(fields.stream_options, overrules=True)
+    return None if options is None else _change_members(body, {_OPTIONS_KEY: options}, fields)
 
 
 def withdraw_usage(body: bytes) -> bytes:
@@ -133,8 +139,15 @@ def count_characters(text: bytes) -> int:
 
 
 def _object_members(raw: msgspec.Raw) -> Mapping[str, msgspec.Raw]:
-    """Return the members of a JSON object; none if it is absent, or something else. Raises ApiError 400 for one with a name
-    that is no text, at which nothing else has looked."""
+    """Return the members of a JSON object; none if it is absent, or something else. Raises ApiError 400 for one that is larger
+    than what is taken apart, or with a name that is no text, at which nothing else has looked."""
+    if len(bytes(raw)) > _MAX_OPTIONS_BYTES:
+        raise ApiError(
+            400,
+            f"{_EXTRA_KEY} is larger than {_MAX_OPTIONS_BYTES} bytes: put the fields at the top of the body",
+            kind="invalid_request_error",
+            param=_EXTRA_KEY,
+        )
     try:
         return _decode_object(raw) if raw else {}
     except msgspec.ValidationError:
@@ -196,6 +209,8 @@ def _with_usage(raw: msgspec.Raw, *, overrules: bool = False) -> dict[str, objec
     it wants that), or if they are no object, which the backend will refuse."""
     if not raw or bytes(raw) == b"null":
         return {"include_usage": True}
+    if len(bytes(raw)) > _MAX_OPTIONS_BYTES:
+        return None
     try:
         options = _decode_object(raw)
     except msgspec.ValidationError:
@@ -209,13 +224,12 @@ def _with_usage(raw: msgspec.Raw, *, overrules: bool = False) -> dict[str, objec
 _NOT_ASKED: Final = (b"", b"false", b"null")
 
 
-def _change_members(body: bytes, changes: Mapping[str, object]) -> bytes:
-    """Return the JSON object `body` with these members, those that are None taken out, and everything else unchanged."""
+def _change_members(body: bytes, changes: Mapping[str, object], fields: _ProgramFields) -> bytes:
+    """Return the JSON object `body`, which has these `fields`, with these members, and without those that are None. Raises
+    ApiError 400 for a name of a member that is not UTF-8."""
     if not changes:
         return body
-    # All other members stay raw, so that a number is not written in another way than the client's.
     try:
-        members = {key: value for key, value in _decode_object(body).items() if key not in changes}
+        return change_members(body, changes, {key: getattr(fields, key) for key in changes})
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid_json(error) from error
-    return msgspec.json.encode({**members, **{key: value for key, value in changes.items() if value is not None}})

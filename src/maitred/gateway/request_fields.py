@@ -27,6 +27,7 @@ import msgspec
 from maitred.admission.tenants import MAX_NAME_CHARS
 from maitred.core.request import PrefixKeys, PriorityClass
 from maitred.gateway.agent_headers import NO_SESSION, SessionReader
+from maitred.gateway.body_members import change_members
 from maitred.gateway.config import ForwardPriority
 from maitred.gateway.plain_runs import MARK, MIN_RUN_BYTES, shorten_plain_runs
 from maitred.gateway.prompt_text import PromptText
@@ -352,8 +353,13 @@ def shorten_name(name: str) -> str:
 
 _PRIORITY_SIGN: Final[Mapping[ForwardPriority, int]] = {"vllm": -1, "sglang": +1}
 """The sign of the priority that each engine serves first."""
-_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode_members = msgspec.json.encode
+
+
+class _PriorityField(msgspec.Struct, gc=False):
+    priority: msgspec.Raw = msgspec.Raw()
+
+
+_decode_priority = msgspec.json.Decoder(_PriorityField).decode
 
 
 def engine_priority(c: PriorityClass, engine: ForwardPriority) -> int:
@@ -364,10 +370,7 @@ def engine_priority(c: PriorityClass, engine: ForwardPriority) -> int:
 def set_body_priority(body: bytes, priority: int) -> bytes:
     """Return the JSON object `body` with this `priority`, and everything else unchanged. Raises ApiError 400 for a name of a
     member that is not UTF-8."""
-    # All other members stay raw: decoded and encoded again, a number might be written in another way than the client's.
     try:
-        members: dict[str, object] = dict(_decode_members(body))
+        return change_members(body, {"priority": priority}, {"priority": _decode_priority(body).priority})
     except UnicodeDecodeError as error:
         raise _invalid_json(error, body) from error
-    members["priority"] = priority
-    return _encode_members(members)
