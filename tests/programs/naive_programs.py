@@ -291,8 +291,40 @@ class NaivePrograms:
         """Return the program that has waited longest, if that is for `secs`."""
         waiting = [a for a in self.queue(model) if a.waiting]
         oldest = min(waiting, key=lambda a: (-a.root.priority, a.waiting_since, a.serial), default=None)
-        is_over = oldest is not None and not self.strict and now - oldest.waiting_since >= secs * SECOND
-        return oldest if is_over else None
+        if oldest is None or self.strict or now - oldest.waiting_since < secs * SECOND:
+            return None
+        first = {}  # of each tenant
+        for agent in sorted(waiting, key=lambda a: (-a.root.priority, a.waiting_since, a.serial)):
+            first.setdefault(agent.tenant, agent)
+        overdue = [a for a in first.values() if now - a.waiting_since >= secs * SECOND]
+        return min(overdue, key=lambda a: (-a.root.priority, self.held(a.tenant), a.waiting_since, a.serial))
+
+    def held(self, tenant):
+        return sum(self.charge(a) for a in self.agents if a.tenant == tenant and a.backend is not None)
+
+    def givers(self, model, memory, agents, now):
+        """Return those of `agents` that are paused for another tenant's turn, and what they would free too few tokens by."""
+        taker = self.too_long(model, self.config.patience_secs, now)
+        best = self.roomiest(self.open(model), self.room)
+        if taker is None or best is None or memory not in (None, best):
+            return []
+        need = taker.tokens + self.config.buffer_tokens
+        missing, own = need - self.room(best), self.held(taker.tenant)
+        least = own + need if own else 0
+        others = {a.tenant: self.held(a.tenant) for a in self.agents if a.tenant != taker.tenant}
+        spare = sum(max(0, held - least) for held in others.values())
+        if missing <= 0 or need > best.capacity or (own and spare < missing):
+            return []
+        found, left = [], missing
+        for agent in self.pause_order(a for a in agents if a.backend is best and a.acting):
+            if left <= 0 or agent.tenant == taker.tenant or agent.settles_at > now:
+                continue
+            if agent.root.priority > taker.root.priority or others[agent.tenant] - self.charge(agent) < least:
+                continue
+            others[agent.tenant] -= self.charge(agent)
+            left -= self.freed(agent)
+            found.append(agent)
+        return found if left > 0 or memory is not None else self.victims(found, missing)
 
     def serve_oldest(self, model, reason, now):
         while (oldest := self.too_long(model, self.config.patience_secs, now)) is not None:
@@ -426,6 +458,11 @@ class NaivePrograms:
             self.make_room(model, now)
             self.resume_all(model, now)
             if self.make_room_of_idle(model, now):
+                self.resume_all(model, now)
+            givers = self.givers(model, None, self.agents, now)
+            for agent in givers:
+                self.pause(agent, "made_room", now)
+            if givers:
                 self.resume_all(model, now)
         for memory in self.memories:
             self.relieve(memory, now)

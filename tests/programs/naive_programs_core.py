@@ -57,6 +57,11 @@ class NaiveCore(NaivePrograms):
             if not idle:
                 return None
             self.forget(min(idle, key=lambda a: a.idle_since), "expired", now)
+        elif len(self.agents) >= self.config.max_programs:
+            idle = [a for a in self.agents if a.expires is not None and not a.busy]
+            if not idle:
+                return None
+            self.forget(min(idle, key=lambda a: a.expires), "expired", now)
         self.num_created += 1
         parent = self.find(request.tenant, request.parent, request.model) if request.program else None
         if parent is not None and (parent.generation >= 16 or sum(a.root is parent.root for a in self.agents) >= 256):
@@ -139,6 +144,9 @@ class NaiveCore(NaivePrograms):
                 self.pause(agent, reason, now)
             elif was_marked and self.strict:
                 self.pause(agent, "overflow", now)
+            givers = [self.givers(model, memory, [agent], now) for model in memory.models if self.events]
+            if agent.backend is memory and any(givers):
+                self.pause(agent, "made_room", now)
         self.react(memory, now)
 
     def move_on(self, agent, now):

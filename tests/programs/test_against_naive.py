@@ -31,6 +31,7 @@ CONFIGS = st.builds(
     max_wait_secs=st.sampled_from([8, 60, 60]),
     program_ttl_secs=st.sampled_from([20, 600]),
     max_programs_per_tenant=st.sampled_from([3, 100, 100, 100]),
+    max_programs=st.sampled_from([4, 100, 100, 100]),
     max_waiting=st.sampled_from([2, 100, 100, 100]),
 )
 

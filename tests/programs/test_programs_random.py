@@ -29,6 +29,7 @@ class Driver:
             max_wait_secs=rng.choice([20, 1800, 1800]),
             program_ttl_secs=rng.choice([20, 3600, 3600]),
             max_programs_per_tenant=rng.choice([4, 1000, 1000]),
+            max_programs=rng.choice([5, 1000, 1000]),
             max_waiting=rng.choice([3, 1000]),
         )
         self.core, self.naive = Programs(config), NaiveCore(config)

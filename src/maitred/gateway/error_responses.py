@@ -131,7 +131,7 @@ PROGRAM_REJECTIONS: Final = {
         "this prompt is longer than the KV memory of any backend that serves the model",
     ),
     ProgramReason.TOO_MANY_WAITING: (429, "program_queue_full", "as many requests of programs wait for KV memory as may"),
-    ProgramReason.TOO_MANY_PROGRAMS: (429, "program_limit", "every program that this tenant may have is at work"),
+    ProgramReason.TOO_MANY_PROGRAMS: (429, "program_limit", "every program that there may be is at work"),
     ProgramReason.RELEASED: (410, "program_released", "the program was released while this request waited"),
 }
 """The refusals of a request of a program: status, code, message. For a released program 410 and not 409, which SDKs send again:

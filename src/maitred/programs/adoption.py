@@ -70,13 +70,13 @@ def adopt_programs(
 ) -> Sequence[int]:
     """Adopt programs, parents before their children. Return the backends that hold some of them.
 
-    Skipped are those that have expired, those without an id, those that are known already, and those beyond what their tenant
-    may have."""
+    Skipped are those that have expired, those without an id, those that are known already, and those beyond what their tenant,
+    or all tenants together, may have."""
     touched: dict[int, None] = {}
     for record in records:
         expires_at = record.last_active + from_seconds(config.program_ttl_secs)
         key = ProgramKey(record.tenant, record.name, record.model)
-        is_beyond = table.num_of_tenant(record.tenant) >= config.max_programs_per_tenant
+        is_beyond = table.num_of_tenant(record.tenant) >= config.max_programs_per_tenant or len(table) >= config.max_programs
         # A file may be older than the configuration, and may name what a client has used again already.
         if not record.name or expires_at <= now or is_beyond or table.find(key) is not None:
             continue

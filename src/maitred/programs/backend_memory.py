@@ -48,8 +48,12 @@ _REASONING = ProgramStatus.REASONING
 class BackendMemory:
     """The memory with this `index`, as a driver numbers them."""
 
-    def __init__(self, index: int, estimator: ActingEstimator, buffer_tokens: int) -> None:
+    def __init__(
+        self, index: int, estimator: ActingEstimator, buffer_tokens: int, held: dict[str, float] | None = None
+    ) -> None:
+        """`held`: the charged tokens of each tenant that has some, at all backends together, which this one keeps up."""
         self.index = index
+        self._held: dict[str, float] = {} if held is None else held
         self.status = BackendStatus.UP
         self.capacity: int | None = None
         """Tokens of KV, or None if unknown."""
@@ -183,8 +187,18 @@ class BackendMemory:
             program.charge = _charge_of(program.acting_share, tokens)
             self.acting_charge += program.charge
             self._acting_heap(program).push(program.serial, pause_order(program), program)
+        self._note_held(program.key.tenant, program.charge)
+
+    def _note_held(self, tenant: str, change: float) -> None:
+        """Note that a tenant holds `change` tokens more."""
+        tokens = self._held.get(tenant, 0.0) + change
+        if tokens:
+            self._held[tenant] = tokens
+        else:
+            self._held.pop(tenant, None)
 
     def _uncharge(self, program: Program) -> None:
+        self._note_held(program.key.tenant, -program.charge)
         if program.status is _REASONING:
             self.reasoning_tokens -= int(program.charge)
             self.num_reasoning -= 1
@@ -221,8 +235,10 @@ class BackendMemory:
         for heap in (self._settled, self._unsettled):
             for _, program in heap:
                 program.acting_share = share(now - program.acting_since, program.tools)
-                program.charge = _charge_of(program.acting_share, program.unshared_tokens)
-                total += program.charge
+                charge = _charge_of(program.acting_share, program.unshared_tokens)
+                self._note_held(program.key.tenant, charge - program.charge)
+                program.charge = charge
+                total += charge
         self.acting_charge = total
 
     def freed_by(self, program: Program) -> float:
@@ -266,6 +282,10 @@ class BackendMemory:
         buffers count all the same."""
         acting = (p for p in self.programs if p.status is not _REASONING and p.acting_share <= _IDLE_SHARE)
         return sorted((p for p in acting if p.root.priority_class <= up_to), key=pause_order)
+
+    def acting_programs(self) -> list[Program]:
+        """Return the acting programs in the order of pauses."""
+        return sorted((p for p in self.programs if p.status is not _REASONING), key=pause_order)
 
     def put_back(self, program: Program) -> None:
         """Put a program back that `take_acting` took."""

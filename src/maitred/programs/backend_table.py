@@ -22,6 +22,8 @@ class BackendTable:
         self._models_of: dict[int, frozenset[str]] = {}
         self._pools: dict[str, ModelPool] = {}
         self._pools_of: dict[int, list[ModelPool]] = {}
+        self.held: dict[str, float] = {}
+        """Charged tokens of each tenant that has some, at all backends together."""
 
     @property
     def all(self) -> Collection[BackendMemory]:
@@ -44,7 +46,7 @@ class BackendTable:
         """Return the backend with this index; a new one serves no model yet."""
         backend = self._backends.get(index)
         if backend is None:
-            backend = self._backends[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens)
+            backend = self._backends[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens, self.held)
             self._models_of[index] = frozenset()
             self._pools_of[index] = []
         return backend
@@ -70,13 +72,13 @@ class BackendTable:
     def keep_pool(self, model: str) -> ModelPool:
         """Return the pool of a model that some backend serves, or has served."""
         if model not in self._pools:
-            self._pools[model] = ModelPool(self._config, self._estimator)
+            self._pools[model] = ModelPool(self._config, self._estimator, self.held)
         return self._pools[model]
 
     def pool(self, model: str) -> ModelPool:
         """Return the pool of a model. For one that no backend has ever served it is empty and not kept, because clients name
         models."""
-        return self._pools.get(model) or ModelPool(self._config, self._estimator)
+        return self._pools.get(model) or ModelPool(self._config, self._estimator, self.held)
 
     def pools_of(self, backend: BackendMemory) -> list[ModelPool]:
         """Return the pools of the models that a backend serves, by name."""

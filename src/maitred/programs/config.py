@@ -66,6 +66,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Seconds without a request after which a program is forgotten."""
     max_programs_per_tenant: int = 10_000
     """Programs of one tenant that are kept at once. One more makes room by forgetting the one that is idle for longest."""
+    max_programs: int = 100_000
+    """Programs of all tenants that are kept at once. One more makes room by forgetting the one that expires first."""
     session_headers: tuple[str, ...] | None = None
     """Headers that name the session of a request without a program id; the first of them that the request has counts, and no
     other. Null: those of Claude Code, Codex, OpenCode, Dynamo and vLLM, with their sub-agents."""
@@ -90,7 +92,7 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         self._check_times()
-        for name, least in (("max_waiting", 1), ("max_programs_per_tenant", 1), ("buffer_tokens", 0)):
+        for name, least in (("max_waiting", 1), ("max_programs_per_tenant", 1), ("max_programs", 1), ("buffer_tokens", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}")
         if self.backend_capacity_tokens is not None and not 1 <= self.backend_capacity_tokens <= MAX_REPORTED_TOKENS:

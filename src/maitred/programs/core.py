@@ -241,16 +241,20 @@ class Programs:
         return (program for key in keys if (program := self._table.find(key)) is not None)
 
     def _find_or_create(self, request: ProgramRequest, now: Micros) -> Program | None:
-        """Return the program of a request, or None if its tenant may not have one more."""
+        """Return the program of a request, or None if there may not be one more."""
         key = ProgramKey(request.tenant, request.program, request.model)
         program = self._table.find(key)
         if program is not None:
             return program
         if self._table.num_of_tenant(key.tenant) >= self.config.max_programs_per_tenant:
             idlest = self._table.idlest_of(key.tenant)
-            if idlest is None:
-                return None
-            self._places.forget(idlest, ProgramReason.EXPIRED, now)
+        elif len(self._table) >= self.config.max_programs:
+            idlest = self._table.next_expiring()
+        else:
+            return self._table.create(key, request.parent, now)
+        if idlest is None:
+            return None
+        self._places.forget(idlest, ProgramReason.EXPIRED, now)
         return self._table.create(key, request.parent, now)
 
     def _note_request(self, program: Program, now: Micros) -> None:
@@ -339,6 +343,7 @@ class Programs:
             self._places.forget(program, ProgramReason.ENDED, now)
         else:
             self._begin_acting(program, backend, now)
+            self._places.give_way(program, now)
         self._places.react([backend.index], now)
 
     def _believable_total(self, usage: Usage, backend: BackendMemory) -> int | None:

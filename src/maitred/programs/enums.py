@@ -69,7 +69,7 @@ class ProgramReason(StrEnum):
     TOO_MANY_WAITING = "too_many_waiting"
     """`max_waiting` requests wait already."""
     TOO_MANY_PROGRAMS = "too_many_programs"
-    """The tenant has `max_programs_per_tenant` programs, all of them with requests under way."""
+    """The tenant has `max_programs_per_tenant` programs, or all have `max_programs`, and every one has requests under way."""
     NO_BACKEND = "no_backend"
     """No healthy backend serves the model."""
     RELEASED = "released"
@@ -77,7 +77,7 @@ class ProgramReason(StrEnum):
     OVERFLOW = "overflow"
     """The programs of the backend need more than its capacity."""
     MADE_ROOM = "made_room"
-    """A program that has waited for longer than `patience_secs` needs the memory."""
+    """A program that has waited for long, or that of a tenant whose turn it is, needs the memory."""
     PRESSURE_ENDED = "pressure_ended"
     """The backend has room again."""
     ROOM = "room"
@@ -93,7 +93,7 @@ class ProgramReason(StrEnum):
     ENDED = "ended"
     """A program of one request has ended, or the only request of a new one left before the program was placed."""
     EXPIRED = "expired"
-    """The program was idle for `program_ttl_secs`, or the idlest when its tenant needed a place."""
+    """The program was idle for `program_ttl_secs`, or the idlest when another one needed its place."""
 
 
 class ProgramDecision(msgspec.Struct, frozen=True, gc=False):

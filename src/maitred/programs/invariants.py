@@ -16,6 +16,7 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
         backend.check()
     for pool in places.backends.pools:
         pool.waiting.check()
+    _check_held(places)
     placed = {p.serial for backend in places.backends.all for p in backend.programs}
     waiting = {p.serial for pool in places.backends.pools for p in pool.waiting}
     known = {p.serial for p in table.all}
@@ -26,6 +27,15 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
     for program in table.all:
         _check_program(program, places, is_placed=program.serial in placed)
     _check_requests(places, table)
+
+
+def _check_held(places: ProgramPlaces) -> None:
+    held: dict[str, float] = {}
+    for backend in places.backends.all:
+        for program in backend.programs:
+            held[program.key.tenant] = held.get(program.key.tenant, 0.0) + program.charge
+    if places.backends.held != {tenant: tokens for tenant, tokens in held.items() if tokens}:
+        raise InvariantError(f"tenants hold {held}, and {places.backends.held} is noted")
 
 
 def _check_requests(places: ProgramPlaces, table: ProgramTable) -> None:

@@ -8,7 +8,7 @@ the pressure lasts.
 **Resume**, where there is room. At a tick all waiting programs are considered together (`placement`). At an event (a request
 has ended, a program was released, a capacity has changed) the first few are tried in order, which costs O(log n).
 
-Five rules keep this fair and calm; the flavour `thunderagent` has none of them.
+Six rules keep this fair and calm; the flavour `thunderagent` has none of them.
 
 - *Headroom*: a program is placed beside others only if `headroom` of the capacity stays free.
 - *Minimum stay*: a program that was placed less than `min_stay_secs` ago is paused only if no other acting one is left.
@@ -23,14 +23,19 @@ Five rules keep this fair and calm; the flavour `thunderagent` has none of them.
   only for programs that no end of another one will let in. A program of which the estimator counts hardly anything any more has
   most likely ended: it makes room at any tick.
 
+- *Turn*: of the programs that have waited for `patience_secs`, that of the tenant that holds the fewest tokens is next. If it
+  does not fit, acting programs of other tenants give way to it, one after another as they end their requests, as long as their
+  tenant keeps what the waiting one would then hold; a tenant that holds nothing is given way by all. So no tenant keeps another
+  waiting, neither with idle programs nor with programs that ask again at once.
+
 Whatever these find, a request waits for `max_wait_secs` at most: then its program is resumed without room (`departures`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from maitred.core.units import Micros, from_seconds
 from maitred.programs.acting_estimators import ActingEstimator
@@ -44,10 +49,23 @@ LOOKAHEAD: Final = 4
 """Waiting programs that are tried at an event."""
 
 
+class TenantClaim(NamedTuple):
+    """What the program whose turn it is lacks where most room is, and may get from other tenants."""
+
+    program: Program
+    backend: BackendMemory
+    missing: float
+    """Tokens that must become free."""
+    spared: float
+    """Tokens that a tenant keeps at least when it gives way."""
+
+
 class ModelPool:
     """The backends and the waiting programs of one model. It plans; the core carries out."""
 
-    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator) -> None:
+    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, held: Mapping[str, float] | None = None) -> None:
+        """`held`: the charged tokens of each tenant that has some."""
+        self._held: Mapping[str, float] = {} if held is None else held
         self.backends: list[BackendMemory] = []
         self.open_backends: list[BackendMemory] = []
         """The backends where programs may be placed."""
@@ -184,9 +202,8 @@ class ModelPool:
         return None
 
     def _waits_too_long(self, limit: Micros | None, now: Micros) -> Program | None:
-        """Return the program that has waited longest, if that is for `limit` or more, or None."""
-        oldest = None if limit is None else self.waiting.oldest()
-        return None if oldest is None or now - oldest.waiting_since < (limit or 0) else oldest
+        """Return the program whose turn it is of those that have waited for `limit` or more, or None."""
+        return None if limit is None else self.waiting.overdue(now - limit, self._held)
 
     def plan_room_for_oldest(self, now: Micros) -> Sequence[Program]:
         """Return the acting programs to be paused so that the program that has waited longest fits, if it has waited for
@@ -225,6 +242,55 @@ class ModelPool:
                 victims.append(program)
                 freed += best.freed_by(program)
         return self._spare(best, victims, missing) if freed >= missing else ()
+
+    def _claim(self, now: Micros) -> TenantClaim | None:
+        """Return the claim of the program that has waited for `patience_secs` and whose turn it is, or None if no other tenants
+        hold what it lacks."""
+        claimant = self._waits_too_long(self._patience, now)
+        best = self._with_most_room(self.open_backends)
+        if claimant is None or best is None:
+            return None
+        need = claimant.tokens + self._buffer
+        missing = need - self.room(best)
+        if missing <= 0 or (best.capacity is not None and need > best.capacity):
+            return None
+        tenant = claimant.key.tenant
+        own = self._held.get(tenant, 0.0)
+        spared = own + need if own else 0.0
+        # A tenant that holds nothing gets all that it needs. Another one gets what others have more than it would have.
+        others = sum(max(0.0, tokens - spared) for name, tokens in self._held.items() if name != tenant)
+        return TenantClaim(claimant, best, missing, spared) if not own or others >= missing else None
+
+    def _gives_way(self, program: Program, claim: TenantClaim, given: float, now: Micros) -> bool:
+        """Return whether an acting program at the backend of a claim is to be paused for it, when its tenant has `given` tokens
+        already."""
+        tenant = program.key.tenant
+        return (
+            tenant != claim.program.key.tenant
+            and program.settles_at <= now
+            and program.root.priority_class <= claim.program.root.priority_class
+            and self._held.get(tenant, 0.0) - given - program.charge >= claim.spared
+        )
+
+    def gives_way(self, program: Program, backend: BackendMemory, now: Micros) -> bool:
+        """Return whether a program that has just begun to act at `backend` is to be paused for another tenant."""
+        claim = self._claim(now) if len(self.waiting) else None
+        return claim is not None and claim.backend is backend and self._gives_way(program, claim, 0.0, now)
+
+    def plan_giving_way(self, now: Micros) -> Sequence[Program]:
+        """Return the acting programs to be paused for the tenant whose turn it is. They may be too few: those that reason now
+        follow when they act (`gives_way`), and the backend is held meanwhile."""
+        claim = self._claim(now)
+        if claim is None:
+            return ()
+        victims, given, missing = list[Program](), dict[str, float](), claim.missing
+        for program in claim.backend.acting_programs():
+            tenant = program.key.tenant
+            if missing > 0 and self._gives_way(program, claim, given.get(tenant, 0.0), now):
+                victims.append(program)
+                given[tenant] = given.get(tenant, 0.0) + program.charge
+                missing -= claim.backend.freed_by(program)
+        return victims if missing > 0 else self._spare(claim.backend, victims, claim.missing)
 
     def plan_pauses(self, backend: BackendMemory, now: Micros) -> Sequence[Program]:
         """Return the acting programs to be paused at `backend` first. They may free less than is missing, because the children

@@ -198,6 +198,14 @@ class ProgramPlaces:
             for pool in self.backends.pools_of(backend):
                 self.react_to_room(pool, [backend], now)
 
+    def give_way(self, program: Program, now: Micros) -> None:
+        """Pause a program that has just begun to act, if it is the turn of another tenant."""
+        if not self._has_events or program.backend is None:
+            return
+        backend = self.backends[program.backend]
+        if any(pool.gives_way(program, backend, now) for pool in self.backends.pools_of(backend)):
+            self.pause(program, ProgramReason.MADE_ROOM, now)
+
     def react_to_pressure(self, backend: BackendMemory, now: Micros) -> None:
         """Between ticks: pause and mark where a program has grown."""
         if self._has_events:
@@ -252,11 +260,12 @@ class ProgramPlaces:
         for program in pool.plan_room_for_oldest(now):
             self.pause(program, ProgramReason.MADE_ROOM, now)
         self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
-        idle = pool.plan_idle(now)
-        for program in idle:
-            self.pause(program, ProgramReason.MADE_ROOM, now)
-        if idle:
-            self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
+        for plan in (pool.plan_idle, pool.plan_giving_way):
+            victims = plan(now)
+            for program in victims:
+                self.pause(program, ProgramReason.MADE_ROOM, now)
+            if victims:
+                self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
 
     def decide(
         self,

@@ -21,7 +21,7 @@ The flavour `thunderagent` orders by tokens alone, equal programs by when they w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -44,6 +44,8 @@ class WaitingPrograms:
         self._in_order: IndexedHeap[int, ResumeOrder, Program] = IndexedHeap()
         self._by_age: IndexedHeap[int, AgeOrder, Program] = IndexedHeap()
         """The programs with a request that waits: the highest class first, then the oldest request."""
+        self._by_age_of: dict[str, IndexedHeap[int, AgeOrder, Program]] = {}
+        """The same ones of each tenant that has some."""
         self._by_size: IndexedHeap[int, tuple[int, int], Program] = IndexedHeap()
         """All of them by tokens; equal ones in the order of creation."""
 
@@ -62,13 +64,24 @@ class WaitingPrograms:
         self._by_size.push(program.serial, (program.tokens, program.serial), program)
         if program.waiting:
             self._by_age.push(program.serial, _age_order(program), program)
+            of_tenant = self._by_age_of.setdefault(program.key.tenant, IndexedHeap())
+            of_tenant.push(program.serial, _age_order(program), program)
         else:
-            self._by_age.remove(program.serial)
+            self._remove_age(program)
 
     def remove(self, program: Program) -> None:
         """Take a program out."""
-        for heap in (self._in_order, self._by_size, self._by_age):
+        for heap in (self._in_order, self._by_size):
             heap.remove(program.serial)
+        self._remove_age(program)
+
+    def _remove_age(self, program: Program) -> None:
+        self._by_age.remove(program.serial)
+        of_tenant = self._by_age_of.get(program.key.tenant)
+        if of_tenant is not None:
+            of_tenant.remove(program.serial)
+            if not len(of_tenant):
+                del self._by_age_of[program.key.tenant]
 
     def order(self, program: Program) -> ResumeOrder:
         """Return the place of a program in the order of resumes."""
@@ -88,6 +101,20 @@ class WaitingPrograms:
     def oldest(self) -> Program | None:
         """Return the program with the request that has waited longest among those of the highest class, or None."""
         return self._by_age.peek()
+
+    def overdue(self, since: Micros, held: Mapping[str, float]) -> Program | None:
+        """Return the program whose turn it is among those of the highest class, if the oldest of them has waited since `since`
+        or longer, or None. Of all that have, the turn is that of the oldest one of the tenant that holds the fewest tokens."""
+        oldest = self._by_age.peek()
+        if oldest is None or oldest.waiting_since > since:
+            return None
+        if len(self._by_age_of) == 1:
+            return oldest
+        heads = (heap.peek() for heap in self._by_age_of.values())
+        return min(
+            (program for program in heads if program is not None and program.waiting_since <= since),
+            key=lambda p: (-p.root.priority_class, held.get(p.key.tenant, 0.0), p.waiting_since, p.serial),
+        )
 
     def smallest(self) -> Program | None:
         """Return the program with the fewest tokens, or None."""
@@ -113,6 +140,10 @@ class WaitingPrograms:
             raise InvariantError("the smallest waiting program is another one")
         if self.oldest() is not min((p for p in programs if p.waiting), key=_age_order, default=None):
             raise InvariantError("the program that has waited longest is another one")
+        by_tenant = {tenant: {program.serial for _, program in heap} for tenant, heap in self._by_age_of.items()}
+        waiting = [p for p in programs if p.waiting]
+        if by_tenant != {p.key.tenant: {q.serial for q in waiting if q.key.tenant == p.key.tenant} for p in waiting}:
+            raise InvariantError("the waiting programs of the tenants are other ones")
 
 
 def _age_order(program: Program) -> AgeOrder:
