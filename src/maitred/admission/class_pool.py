@@ -115,7 +115,7 @@ class ClassPool(SlotPool):
                 self._leaving -= _leaving_units(ticket)
             self._free_slot(ticket, now)
             decisions = self._end_or_retry(ticket, release_reason, now)
-            self.lead.on_freed()
+            self.lead.on_freed(ticket.slot_units)
             if preemptor is not None:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
                 unlink_peers(ticket)
@@ -230,8 +230,10 @@ class ClassPool(SlotPool):
     def demand(self) -> PoolDemand:
         slots = self.slots
         for lane in LANES:
-            if self.waiting and self.queues.head(lane) is not None:
+            if self.waiting and (head := self.queues.head(lane)) is not None:
                 held = slots.shortfall(lane, 0) - slots.in_use + slots.capacity
+                if head.sequences > 1:  # What is idle is too little for it, and so is as good as in use.
+                    held = max(held, slots.idle)
                 keeps_lead = self._may_preempt and self.rules.adapts_reservations
                 return PoolDemand(wanted=True, held=held // slots.units_per_slot, keeps_lead=keeps_lead)
         return NO_DEMAND
@@ -279,7 +281,7 @@ class ClassPool(SlotPool):
         say)."""
         if not self.priority.can_take_slot(preemptor):
             account = preemptor.tenant_account
-            is_limited = account is not None and account.is_full
+            is_limited = account is not None and not account.may_hold(preemptor.sequences)
             return [self._stop_preempting(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)

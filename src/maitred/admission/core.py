@@ -97,6 +97,7 @@ class Admission:
             request.prompt_tokens,
             slo_priority(request, config.slo_priorities),
             target,
+            request.sequences,
         )
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = EMPTY_LOAD) -> Sequence[Decision]:
@@ -115,7 +116,9 @@ class Admission:
             if over_rate is not None:
                 return [*settled, over_rate]
         if self._tenant_accounts:
-            ticket.tenant_account = self._tenant_accounts.get(ticket.tenant)
+            ticket.tenant_account = account = self._tenant_accounts.get(ticket.tenant)
+            if account is not None and ticket.sequences > account.most_slots:
+                account.most_slots = ticket.sequences
         if not self._policy_gate.is_open:
             refused = self._policy_gate.reject_refused(ticket, load, now)
             if refused is not None:
@@ -295,9 +298,9 @@ class Admission:
         for problem in self._pools.find_violations(self._tickets.values()):
             raise InvariantError(problem)
         for account in self._tenant_accounts.values():
-            states = [ticket.state for ticket in self._tickets.values() if ticket.tenant_account is account]
-            held = sum(state in SLOT_HOLDING_STATES for state in states)
-            if (account.in_flight, account.queued) != (held, len(states) - held):
+            tickets = [ticket for ticket in self._tickets.values() if ticket.tenant_account is account]
+            held = [ticket.sequences for ticket in tickets if ticket.state in SLOT_HOLDING_STATES]
+            if (account.in_flight, account.queued) != (sum(held), len(tickets) - len(held)):
                 raise InvariantError(f"tenant {account.name!r}: its account does not match its requests")
 
     def _reconfigure(self, config: AdmissionConfig) -> None:
@@ -309,7 +312,9 @@ class Admission:
         self._tenant_accounts: dict[str, TenantAccount] = make_accounts(config)
         self._coordinator.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
         for ticket in self._tickets.values():
-            ticket.tenant_account = self._tenant_accounts.get(ticket.tenant)
+            ticket.tenant_account = account = self._tenant_accounts.get(ticket.tenant)
+            if account is not None:
+                account.most_slots = max(account.most_slots, ticket.sequences)
         self._pools.reconfigure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
         self._policy_gate.total_slots = self._pools.total_slots
 

@@ -186,7 +186,7 @@ class Dispatcher:
             decisions.append(chosen.pool.admit_waiter(ticket, now))
             # The load is not read again within one attempt. What has just entered is added to the unseen requests instead.
             for candidate in candidates:
-                candidate.unseen += chosen.pool in candidate.group
+                candidate.unseen += ticket.slot_units if chosen.pool in candidate.group else 0
             if self.rules.dispatch == "one":
                 break
         if len(self._pools) > 1 and any(candidate.may_overcount and len(candidate.pool.bands) for candidate in candidates):

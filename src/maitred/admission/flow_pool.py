@@ -64,7 +64,8 @@ class FlowPool(SlotPool):
         dispatcher.add(self)
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
-        ticket.lane, ticket.slot_units, ticket.victim_group = SHARED_LANE, 1, self._victim_group(ticket)
+        ticket.lane, ticket.victim_group = SHARED_LANE, self._victim_group(ticket)
+        self._set_slot_units(ticket)
         ticket.submitted_at = ticket.queued_at = now
         ticket.counters.arrived += 1
         decisions = self._make_queue_room(ticket, now)
@@ -109,7 +110,7 @@ class FlowPool(SlotPool):
         return ticket.slo_priority if ticket.sheddable else None
 
     def _set_slot_units(self, ticket: Ticket) -> None:
-        ticket.slot_units = 1
+        ticket.slot_units = ticket.sequences
 
     @property
     def is_overdrawn(self) -> bool:

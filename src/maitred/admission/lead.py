@@ -84,10 +84,10 @@ class LeadWatch:
         """Watch a request that takes a slot of the lead, and has a place once `num_ahead` others have become free."""
         self.watched.append(_Watched(ticket, num_ahead))
 
-    def on_freed(self) -> None:
-        """Note that a slot was freed: all that are watched move up by one place."""
+    def on_freed(self, num_slots: int) -> None:
+        """Note that slots were freed: all that are watched move up by so many places."""
         for watched in self.watched:
-            watched.num_ahead -= 1
+            watched.num_ahead -= num_slots
         while self.watched and self.watched[0].num_ahead <= 0:
             self.watched.popleft()
 

@@ -41,18 +41,20 @@ from maitred.core.request import RequestId
 
 _ADMITTED: Final = TicketState.ADMITTED  # members of enums are slow to look up
 _MAX_EXAMINED: Final = 32
-"""Requests of each group that are examined where slots differ in size, because they are charged by their tokens."""
+"""Requests of each group that are examined where they differ in size."""
 
 
 class PreemptionCandidates:
     """Holders of slots that may be preempted, by group, in the order of admission. Adding and discarding are O(1)."""
 
-    __slots__ = ("_order", "groups")
+    __slots__ = ("_most_units", "_order", "groups")
 
     def __init__(self) -> None:
         # OrderedDict, not dict: to find its last key, a dict walks over all keys that were deleted after it.
         self.groups: dict[int, OrderedDict[RequestId, Ticket]] = {}
         """By `Ticket.victim_group`: the smallest one is the least urgent."""
+        self._most_units = 0
+        """The most units that a candidate has held."""
         self._order: list[int] = []
         """The groups, least urgent first."""
 
@@ -64,6 +66,8 @@ class PreemptionCandidates:
                 group = self.groups[ticket.victim_group] = OrderedDict()
                 insort(self._order, ticket.victim_group)
             group[ticket.id] = ticket
+            if ticket.slot_units > self._most_units:  # noqa: PLR1730 - max() costs more
+                self._most_units = ticket.slot_units
 
     def restore(self, ticket: Ticket) -> None:
         """Add a request in the place that it had, if it may be a victim again. O(n log n)."""
@@ -81,11 +85,13 @@ class PreemptionCandidates:
 
     def newest_below(self, group: int, units: int = 1) -> Ticket | None:
         """Return the newest request with a slot of at least `units`, of the least urgent group below `group`; or None."""
+        if units > self._most_units:
+            return None
         for lower in self._order:
             if lower >= group:
                 break
-            # Only slots that are charged by tokens differ in size. The search is bounded, because it may find nothing, and
-            # every newcomer without a slot repeats it.
+            # Requests with several sequences, or charged by tokens, differ in size. The search is bounded, because it may find
+            # nothing, and every newcomer without a slot repeats it.
             for ticket in islice(reversed(self.groups[lower].values()), _MAX_EXAMINED):
                 if ticket.slot_units >= units:
                     return ticket
@@ -102,18 +108,18 @@ class PendingPreemptors:
         self.count = 0
 
     def add(self, ticket: Ticket) -> None:
-        """Add a preemptor. One slot of its tenant is reserved for it."""
+        """Add a preemptor. Its slots count for its tenant from now on."""
         self.count += 1
         self.lanes[ticket.lane][ticket.id] = ticket
         if ticket.tenant_account is not None:
-            ticket.tenant_account.awaiting_victims += 1
+            ticket.tenant_account.awaiting_victims += ticket.sequences
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a preemptor. Its link with the victim stays: see `unlink_peers`."""
         self.count -= 1
         del self.lanes[ticket.lane][ticket.id]
         if ticket.tenant_account is not None:
-            ticket.tenant_account.awaiting_victims -= 1
+            ticket.tenant_account.awaiting_victims -= ticket.sequences
 
     def oldest(self, lane: int) -> Ticket | None:
         """Return the preemptor of `lane` that has waited longest, or None if none waits."""
@@ -121,11 +127,16 @@ class PendingPreemptors:
 
     def first_within_limit(self, lane: int) -> Ticket | None:
         """Return the oldest preemptor of `lane` with a tenant below its limit, or None."""
-        return next((t for t in self.lanes[lane].values() if t.tenant_account is None or not t.tenant_account.is_full), None)
+        return next((t for t in self.lanes[lane].values() if _may_hold(t)), None)
 
     def any_within_limit(self, lane: int) -> bool:
         """Return whether a preemptor of `lane` or of a more urgent one waits, with a tenant below its limit."""
         return any(self.first_within_limit(at_or_above) is not None for at_or_above in range(lane, len(LANES)))
+
+
+def _may_hold(ticket: Ticket) -> bool:
+    """Return whether the limit of its tenant lets a preemptor have its slots."""
+    return ticket.tenant_account is None or ticket.tenant_account.may_hold(ticket.sequences)
 
 
 def link_peers(victim: Ticket, preemptor: Ticket) -> None:

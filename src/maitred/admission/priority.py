@@ -83,7 +83,7 @@ class AdmissionPriority:
 
     def __init__(self, rules: PoolRules, slots: Slots, queues: PoolQueues, promotion_budget: PromotionBudget) -> None:
         self._by_request = rules.tokens_per_slot is None
-        """Whether every request takes one slot."""
+        """Whether a request takes a slot for each of its sequences; else for its tokens."""
         self._may_preempt = [lane.can_preempt for lane in rules.lanes]
         self._lanes_before_preemption = [lane for lane in MOST_URGENT_FIRST if any(self._may_preempt[: lane + 1])]
         """The lanes that may preempt, and those that are more urgent, most urgent first."""
@@ -94,7 +94,7 @@ class AdmissionPriority:
 
     def blocking_reason(self, ticket: Ticket) -> Reason | None:
         """Return why a newcomer cannot have a slot, or None if it can."""
-        if ticket.tenant_account is not None and ticket.tenant_account.at_limit:
+        if ticket.tenant_account is not None and not ticket.tenant_account.has_room(ticket.sequences):
             return Reason.TENANT_LIMIT
         queues, slots, lane = self._queues, self._slots, ticket.lane
         # If all tenants of a queue are at their limits, it has no next request (`peek`), and so holds no newcomer back.
@@ -127,11 +127,17 @@ class AdmissionPriority:
             return None
         # Compared with the idle units and not by `fits`: a promotion may use what a higher class has reserved.
         for head in starvation.starving_heads(now):
-            if (head is not next_waiter or self._promotes_next_waiter) and self._slots.idle >= self.set_slot_units(head):
+            is_candidate = head is not next_waiter or self._promotes_next_waiter
+            if is_candidate and self._slots.idle >= self._set_units_of_starving(head):
                 return head
         # Not after a promotion: the promoted request is in its queue until the caller admits it, so nothing would change.
         starvation.update_earliest()
         return None
+
+    def _set_units_of_starving(self, ticket: Ticket) -> int:
+        """Set and return the units that a starving request needs: it waits no longer for slots that its lane may not hold."""
+        ticket.slot_units = min(self.set_slot_units(ticket), self._slots.max_units(ticket.lane))
+        return ticket.slot_units
 
     def next_preemptor(self) -> Ticket | None:
         """Return the request in a queue that is next by the order of classes, or None if its class may not preempt."""
@@ -148,19 +154,23 @@ class AdmissionPriority:
         None if there is none, or if none is needed: `leaving` units are about to be free. The tenant of `ticket` is below its
         limit."""
         missing = self._slots.shortfall(ticket.lane, self.set_slot_units(ticket))
-        if missing <= leaving or (missing > 1 and self._by_request):
-            return None  # In the second case no single victim would be enough, since every slot has one unit.
+        if missing <= leaving:
+            return None
         return candidates.newest_below(ticket.lane, missing)
 
     def can_take_slot(self, ticket: Ticket) -> bool:
         """Return whether a preemptor can have the slot that its victim has given up."""
-        if ticket.tenant_account is not None and ticket.tenant_account.is_full:
+        if ticket.tenant_account is not None and not ticket.tenant_account.may_hold(ticket.sequences):
             return False
         return self._slots.fits(ticket.lane, self.set_slot_units(ticket))
 
     def set_slot_units(self, ticket: Ticket) -> int:
-        """Set and return the units that a request needs: at most all that its lane can ever have, so that every request
-        fits at some time. They are computed at each question, because that number changes with the capacity."""
-        units = 1 if self._by_request else max(1, min(ticket.cost, self._slots.max_units(ticket.lane)))
+        """Set and return the units that a request needs, at most so many that every request fits at some time: all that there
+        are, or, if it is charged by its tokens, which are an estimate, all that its lane can ever have. They are computed at
+        each question, because that number changes with the capacity."""
+        if self._by_request:
+            units = 1 if ticket.sequences == 1 else max(1, min(ticket.sequences, self._slots.capacity))
+        else:
+            units = max(1, min(ticket.cost, self._slots.max_units(ticket.lane)))
         ticket.slot_units = units
         return units

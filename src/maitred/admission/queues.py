@@ -144,7 +144,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             _, serial, queue = heap[0]
             if serial != queue.entry:
                 self._num_stale -= 1
-            elif queue.account is None or not queue.account.at_limit:
+            elif queue.account is None or queue.account.has_room(queue.head.sequences):
                 return queue
             else:
                 # Its entry goes, or every look would pass it again; `put_back_tenant` gives the queue a new one.
@@ -220,8 +220,10 @@ class LaneQueue:
         if not entries:
             return None
         _, serial, queue = entries[0]
-        if serial == queue.entry and (queue.account is None or not queue.account.at_limit):
-            return next(iter(queue.waiting.values()))
+        if serial == queue.entry:
+            head = next(iter(queue.waiting.values()))  # `queue.head`, without a call
+            if queue.account is None or queue.account.has_room(head.sequences):
+                return head
         first = self._serving_order.first_within_limit()
         return None if first is None else first.head
 

@@ -29,7 +29,7 @@ from maitred.core.units import Micros
 
 LOG_ROOM: Final = "admission"
 LOGGED_TICKET_FIELDS: Final = ("id", "pool", "tenant", "cost", "prompt_tokens", "slo_priority", "slo_target")
-"""The fields of a ticket that the log has, beside its class."""
+"""The fields of a ticket that the log has, beside its class; and `sequences`, if it is more than 1."""
 
 
 class RecordedAdmission(Admission):
@@ -77,6 +77,8 @@ class RecordedAdmission(Admission):
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = EMPTY_LOAD) -> Sequence[Decision]:
         decisions = super().submit(ticket, now, load)
         what = {name: getattr(ticket, name) for name in LOGGED_TICKET_FIELDS}
+        if ticket.sequences != 1:
+            what["sequences"] = ticket.sequences
         return self._record("submit", now, decisions, **what, **{"class": ticket.priority_class.label}, load=load)
 
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:

@@ -50,7 +50,8 @@ def _decode_ticket(entry: dict[str, Any]) -> Ticket:
     priority_class = PriorityClass.from_label(entry["class"])
     if priority_class is None:
         raise ValueError(f"the log speaks of a class {entry['class']!r}, and there is none")
-    return Ticket(**{name: entry[name] for name in LOGGED_TICKET_FIELDS}, priority_class=priority_class)
+    fields = {name: entry[name] for name in LOGGED_TICKET_FIELDS}
+    return Ticket(**fields, priority_class=priority_class, sequences=entry.get("sequences", 1))
 
 
 _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {

@@ -205,7 +205,7 @@ class SlotPool(ABC):
         self.slots.take(ticket.lane, ticket.slot_units)
         ticket.counters.in_flight += 1
         if ticket.tenant_account is not None:
-            ticket.tenant_account.in_flight += 1
+            ticket.tenant_account.in_flight += ticket.sequences
         self.victims.add(ticket)
 
     def _free_slot(self, ticket: Ticket, now: Micros) -> None:
@@ -219,7 +219,7 @@ class SlotPool(ABC):
         if ticket.state is _VICTIM:
             ticket.counters.wasted_slot_time.observe(held)
         if ticket.tenant_account is not None:
-            ticket.tenant_account.in_flight -= 1
+            ticket.tenant_account.in_flight -= ticket.sequences
             self.on_tenant_slot_freed(ticket.tenant_account.name)
 
     def _end_or_retry(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:

@@ -23,6 +23,11 @@ With `reserve: adaptive`, only `headroom` of what a class has reserved and does 
 
     held(c) = max(floor[c] - in_flight[c], min(reserved[c] - in_flight[c], headroom[c]))
 
+A request takes a slot for each sequence that it makes in the engine: `n: 4` takes 4, a list of 16 prompts 16, and at most all
+that there are. One that needs more than higher classes leave unreserved would never enter, or enter and run over what they
+have reserved. So for it reservations do not count, but all slots that it needs must be idle; and once it starves
+(`priority`), it makes do with those that are not reserved.
+
 Everything is counted in units: one for each slot, or, where requests are charged by their tokens, one for each token.
 Compiled (`tools/compile.py`).
 """
@@ -121,10 +126,12 @@ class Slots:
         return max(0, -self.shortfall(lane, 0))
 
     def shortfall(self, lane: int, units: int) -> int:
-        """Return how many units of lower lanes would have to leave before `lane` could take `units`; 0 or less if none."""
+        """Return how many units of lower lanes would have to leave before `lane` could take `units`; 0 or less if none. For
+        more than the lane can ever have beside the reservations, these are no hindrance, but every such unit must be idle."""
         held = 0
-        for c in range(lane + 1, len(LANES)):
-            held += self.held(c)
+        if units <= self.max_units(lane):
+            for c in range(lane + 1, len(LANES)):
+                held += self.held(c)
         return units + held + self.in_use - self.capacity
 
     def held(self, lane: int) -> int:

@@ -3,11 +3,12 @@
 A tenant has an account if the configuration limits it: `max_in_flight` and `max_queued` (in mode `priority`), or a
 budget, which is a share of all slots (in every mode).
 
-An account spans the pools of all models. Where its limit is asked (`at_limit`):
+An account spans the pools of all models, and counts a slot for each sequence of a request. Where its limit is asked
+(`has_room`):
 
     a newcomer                `AdmissionPriority.blocking_reason`
     requests that wait        `queues`: a tenant at its limit has no next request, so none that could preempt either
-    a preemptor               `AdmissionPriority.can_take_slot` (`is_full`); `preemption` for the next one
+    a preemptor               `AdmissionPriority.can_take_slot` (`may_hold`); `preemption` for the next one
 
 A preemptor that waits for its victim counts as if it held the slot already. Otherwise another request of the tenant could take
 the last slot of the limit meanwhile, in this pool or another, and the victim would have been stopped for nothing.
@@ -55,7 +56,7 @@ def tenant_problem(tenant: str) -> str | None:
 class TenantAccount:
     """What one tenant holds and waits for, and its limits. The pools keep the account up to date."""
 
-    __slots__ = ("awaiting_victims", "in_flight", "max_in_flight", "max_queued", "name", "queued", "slot_share")
+    __slots__ = ("awaiting_victims", "in_flight", "max_in_flight", "max_queued", "most_slots", "name", "queued", "slot_share")
 
     def __init__(
         self, name: str, max_in_flight: int | None = None, max_queued: int | None = None, slot_share: float | None = None
@@ -70,19 +71,27 @@ class TenantAccount:
         self.in_flight = 0
         """Slots that the tenant holds."""
         self.awaiting_victims = 0
-        """Its preemptors that wait for their victims' slots."""
+        """Slots that its preemptors wait for."""
+        self.most_slots = 1
+        """The most slots that a request of it has asked for."""
         self.queued = 0
         """Its requests that wait, preemptors included."""
 
-    @property
-    def at_limit(self) -> bool:
-        """Whether it may not hold one more slot beside those that its preemptors are about to get."""
-        return self.max_in_flight is not None and self.in_flight + self.awaiting_victims >= self.max_in_flight
+    def has_room(self, slots: int) -> bool:
+        """Return whether it may hold so many further slots beside those that its preemptors are about to get. A request that
+        needs more than the limit has room alone."""
+        held = self.in_flight + self.awaiting_victims
+        return self.max_in_flight is None or held + slots <= self.max_in_flight or not held
+
+    def may_hold(self, slots: int) -> bool:
+        """Return whether one of its preemptors may have these slots: not after a reload that has lowered its limit, say."""
+        held = self.in_flight
+        return self.max_in_flight is None or held + slots <= self.max_in_flight or not held
 
     @property
-    def is_full(self) -> bool:
-        """Whether not even its preemptors may have a slot: a reload has lowered its limit."""
-        return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
+    def may_be_at_limit(self) -> bool:
+        """Whether one of its requests may have no room, by the largest that there was."""
+        return not self.has_room(self.most_slots)
 
     @property
     def queue_full(self) -> bool:

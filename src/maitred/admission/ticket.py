@@ -120,8 +120,8 @@ class Ticket:
             "promoted",
             "prompt_tokens",
         ),
-        *("queued_at", "retried", "sequence_number", "slo_priority", "slo_target", "slot_units", "state", "stranded"),
-        *("submitted_at", "tenant", "tenant_account", "victim_group"),
+        *("queued_at", "retried", "sequence_number", "sequences", "slo_priority", "slo_target", "slot_units", "state"),
+        *("stranded", "submitted_at", "tenant", "tenant_account", "victim_group"),
     )
 
     def __init__(
@@ -134,6 +134,7 @@ class Ticket:
         prompt_tokens: int = 0,
         slo_priority: int = 3,
         slo_target: Micros | None = None,
+        sequences: int = 1,
     ) -> None:
         self.id = id
         self.pool = pool
@@ -146,6 +147,8 @@ class Ticket:
         """Tokens of its prompt and its answer, as far as they are known in advance. Used with `slot_cost: tokens`, and among
         tenants with weights."""
         self.prompt_tokens = prompt_tokens
+        self.sequences = sequences
+        """Sequences that it makes in the engine at once, and so the slots that it asks for."""
         self.slo_priority = slo_priority
         """The priority of its SLO class: larger is more urgent, less than 0 is sheddable."""
         self.slo_target = slo_target

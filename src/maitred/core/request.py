@@ -57,6 +57,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int
     max_output_tokens: int | None = None
     """The client's limit for the output, in tokens, or None if only the model's context length limits it."""
+    sequences: int = 1
+    """Sequences that it makes in the engine at once: prompts times answers."""
     client_id: str = ""
     model: str = ""
     priority_class: PriorityClass = PriorityClass.DEFAULT
