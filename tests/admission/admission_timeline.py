@@ -42,10 +42,17 @@ class Timeline:
         """The decisions on the last input."""
 
     def submit(
-        self, at: float, name: str, k: PriorityClass = DEFAULT, pool: str = "m", tenant: str = "", cost: int = 1
+        self,
+        at: float,
+        name: str,
+        k: PriorityClass = DEFAULT,
+        pool: str = "m",
+        tenant: str = "",
+        cost: int = 1,
+        sequences: int = 1,
     ) -> list[str]:
         self._names.append(name)
-        ticket = Ticket(len(self._names) - 1, pool, k, tenant, cost)
+        ticket = Ticket(len(self._names) - 1, pool, k, tenant, cost, sequences=sequences)
         return self._lines(self.core.submit(ticket, from_seconds(at)))
 
     def first_byte(self, at: float, name: str) -> bool:

@@ -256,19 +256,23 @@ def test_a_body_that_need_not_name_a_model_means_the_only_one() -> None:
 @pytest.mark.parametrize(
     ("limit", "cost"),
     [
-        ({}, 25),
+        ({}, 25 + 512),
         ({"max_tokens": 100}, 125),
-        ({"max_completion_tokens": 7, "max_tokens": 100}, 32),
+        ({"max_completion_tokens": 1, "max_tokens": 100}, 125),
         ({"max_output_tokens": 8}, 33),
-        ({"max_tokens": -1}, 25),
-        ({"max_tokens": "many"}, 25),
+        ({"max_tokens": 100.0}, 125),
+        ({"max_tokens": "100"}, 125),
+        ({"max_tokens": 100, "n": 4}, 425),
+        ({"max_tokens": 100, "n": 2, "best_of": "4"}, 425),
+        ({"max_tokens": -1}, 25 + 512),
+        ({"max_tokens": "many"}, 25 + 512),
         ({"max_tokens": 10**30}, 25 + 10_000_000),
     ],
 )
 def test_what_a_request_costs_where_slots_are_tokens(
     limit: dict[str, object], cost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cost is a quarter of the bytes of the body, plus the limit of the client for the answer."""
+    """The cost is a quarter of the bytes of the body, plus the largest limit of the client for each answer."""
     asked: list[int] = []
     submit = RealTimeAdmission.submit
 

@@ -134,6 +134,9 @@ class ClassPool(SlotPool):
         # The request may have been a head that was too large for the free slots, and then it held back all behind it.
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
 
+    def settle(self, ticket: Ticket, tokens: int) -> None:
+        self.queues.lanes[ticket.lane].settle(ticket, tokens)
+
     def adopt(self, ticket: Ticket) -> None:
         super().adopt(ticket)
         self._leaving += _leaving_units(ticket)

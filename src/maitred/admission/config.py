@@ -254,6 +254,17 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         return preset_of(self.flavour)
 
     @property
+    def counts_sequences(self) -> bool:
+        """Whether a request takes as many slots as it makes sequences in the engine; else one in any case."""
+        return self.mode in ("priority", "flow-control") and self.preset.counts_sequences
+
+    @property
+    def uses_costs(self) -> bool:
+        """Whether decisions depend on what requests cost in tokens: tenants have weights, or slots stand for tokens."""
+        has_weights = any(policy.weight is not None for policy in self.tenant_policies.values())
+        return self.mode == "priority" and (has_weights or self.slot_cost == "tokens")
+
+    @property
     def detector(self) -> DetectorName:
         """The saturation detector of flow control that is in force."""
         return self.flow_control.saturation_detector or self.preset.flow_control.detector

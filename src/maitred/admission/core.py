@@ -73,6 +73,8 @@ class Admission:
         self._coordinator = PoolCoordinator(self._pools, self._tickets)
         self._settle_lag: Micros = 0
         """1 with flow control: there, what falls due at the very instant of an input comes after it; else before."""
+        self.uses_costs = False
+        """Whether decisions depend on what requests cost, so that `release` should be told of `tokens`."""
         self._rate_gate: RateGate | None = None
         self._policy_gate = PolicyGate(config)
         self.reads_load = False
@@ -116,9 +118,7 @@ class Admission:
             if over_rate is not None:
                 return [*settled, over_rate]
         if self._tenant_accounts:
-            ticket.tenant_account = account = self._tenant_accounts.get(ticket.tenant)
-            if account is not None and ticket.sequences > account.most_slots:
-                account.most_slots = ticket.sequences
+            ticket.tenant_account = self._account_of(ticket)
         if not self._policy_gate.is_open:
             refused = self._policy_gate.reject_refused(ticket, load, now)
             if refused is not None:
@@ -155,8 +155,12 @@ class Admission:
         self._pool_of_model[ticket.pool].victims.discard(ticket)
         return True
 
-    def release(self, request_id: RequestId, release_reason: ReleaseReason, now: Micros) -> Sequence[Decision]:
+    def release(
+        self, request_id: RequestId, release_reason: ReleaseReason, now: Micros, tokens: int | None = None
+    ) -> Sequence[Decision]:
         """Take a request out that has ended: its slot is free, or its place in the queue. Ignored if it has left already.
+
+        `tokens` are those of its prompt and its answers, if they are known by now: they settle what its tenant was charged.
 
         SLOT_PREEMPTED is how a driver gives up a victim, which may be tried again (`queue`) and then has not left. Raises
         TransitionError if the request is no victim.
@@ -168,6 +172,8 @@ class Admission:
         if release_reason is _PREEMPTED and ticket.state is not _VICTIM:
             raise TransitionError(f"{ticket} was not preempted")
         pool, was_victim = self._pool_of_model[ticket.pool], ticket.state is _VICTIM
+        if tokens is not None:
+            pool.settle(ticket, tokens)  # First, because what is admitted into its slot may be of the same tenant.
         decisions = pool.release(ticket, release_reason, now)
         if was_victim:  # Its preemptor may have been rejected: it could not have the slot, and found the queue full.
             self._coordinator.forget_rejected(decisions)
@@ -306,17 +312,22 @@ class Admission:
     def _reconfigure(self, config: AdmissionConfig) -> None:
         self._policy_gate = self._policy_gate.reconfigured(config)  # First, because it may raise, and nothing has changed then.
         self._config = config
+        self.uses_costs = config.uses_costs
         self._settle_lag = 1 if config.mode == "flow-control" else 0
         self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"
         self._rate_gate = make_rate_gate(config, self._rate_gate)
         self._tenant_accounts: dict[str, TenantAccount] = make_accounts(config)
         self._coordinator.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
         for ticket in self._tickets.values():
-            ticket.tenant_account = account = self._tenant_accounts.get(ticket.tenant)
-            if account is not None:
-                account.most_slots = max(account.most_slots, ticket.sequences)
+            ticket.tenant_account = self._account_of(ticket)
         self._pools.reconfigure(config, self._tickets.values())  # This fills the new accounts, as requests move over.
         self._policy_gate.total_slots = self._pools.total_slots
+
+    def _account_of(self, ticket: Ticket) -> TenantAccount | None:
+        account = self._tenant_accounts.get(ticket.tenant)
+        if account is not None and ticket.sequences > account.most_slots:
+            account.most_slots = ticket.sequences
+        return account
 
     def _resize(self, model: str, capacity: int, lead: Lead = NO_LEAD) -> SlotPool:
         pool = self._pools.resize(model, capacity, lead)

@@ -93,6 +93,9 @@ class FlowPool(SlotPool):
         ticket.counters.cancelled += 1
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE)]
 
+    def settle(self, ticket: Ticket, tokens: int) -> None:
+        """Do nothing: with flow control tenants have no weights."""
+
     def adopt(self, ticket: Ticket) -> None:
         super().adopt(ticket)
         self._pending_victims += ticket.state is _VICTIM

@@ -92,6 +92,8 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
     """Whether victims of class admission are tried again, and reservations adapt, where the keys are null."""
     has_rate_limit_code: bool = True
     """Whether the request rate has an error code of its own; else its answers are those of a full queue."""
+    counts_sequences: bool = True
+    """Whether a request takes a slot for each sequence that it makes in the engine; else one slot in any case."""
     describes_unauthorized: bool = True
     """Whether an answer of status 401 has a body."""
     flow_control: FlowControlPreset = FlowControlPreset()

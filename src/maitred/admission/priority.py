@@ -100,10 +100,12 @@ class AdmissionPriority:
         # If all tenants of a queue are at their limits, it has no next request (`peek`), and so holds no newcomer back.
         if queues.queued and any(queues.lanes[c].peek() is not None for c in range(lane, len(LANES))):
             return _BEHIND_QUEUE
+        if queues.queued and queues.lanes[lane].holds_back(ticket):
+            return Reason.TENANT_LIMIT
         if not slots.fits(lane, self.set_slot_units(ticket)):
             if not slots.capacity:
                 return Reason.NO_CAPACITY
-            return _HELD_BY_RESERVATION if slots.in_use < slots.capacity else _NO_SLOT
+            return _HELD_BY_RESERVATION if slots.in_use + ticket.slot_units <= slots.capacity else _NO_SLOT
         # Asked last: a newcomer that finds no slot may preempt, whatever waits for victims already; this reason would deny it.
         # As in a queue, a request whose tenant is at its limit holds no newcomer back.
         preemptors = queues.pending_preemptors

@@ -16,6 +16,9 @@ weight with each request that is served, and the queue with the smallest virtual
 A tenant with an empty queue resumes at the virtual time of the lane, or at its own if that is larger. So a tenant
 saves nothing up while it is idle, and still pays for a request that has just been served.
 
+The cost is an estimate, by limits that clients set. When the request has ended, its tenant is charged for the tokens that it
+had instead (`settle`), unless the lane was idle meanwhile.
+
 A request that was preempted and is tried again goes before all others of its lane.
 
 Any request may leave from the middle. All have the same timeout, so the one that times out first is the oldest.
@@ -160,6 +163,7 @@ class LaneQueue:
         "_count",
         "_idle_virtual_times",
         "_late_joiners",
+        "_period",
         "_sequence_numbers",
         "_serving_order",
         "_tenant_queues",
@@ -183,6 +187,8 @@ class LaneQueue:
         """The tenant queues, but for those that are passed over because of a limit."""
         self.entries = self._serving_order.entries
         """Their entries, some of which may be stale; if there are none, `peek` returns None."""
+        self._period = 1
+        """The number of times that the lane has been idle, and 1: what was charged before is no debt any more."""
         self._virtual_time = 0
         """The virtual time of the tenant queue that was served last."""
         self._idle_virtual_times: OrderedDict[str, int] = OrderedDict()
@@ -227,6 +233,12 @@ class LaneQueue:
         first = self._serving_order.first_within_limit()
         return None if first is None else first.head
 
+    def holds_back(self, ticket: Ticket) -> bool:
+        """Return whether a newcomer must not pass the requests of its tenant that wait, of which the first one is too large for
+        the limit of the tenant now: smaller ones would keep it waiting for ever."""
+        account = ticket.tenant_account
+        return account is not None and account.max_in_flight is not None and ticket.tenant in self._tenant_queues
+
     def serve(self, ticket: Ticket) -> None:
         """Remove a request that gets a slot, and charge its tenant for it. A request that is tried again was charged before."""
         queue = self._tenant_queues[self._queue_name(ticket)]
@@ -235,8 +247,28 @@ class LaneQueue:
             # cost that another tenant has just run up.
             if queue.virtual_time > self._virtual_time:  # noqa: PLR1730 - max() would cost as much as all of the rest
                 self._virtual_time = queue.virtual_time
-            queue.virtual_time += int(max(1, ticket.cost) * _VIRTUAL_TIME_UNIT / self._weights.get(ticket.tenant, 1.0))
+            queue.virtual_time += self._virtual_cost(ticket, max(1, ticket.cost))
+            ticket.charged, ticket.charged_in, ticket.charged_until = max(1, ticket.cost), self._period, queue.virtual_time
         self._remove_from(queue, ticket)
+
+    def settle(self, ticket: Ticket, tokens: int) -> None:
+        """Charge the tenant of a request that has ended for the tokens that it had, in place of those that were expected."""
+        if self._weights is None or not ticket.charged or ticket.charged_in != self._period:
+            return
+        change = self._virtual_cost(ticket, tokens - ticket.charged)
+        ticket.charged = 0
+        queue = self._tenant_queues.get(ticket.tenant)
+        if queue is not None:
+            queue.virtual_time += change
+            self._serving_order.place(queue)
+            return
+        # Nothing of the tenant waits. What is remembered of it is only what is ahead of the lane.
+        virtual_time = self._idle_virtual_times.pop(ticket.tenant, ticket.charged_until) + change
+        self._remember_idle(ticket.tenant, virtual_time)
+
+    def _virtual_cost(self, ticket: Ticket, tokens: int) -> int:
+        weight = 1.0 if self._weights is None else self._weights.get(ticket.tenant, 1.0)
+        return int(tokens * _VIRTUAL_TIME_UNIT / weight)
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a request from any place. Raises KeyError if it does not wait here."""
@@ -301,7 +333,12 @@ class LaneQueue:
         if not self._tenant_queues:  # The lane is idle, so no tenant owes anything to another.
             self._virtual_time = 0
             self._idle_virtual_times.clear()
-        elif self._weights is not None and queue.virtual_time > self._virtual_time:
-            self._idle_virtual_times[queue.name] = queue.virtual_time
+            self._period += 1
+        elif self._weights is not None:
+            self._remember_idle(queue.name, queue.virtual_time)
+
+    def _remember_idle(self, name: str, virtual_time: int) -> None:
+        if virtual_time > self._virtual_time:
+            self._idle_virtual_times[name] = virtual_time
             if len(self._idle_virtual_times) > _MAX_IDLE_TENANTS:
                 self._idle_virtual_times.popitem(last=False)

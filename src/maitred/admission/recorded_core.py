@@ -85,8 +85,12 @@ class RecordedAdmission(Admission):
         self._record("first_byte", now, (), id=request_id)
         return super().confirm_first_byte(request_id, now)
 
-    def release(self, request_id: RequestId, release_reason: ReleaseReason, now: Micros) -> Sequence[Decision]:
-        return self._record("release", now, super().release(request_id, release_reason, now), id=request_id, end=release_reason)
+    def release(
+        self, request_id: RequestId, release_reason: ReleaseReason, now: Micros, tokens: int | None = None
+    ) -> Sequence[Decision]:
+        decisions = super().release(request_id, release_reason, now, tokens)
+        what = {} if tokens is None else {"tokens": tokens}
+        return self._record("release", now, decisions, id=request_id, end=release_reason, **what)
 
     def set_stranded(self, request_id: RequestId, *, stranded: bool, now: Micros) -> Sequence[Decision]:
         decisions = super().set_stranded(request_id, stranded=stranded, now=now)

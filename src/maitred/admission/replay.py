@@ -57,7 +57,7 @@ def _decode_ticket(entry: dict[str, Any]) -> Ticket:
 _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {
     "submit": lambda core, e: core.submit(_decode_ticket(e), e["at"], msgspec.convert(e["load"], FleetLoad)),
     "first_byte": lambda core, e: core.confirm_first_byte(e["id"], e["at"]),
-    "release": lambda core, e: core.release(e["id"], ReleaseReason(e["end"]), e["at"]),
+    "release": lambda core, e: core.release(e["id"], ReleaseReason(e["end"]), e["at"], e.get("tokens")),
     "strand": lambda core, e: core.set_stranded(e["id"], stranded=e["stranded"], now=e["at"]),
     "leave_backend": lambda core, e: core.leave_backend(e["id"], e["at"]),
     "resize": lambda core, e: core.resize(e["pool"], e["capacity"], e["at"], Lead(e.get("lead", 0), e.get("lent", 0))),

@@ -110,6 +110,9 @@ class Ticket:
     __slots__ = (
         *(
             "admitted_at",
+            "charged",
+            "charged_in",
+            "charged_until",
             "cost",
             "counters",
             "id",
@@ -173,6 +176,12 @@ class Ticket:
         """The group in which it may be chosen as a victim (`preemption`), or None if it may not. Set by the pool."""
         self.lane = 0
         """Index of the queue and the slots that it uses: its class, where there are classes."""
+        self.charged = 0
+        """What its tenant was charged for it, in tokens; 0 if it did not wait among tenants with weights (`queues`)."""
+        self.charged_in = 0
+        """The busy period of its lane in which that was."""
+        self.charged_until = 0
+        """The virtual time of its tenant then."""
         self.slot_units = 0
         """Units that its slot takes (`slots`), as last computed; fixed while it holds a slot."""
         self.sequence_number = 0

@@ -75,6 +75,7 @@ MISSING_POLICIES: Final[Mapping[str, str]] = {
 
 ADMISSION: Final = AdmissionPreset(
     retries_victims=False,
+    counts_sequences=False,
     classes={
         PriorityClass.SYSTEM: ClassRules(
             reserved_floor=32, queue_size=64, queue_timeout_secs=30, starvation_threshold_secs=5, can_preempt=True

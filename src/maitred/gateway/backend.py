@@ -38,7 +38,18 @@ class Backend:
     """An engine behind HTTP, as routers see it (`InstanceView`)."""
 
     __slots__ = (
-        *("failures_in_a_row", "requests", "healthy", "index", "is_draining", "kv", "kv_read_at", "load", "models"),
+        *(
+            "failures_in_a_row",
+            "requests",
+            "healthy",
+            "in_flight",
+            "index",
+            "is_draining",
+            "kv",
+            "kv_read_at",
+            "load",
+            "models",
+        ),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
         *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "reading", "first_data_times"),
         *("circuit", "is_left", "_queue", "_report", "_repeats"),
@@ -49,6 +60,8 @@ class Backend:
         self.origin = Origin.parse(url, where="--backend")
         self.url = str(self.origin)
         self.requests: set[UpstreamRequest] = set()
+        self.in_flight = 0
+        """Sequences of the requests of this gateway that the backend has now."""
         self.has_been_polled = False
         """Whether a poll has ended, with or without success."""
         self.healthy = False
@@ -99,11 +112,6 @@ class Backend:
         """Return whether a request for `model` may be sent to it: as a probe, or because its program has memory there."""
         is_in_use = self.healthy and not self.is_draining and not self.is_left
         return is_in_use and (not model or model in self.models)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests of this gateway that the backend has now."""
-        return len(self.requests)
 
     def note_load(self, report: EngineReport | None) -> None:
         """Take over what the backend reports now, or None. The last report once more says that a look has found no other one:
@@ -174,6 +182,7 @@ class UpstreamRequest:
         self.backend = backend
         self.model = request.model
         self.request_id = request.id
+        self.sequences = request.sequences
         self._task = task
 
     def waits_since(self, instant: Micros) -> bool:

@@ -166,10 +166,10 @@ class RealTimeAdmission:
         self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is _QUEUE for decision in decisions)
 
-    def release(self, request_id: RequestId, end: ReleaseReason) -> None:
-        """End a request: free its slot, or its place in the queue. Idempotent."""
+    def release(self, request_id: RequestId, end: ReleaseReason, tokens: int | None = None) -> None:
+        """End a request: free its slot, or its place in the queue. `tokens`: those that it had, if known. Idempotent."""
         self._leases.pop(request_id, None)
-        self._apply_decisions(self.core.release(request_id, end, self.now()))
+        self._apply_decisions(self.core.release(request_id, end, self.now(), tokens))
 
     def set_stranded(self, request_id: RequestId, *, stranded: bool) -> None:
         """Note that the slot of a request goes when it leaves its backend, or that it does not."""

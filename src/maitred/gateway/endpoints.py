@@ -61,7 +61,7 @@ _MAX_BODY_BYTES: Final = 64 * 1024
 
 
 def _send_draining(exchange: Exchange, backend: Backend) -> None:
-    answer = {"backend": backend.url, "draining": backend.is_draining, "in_flight": backend.in_flight}
+    answer = {"backend": backend.url, "draining": backend.is_draining, "in_flight": len(backend.requests)}
     send_json(exchange, 200, answer)
 
 

@@ -121,8 +121,8 @@ class BackendFleet:
         return self._models.backends_serving(model)
 
     def with_free_slots(self, backends: Sequence[Backend]) -> Sequence[Backend]:
-        """Return those of `backends` that have fewer requests in flight than slots, or all of them if none has. Slots are given
-        out per model, so nothing else keeps a backend to its own number."""
+        """Return those of `backends` that have fewer sequences in flight than slots, or all of them if none has. Slots are
+        given out per model, so nothing else keeps a backend to its own number."""
         if not self.prefers_free_slots or len(backends) < 2:
             return backends
         free = [backend for backend in backends if backend.in_flight < self.pools.backend_slots(backend).slots]
@@ -158,10 +158,11 @@ class BackendFleet:
         """Count the request that `task` is about to send to `backend`."""
         sent = UpstreamRequest(backend, request, task)
         backend.requests.add(sent)
+        backend.in_flight += sent.sequences
         if backend.circuit.needs_attention:
             self.ejection.begin(sent)
         if backend.learned_slots is not None:
-            sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, monotonic_now())
+            sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, monotonic_now(), request.sequences)
             backend.in_use.set()
         return sent
 
@@ -169,6 +170,7 @@ class BackendFleet:
         """Stop counting a request that has ended at its backend, in whatever way."""
         backend, own = sent.backend, sent.own
         backend.requests.remove(sent)
+        backend.in_flight -= sent.sequences
         if sent.is_probe:
             self.ejection.end(sent)
         if own is not None:
@@ -212,7 +214,7 @@ class BackendFleet:
     def drain(self, backend: Backend) -> None:
         """Send nothing more to `backend`. Requests that it has are left to it."""
         if not backend.is_draining:
-            log.warning("backend %s is being drained; requests that it has: %d", backend.url, backend.in_flight)
+            log.warning("backend %s is being drained; requests that it has: %d", backend.url, len(backend.requests))
             backend.is_draining = True
             self._on_drain_changed(backend)
 

@@ -38,7 +38,9 @@ READ_PATHS: Final = frozenset(
 READ_PREFIXES: Final = ("/v1/responses/",)
 """What clients have stored themselves, under any method: `GET /v1/responses/ID`, `POST /v1/responses/ID/cancel`."""
 _METHODS: Final = frozenset(("DELETE", "GET", "PATCH", "POST", "PUT"))
-_WITH_MODEL: Final = Route("", needs_model=False, generates=False, is_json=False)
+_PROMPTS_IN: Final = ("prompt", "text", "input", "inputs", "input_ids", "documents", "queries", "items", "text_1", "text_2")
+"""Where a route that the gateway does not know may have several prompts."""
+_WITH_MODEL: Final = Route("", needs_model=False, generates=False, is_json=False, prompts_in=_PROMPTS_IN)
 _WITHOUT_MODEL: Final = Route("", needs_model=False, generates=False, is_json=False, needs_slot=False, asks_each=True)
 _MAX_PARTS: Final = 1_000
 _MAX_PART_HEAD: Final = 8_192
@@ -81,7 +83,7 @@ def find_fields(exchange: Exchange, body: bytes) -> BodyFields:
     if content_type.partition(b";")[0].strip().lower() == b"multipart/form-data":
         return BodyFields(model=find_form_field(body, content_type, "model"))
     try:
-        fields = decode_body_fields(body)
+        fields = decode_body_fields(body, is_batch=True)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BodyFields()
     return fields if fields.model else BodyFields()

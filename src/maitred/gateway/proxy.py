@@ -195,7 +195,17 @@ class Proxy:
             end = ReleaseReason.CLIENT_GONE  # or the server shuts down: not told apart here
             raise
         finally:
-            self._admission.release(request.id, end)
+            tokens = self._settled_cost(proxied) if self._admission.core.uses_costs else None
+            self._admission.release(request.id, end, tokens)
+
+    def _settled_cost(self, proxied: ProxyRequest) -> int | None:
+        """Return the tokens that a request has had in the end, or None if they are not known. An answer that had no limit
+        counts for what those without one are expected to have."""
+        request, tokens = proxied.request, proxied.record.known_tokens()
+        if tokens is not None and request.max_output_tokens is None and proxied.route.has_output:
+            output = tokens - (proxied.record.prompt_tokens or request.prompt_tokens)
+            self._intake.usual_outputs.note(request.model, output / request.sequences)
+        return tokens
 
 
 def _send_error(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:

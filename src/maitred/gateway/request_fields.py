@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -51,30 +51,36 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """Whether the body must be a JSON object; if not, it may be a form (`passed_routes`)."""
     asks_each: bool = False
     """Whether a backend that answers 404 is followed by another one."""
+    prompts_in: tuple[str, ...] = ()
+    """The fields of the body that may be lists of prompts, of which the engine makes a sequence each (`request_work`)."""
+    has_output: bool = True
+    """Whether the engine generates something, so that a request without a limit may take long; not where it reads only."""
 
+
+_SCORED: Final = ("text_1", "text_2", "queries", "items", "documents", "data_1", "data_2")
 
 ROUTES: Final[Mapping[str, Route]] = {
     route.path: route
     for route in (
         Route("/v1/chat/completions", reports_usage_on_demand=True),
-        Route("/v1/completions", reports_usage_on_demand=True),
-        Route("/v1/embeddings", generates=False),
+        Route("/v1/completions", reports_usage_on_demand=True, prompts_in=("prompt",)),
+        Route("/v1/embeddings", generates=False, prompts_in=("input",), has_output=False),
         Route("/v1/responses"),
         Route("/v1/responses/compact"),
         Route("/v1/messages"),
-        Route("/v1/rerank", generates=False),
-        Route("/v1/classify", generates=False),
-        Route("/v1/moderations", generates=False, needs_model=False),
-        Route("/v1/chat/completions/batch", generates=False),
-        Route("/inference/v1/generate", needs_model=False, generates=False),
-        Route("/generate", needs_model=False),
-        Route("/rerank", needs_model=False, generates=False),
-        Route("/v2/rerank", needs_model=False, generates=False),
-        Route("/score", needs_model=False, generates=False),
-        Route("/v1/score", needs_model=False, generates=False),
-        Route("/classify", needs_model=False, generates=False),
-        Route("/pooling", needs_model=False, generates=False),
-        Route("/encode", needs_model=False, generates=False),
+        Route("/v1/rerank", generates=False, prompts_in=("documents",), has_output=False),
+        Route("/v1/classify", generates=False, prompts_in=("input",), has_output=False),
+        Route("/v1/moderations", generates=False, needs_model=False, prompts_in=("input",), has_output=False),
+        Route("/v1/chat/completions/batch", generates=False, prompts_in=("messages",)),
+        Route("/inference/v1/generate", needs_model=False, generates=False, prompts_in=("token_ids",)),
+        Route("/generate", needs_model=False, prompts_in=("prompt", "text", "input_ids", "inputs")),
+        Route("/rerank", needs_model=False, generates=False, prompts_in=("documents",), has_output=False),
+        Route("/v2/rerank", needs_model=False, generates=False, prompts_in=("documents",), has_output=False),
+        Route("/score", needs_model=False, generates=False, prompts_in=_SCORED, has_output=False),
+        Route("/v1/score", needs_model=False, generates=False, prompts_in=_SCORED, has_output=False),
+        Route("/classify", needs_model=False, generates=False, prompts_in=("input", "text"), has_output=False),
+        Route("/pooling", needs_model=False, generates=False, prompts_in=("input",), has_output=False),
+        Route("/encode", needs_model=False, generates=False, prompts_in=("text", "input_ids"), has_output=False),
         Route("/v1/audio/speech", needs_model=False, generates=False),
         Route("/v1/audio/transcriptions", needs_model=False, generates=False, is_json=False),
         Route("/v1/audio/translations", needs_model=False, generates=False, is_json=False),
@@ -115,8 +121,8 @@ AUTHORIZATION_HEADER = b"authorization"
 API_KEY_HEADER = b"x-api-key"
 """Where Anthropic's SDKs send a key; it counts if there is no `Authorization`."""
 
-MAX_OUTPUT_LIMIT: Final = 10_000_000
-"""Largest limit of an answer that counts, in tokens: more than any model generates."""
+_Number: TypeAlias = int | float | str | None
+"""A number of a body; the text of one too, since engines take it for a number."""
 
 
 class BodyFields(msgspec.Struct, gc=False):
@@ -126,33 +132,36 @@ class BodyFields(msgspec.Struct, gc=False):
     """The model; "" if the body has something else there."""
     stream: bool | None = None
     service_tier: str | None = None
-    max_completion_tokens: int | float | str | None = None
-    max_tokens: int | float | str | None = None
-    max_output_tokens: int | float | str | None = None
-
-    @property
-    def output_limit(self) -> int | None:
-        """The limit that the client sets for the answer, in tokens, or None if it sets none, or one that is no whole number. At
-        most `MAX_OUTPUT_LIMIT`, because clients may send any number."""
-        for limit in (self.max_completion_tokens, self.max_tokens, self.max_output_tokens):
-            if type(limit) is int and limit >= 0:  # not true or false
-                return min(limit, MAX_OUTPUT_LIMIT)
-        return None
+    max_completion_tokens: _Number = None
+    max_tokens: _Number = None
+    max_output_tokens: _Number = None
+    n: _Number = None
+    best_of: _Number = None
 
 
-class _RawFields(msgspec.Struct, gc=False):
-    """The same fields, as raw JSON; empty if absent."""
+class BatchFields(BodyFields, gc=False):
+    """The fields of a body that may hold several prompts, and say in an object of its own how long answers may be. What is raw
+    is empty if absent."""
 
-    model: msgspec.Raw = msgspec.Raw()
-    stream: msgspec.Raw = msgspec.Raw()
-    service_tier: msgspec.Raw = msgspec.Raw()
-    max_completion_tokens: msgspec.Raw = msgspec.Raw()
-    max_tokens: msgspec.Raw = msgspec.Raw()
-    max_output_tokens: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    inputs: msgspec.Raw = msgspec.Raw()
+    input_ids: msgspec.Raw = msgspec.Raw()
+    token_ids: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    queries: msgspec.Raw = msgspec.Raw()
+    items: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()
+    text_2: msgspec.Raw = msgspec.Raw()
+    data_1: msgspec.Raw = msgspec.Raw()
+    data_2: msgspec.Raw = msgspec.Raw()
+    max_new_tokens: msgspec.Raw = msgspec.Raw()
+    sampling_params: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
-_decode_typed = msgspec.json.Decoder(BodyFields).decode
-_decode_raw = msgspec.json.Decoder(_RawFields).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_flag = msgspec.json.Decoder(bool).decode
 _decode_number = msgspec.json.Decoder(int | float | str).decode
@@ -160,27 +169,42 @@ _FIELD_DECODERS: Final[Mapping[str, Callable[[msgspec.Raw], object]]] = {
     "model": _decode_text,
     "stream": _decode_flag,
     "service_tier": _decode_text,
-    "max_completion_tokens": _decode_number,
-    "max_tokens": _decode_number,
-    "max_output_tokens": _decode_number,
+    **dict.fromkeys(("max_completion_tokens", "max_tokens", "max_output_tokens", "n", "best_of"), _decode_number),
 }
 
 
-def decode_body_fields(body: bytes) -> BodyFields:
-    """Return the fields of a JSON object; of a field that is of another type than it should be, None, or "" of the model.
+class _Decoders:
+    """How the fields of one kind are read."""
+
+    def __init__(self, kind: type[BodyFields]) -> None:
+        self.kind = kind
+        self.typed: Callable[[bytes], BodyFields] = msgspec.json.Decoder(kind).decode
+        raw_fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
+        self.raw: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("_RawFields", raw_fields)).decode
+        """Returns the same fields, as raw JSON; empty if absent."""
+
+
+_ONE, _BATCH = _Decoders(BodyFields), _Decoders(BatchFields)
+
+
+def decode_body_fields(body: bytes, *, is_batch: bool = False) -> BodyFields:
+    """Return the fields of a JSON object; of a field that is of another type than it should be, None, or "" of the model. With
+    `is_batch` they are `BatchFields`.
 
     No object is made of what is of another type, since a list of ten million items would be ten million objects. Raises what
     msgspec raises for a body that is no JSON object.
     """
+    decoders = _BATCH if is_batch else _ONE
     try:
-        return _decode_typed(body)
+        return decoders.typed(body)
     except msgspec.ValidationError:
-        raw = _decode_raw(body)
-    fields = BodyFields()
-    for name, decode in _FIELD_DECODERS.items():
+        raw = decoders.raw(body)
+    fields = decoders.kind()
+    for name in decoders.kind.__struct_fields__:
         value: msgspec.Raw = getattr(raw, name)
+        decode = _FIELD_DECODERS.get(name)
         try:
-            setattr(fields, name, decode(value) if value else None)
+            setattr(fields, name, value if decode is None else decode(value) if value else None)
         except msgspec.DecodeError:  # of another type, or null
             setattr(fields, name, "" if name == "model" and bytes(value) != b"null" else None)
     return fields
@@ -215,7 +239,8 @@ def end_to_end_headers(headers: Headers) -> Headers:
 def parse_body_fields(body: bytes, route: Route) -> BodyFields:
     """Return the fields of a JSON body. Raises ApiError 400 for a body that is none, or that lacks a required model."""
     try:
-        fields = _decode_large_body(body) if len(body) >= 2 * MIN_RUN_BYTES else decode_body_fields(body)
+        is_large, is_batch = len(body) >= 2 * MIN_RUN_BYTES, bool(route.prompts_in)
+        fields = _decode_large_body(body, is_batch) if is_large else decode_body_fields(body, is_batch=is_batch)
     except msgspec.ValidationError as error:
         raise _invalid_request(f"the request body is not what it should be: {error}") from error
     except RecursionError as error:
@@ -229,17 +254,17 @@ def parse_body_fields(body: bytes, route: Route) -> BodyFields:
     return fields
 
 
-def _decode_large_body(body: bytes) -> BodyFields:
+def _decode_large_body(body: bytes, is_batch: bool) -> BodyFields:
     """Return what `decode_body_fields` returns, or raise what it raises (`plain_runs`)."""
     shorter = shorten_plain_runs(body)
     if shorter is not body:
         try:
-            fields = decode_body_fields(shorter)
+            fields = decode_body_fields(shorter, is_batch=is_batch)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return decode_body_fields(body)
+            return decode_body_fields(body, is_batch=is_batch)
         if MARK not in (fields.model or "") and MARK not in (fields.service_tier or ""):
             return fields
-    return decode_body_fields(body)
+    return decode_body_fields(body, is_batch=is_batch)
 
 
 def model_required() -> ApiError:

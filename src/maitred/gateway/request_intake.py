@@ -56,6 +56,7 @@ from maitred.gateway.request_fields import (
 )
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.request_record import CLIENT_GONE, RequestRecord
+from maitred.gateway.request_work import UsualOutputs, count_sequences, output_limit
 from maitred.gateway.retries import FailedAttempts
 from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayCounters
@@ -95,6 +96,8 @@ class ProxyRequest:
     """Whether another backend is asked if this one answers 404."""
     response_started = False
     """Whether the head of a response has been sent to the client."""
+    token_cost = 1
+    """Tokens of its prompt and its answers, estimated (`request_work`); at least 1."""
     failed: FailedAttempts | None = None
     """The attempts that have failed, or None if none has."""
 
@@ -124,11 +127,6 @@ class ProxyRequest:
         self.request_id = request_id
         self.body_lease = body_lease
         """The bytes of the budget that its body holds, until the request has ended."""
-
-    @property
-    def token_cost(self) -> int:
-        """Tokens of the prompt, estimated, and of the answer, as far as the client limits it; at least 1."""
-        return max(1, self.request.prompt_tokens + (self.request.max_output_tokens or 0))
 
     def drop_body(self) -> None:
         """Give the memory of the body back: it is not going to be sent."""
@@ -194,6 +192,7 @@ class RequestIntake:
         self._observer = observer
         self._signals = signals
         self._budget = BodyBudget(config.max_parked_body_bytes)
+        self.usual_outputs = UsualOutputs()
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
         self.reconfigure(config, programs)
@@ -292,12 +291,14 @@ class RequestIntake:
             found = rules.programs.read(exchange.headers, body, route, stream=stream) if rules.programs else NO_PROGRAM
             hints = rules.hints.read_hints(exchange.headers, body, model)
         number = next(self._ids)
+        limit, sequences = output_limit(fields), count_sequences(fields, route)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
         request = Request(
             id=number,
             arrival=arrival,
             prompt_tokens=len(body) // BYTES_PER_TOKEN,
-            max_output_tokens=fields.output_limit,
+            max_output_tokens=limit,
+            sequences=sequences if sequences == 1 or self._core_config().counts_sequences else 1,
             client_id=request_id.decode("latin-1"),
             model=model,
             priority_class=priority_class,
@@ -310,6 +311,8 @@ class RequestIntake:
         )
         own: Headers = [(REQUEST_ID_HEADER, request_id)]
         proxied = ProxyRequest(route, request, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease)
+        output = limit if limit is not None else self.usual_outputs.mean(model) if route.has_output else 0
+        proxied.token_cost = max(1, request.prompt_tokens + output * sequences)
         self._change_forwarded(proxied, rules, found)
         return proxied
 

@@ -263,6 +263,17 @@ class RequestRecord:
             self.prompt_tokens = None if prompt is None else int(prompt[1])
             self.output_tokens = None if output is None else int(output[1])
 
+    def known_tokens(self) -> int | None:
+        """Return the tokens of prompt and answers, as the backend says or as a stream shows; None if nothing tells them. To be
+        called when the answer has ended."""
+        if self.sent_at is None or self.status != 200:
+            return None
+        self.end()
+        if self.output_tokens is None and not self.is_stream:
+            return self.prompt_tokens  # All that a usage has that tells of no answer, such as that of embeddings.
+        prompt = self.request.prompt_tokens if self.prompt_tokens is None else self.prompt_tokens
+        return prompt + (self.estimated_output() if self.output_tokens is None else self.output_tokens)
+
     def estimated_output(self) -> int:
         """Return the tokens of the answer, estimated by what has come of it, at most the limit of the client."""
         if self.is_stream:
@@ -271,7 +282,7 @@ class RequestRecord:
         else:
             seen = 0 if self.has_failed else self.num_bytes // BYTES_PER_TOKEN
         limit = self.request.max_output_tokens
-        return max(0, seen if limit is None else min(seen, limit))
+        return max(0, seen if limit is None else min(seen, limit * self.request.sequences))
 
 
 def _find_usage(tail: bytes) -> int:

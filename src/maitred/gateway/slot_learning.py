@@ -131,7 +131,9 @@ class SlotLearning:
     def _shares(self, backend: Backend, slots: int) -> dict[str, int]:
         """Return the shares of the pools: a pool asks for what it has in flight there, or for all if more waits."""
         pools, wants = self._fleet.pools, self._driver.core.demand
-        in_flight = Counter(pools.pool_of(sent.model) for sent in backend.requests)
+        in_flight = Counter[str]()
+        for sent in backend.requests:
+            in_flight[pools.pool_of(sent.model)] += sent.sequences
         asked = {pool: slots if wants(pool).wanted else in_flight[pool] for pool in pools.of_backend(backend)}
         return share_slots(slots, asked)
 

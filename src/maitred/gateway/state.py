@@ -275,7 +275,7 @@ class StateSnapshots:
     def _backend(self, b: Backend) -> BackendState:
         slots = self._fleet.pools.backend_slots(b)
         learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._driver.now())
-        own = (b.url, b.healthy, b.in_flight, list(b.models), b.problem, b.is_draining)
+        own = (b.url, b.healthy, len(b.requests), list(b.models), b.problem, b.is_draining)
         load = b.load or b.reading
         running = None if load is None else load.running
         seen = None if load is None or running is None else LoadState(running, load.waiting, load.kv_usage)

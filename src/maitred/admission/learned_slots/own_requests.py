@@ -1,5 +1,7 @@
 """The requests that a driver has sent to one engine: counts, rates and the gap between tokens, for learned slots.
 
+Requests are counted by the sequences that they make in the engine, as the engine counts them.
+
 The driver adds a request when it sends it, notes each piece of its answer, and says when it has ended. Both are cheap;
 `summary` walks over the requests in flight, a few times per second while the engine is busy.
 
@@ -33,10 +35,12 @@ _RATE_WINDOW: Final = 2.0
 class OwnRequest:
     """One request in flight at the engine."""
 
-    __slots__ = ("is_streamed", "last_data_at", "pieces", "prompt_tokens", "seen_pieces", "sent_at", "started_at")
+    __slots__ = ("is_streamed", "last_data_at", "pieces", "prompt_tokens", "seen_pieces", "sent_at", "sequences", "started_at")
 
-    def __init__(self, prompt_tokens: int, is_streamed: bool, now: Micros) -> None:
+    def __init__(self, prompt_tokens: int, is_streamed: bool, now: Micros, sequences: int) -> None:
         self.prompt_tokens = prompt_tokens
+        self.sequences = sequences
+        """Sequences that it makes in the engine."""
         self.is_streamed = is_streamed
         self.sent_at = now
         self.pieces = 0
@@ -55,7 +59,8 @@ class OwnRequests:
     def __init__(self) -> None:
         # A dict: the order of a set depends on addresses, and sums must not.
         self._requests: dict[OwnRequest, None] = {}
-        self._most_in_flight = 0
+        self._in_flight = self._most_in_flight = 0
+        """Sequences, now and at most."""
         self._ended = self._failed = 0
         self._ended_before = 0
         self._rate = 0.0
@@ -76,11 +81,12 @@ class OwnRequests:
         """Mean time between two tokens of a stream, µs; 0 before two were seen."""
         return round(self._token_gap)
 
-    def add(self, prompt_tokens: int, is_streamed: bool, now: Micros) -> OwnRequest:
-        """Return the record of a request that is sent now."""
-        request = OwnRequest(prompt_tokens, is_streamed, now)
+    def add(self, prompt_tokens: int, is_streamed: bool, now: Micros, sequences: int = 1) -> OwnRequest:
+        """Return the record of a request that is sent now, and makes so many sequences in the engine."""
+        request = OwnRequest(prompt_tokens, is_streamed, now, sequences)
         self._requests[request] = None
-        self._most_in_flight = max(self._most_in_flight, len(self._requests))
+        self._in_flight += sequences
+        self._most_in_flight = max(self._most_in_flight, self._in_flight)
         return request
 
     def note_pieces(self, request: OwnRequest, pieces: int, now: Micros) -> None:
@@ -97,15 +103,16 @@ class OwnRequests:
     def remove(self, request: OwnRequest, now: Micros, *, completed: bool, failed: bool = False) -> None:
         """End a request. `completed`: its answer came whole, so its length counts. `failed`: the engine failed it."""
         del self._requests[request]
+        self._in_flight -= request.sequences
         if request.pieces:
             self._account(request, request.last_data_at)
-        self._ended += 1
-        self._failed += failed
+        self._ended += request.sequences
+        self._failed += request.sequences if failed else 0
         if completed:
             share = 0.05 if self._service_time else 1.0
             self._service_time += share * (now - request.sent_at - self._service_time)
             if request.is_streamed:
-                self._note_output(request.pieces)
+                self._note_output(request.pieces // request.sequences)
 
     def summary(self, now: Micros, *, is_reading: bool) -> OwnLoad:
         """Return the load at `now`. With `is_reading`, a reading of the engine goes with it. O(requests in flight)."""
@@ -114,22 +121,22 @@ class OwnRequests:
         held = prompts = 0
         for request in self._requests:
             prompts += request.prompt_tokens
-            unstreamed += not request.is_streamed
+            unstreamed += 0 if request.is_streamed else request.sequences
             if not request.pieces:
                 # After a dispatch and two steps without data it may be in the engine's own queue.
                 age = now - request.sent_at
-                unanswered += age > 10 * MILLISECOND + 2 * gap
+                unanswered += request.sequences if age > 10 * MILLISECOND + 2 * gap else 0
                 # A longer prompt takes longer by itself, and only what exceeds that is a sign of a queue.
                 allowed = 20 * MILLISECOND + (6 + request.prompt_tokens / 1000) * gap
-                overdue += bool(gap) and request.is_streamed and age > allowed
+                overdue += request.sequences if gap and request.is_streamed and age > allowed else 0
             elif request.is_streamed:
                 # Its KV was taken, as far as can be told from outside: a stream that runs has a token after each step.
                 if gap and now - request.last_data_at > 10 * gap:
-                    silent += 1
+                    silent += request.sequences
                 else:
-                    answered += 1
+                    answered += request.sequences
                     held += request.prompt_tokens + request.pieces
-        count, most = len(self._requests), self._most_in_flight
+        count, most = self._in_flight, self._most_in_flight
         if is_reading:  # The reading covers the time up to now, so the largest number is counted anew from here.
             self._most_in_flight = count
         return OwnLoad(
@@ -143,7 +150,9 @@ class OwnRequests:
             held_tokens=held,
             mean_prompt=prompts / count if count else 0.0,
             output_age=self._mean_squared_output / (2 * self._mean_output) if self._mean_output else 0.0,
-            longest_output=max(self._longest_output, max((r.pieces for r in self._requests if r.is_streamed), default=0)),
+            longest_output=max(
+                self._longest_output, max((r.pieces // r.sequences for r in self._requests if r.is_streamed), default=0)
+            ),
             ended=self._ended,
             failed=self._failed,
             ended_per_sec=self._rate,
@@ -174,11 +183,11 @@ class OwnRequests:
 
     def _account(self, request: OwnRequest, until: Micros) -> None:
         """Add what a stream has given since the last summary, up to `until`."""
-        gained = request.pieces - max(1, request.seen_pieces)
+        gained = request.pieces - max(request.sequences, request.seen_pieces)
         begun = request.started_at if self._summary_at is None else max(self._summary_at, request.started_at)
         if request.is_streamed and until > begun:
-            self._gained += gained
-            self._answering += until - begun
+            self._gained += max(0, gained)
+            self._answering += (until - begun) * request.sequences
 
     def _note_output(self, tokens: int) -> None:
         self._longest_output = max(self._longest_output, tokens)
