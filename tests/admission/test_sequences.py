@@ -65,6 +65,17 @@ def test_a_small_request_of_a_tenant_follows_a_large_one_that_has_left_the_queue
     assert t.release(1, "large", ReleaseReason.CLIENT_GONE) == ["large cancel client_gone", "small admit slot_free"]
 
 
+def test_a_newcomer_that_is_next_by_its_weight_enters_where_the_one_that_was_next_is_too_large() -> None:
+    t = Timeline(8, {"tenant_policies": {"auth:a": {"weight": 1}, "auth:b": {"weight": 1}}})
+    t.submit(0, "holder", tenant="auth:b", sequences=6)
+    assert t.submit(0, "a", tenant="auth:a", cost=100, sequences=2) == ["a admit slot_free"]
+    t.submit(0, "a 2", tenant="auth:a", cost=100, sequences=2)
+    t.submit(0, "a 3", tenant="auth:a", sequences=8)
+    assert t.release(1, "a") == ["a 2 admit slot_free"]
+    assert t.release(2, "a 2") == []
+    assert t.submit(3, "b", tenant="auth:b", sequences=2) == ["b admit slot_free"]
+
+
 def served(queue: LaneQueue, count: int) -> list[Ticket]:
     tickets = []
     for _ in range(count):

@@ -68,7 +68,7 @@ class ClassPool(SlotPool):
         self._may_preempt = any(lane.can_preempt for lane in rules.lanes)
         self._leaving = 0
         """Units of victims that still hold their slots, and that no preemptor waits for any more."""
-        self._reorders = rules.tenant_weights is not None and rules.tokens_per_slot is not None
+        self._reorders = rules.tenant_weights is not None
         """Whether a newcomer may become the next request of its lane, by its tenant's weight, and fit where the request that
         was next is too large."""
         self.resize(0)

@@ -136,4 +136,4 @@ class PoolCoordinator:
     def _at_limit(self, request_id: RequestId) -> bool:
         ticket = self._tickets.get(request_id)
         account = None if ticket is None else ticket.tenant_account
-        return account is not None and account.may_be_at_limit
+        return account is not None and account.at_limit

@@ -89,7 +89,7 @@ class TenantAccount:
         return self.max_in_flight is None or held + slots <= self.max_in_flight or not held
 
     @property
-    def may_be_at_limit(self) -> bool:
+    def at_limit(self) -> bool:
         """Whether one of its requests may have no room, by the largest that there was."""
         return not self.has_room(self.most_slots)
 
