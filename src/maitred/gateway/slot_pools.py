@@ -79,11 +79,16 @@ class SlotPools:
         self.update()
 
     def total_slots(self, pool: str) -> int:
-        """Return how many requests for the models of `pool` may be in flight: at the backends that serve them, and those that
+        """Return how many sequences for the models of `pool` may be in flight: at the backends that serve them, and those that
         are still at others."""
         serving = self.backends(pool)
-        elsewhere = (sent for backend in self._all_backends if backend not in serving for sent in backend.requests)
-        return self.offered_slots(pool).slots + sum(self.pool_of(sent.model) == pool for sent in elsewhere)
+        held_elsewhere = sum(self._held_slots(b, pool) for b in self._all_backends if b.requests and b not in serving)
+        return self.offered_slots(pool).slots + held_elsewhere
+
+    def _held_slots(self, backend: Backend, pool: str) -> int:
+        """Return how many slots of `pool` the requests hold that `backend` has: at most its own for each of them."""
+        most = self.backend_slots(backend).slots
+        return sum(min(sent.sequences, most) for sent in backend.requests if self.pool_of(sent.model) == pool)
 
     def lead(self, pool: str) -> Lead:
         """Return how many of the slots of `pool` are beyond what its backends run at once."""
