@@ -100,7 +100,6 @@ ROUTES: Final[Mapping[str, Route]] = {
 }
 """What clients may ask of an engine, as vLLM and SGLang serve it."""
 
-
 HOP_BY_HOP_HEADERS = frozenset(
     (
         b"connection",

@@ -27,7 +27,7 @@ from maitred.gateway import error_responses
 from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
 from maitred.gateway.body_budget import BodyBudget, BodyLease
-from maitred.gateway.config import ForwardPriority, GatewayConfig
+from maitred.gateway.config import GatewayConfig
 from maitred.gateway.content_coding import decode_body
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.inbound_head import HeadReader, InboundHead
@@ -324,7 +324,8 @@ class RequestIntake:
         elif route.generates and self._observer.reads_usage:
             _ask_for_usage(proxied)
         if rules.forwards_priority and route.needs_slot and route.is_json:
-            _set_priority(proxied, rules.config.forward_priority)
+            number = engine_priority(proxied.request.priority_class, rules.config.forward_priority)
+            proxied.body = set_body_priority(proxied.body, number)
 
     def _served_model(self, route: Route, fields: BodyFields) -> str:
         """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several, or
@@ -382,11 +383,6 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:
         priority_class=request.priority_class,
         characters=count_characters(received),
     )
-
-
-def _set_priority(proxied: ProxyRequest, engine: ForwardPriority) -> None:
-    """Give the body the number that engines know the priority class by."""
-    proxied.body = set_body_priority(proxied.body, engine_priority(proxied.request.priority_class, engine))
 
 
 def _ask_for_usage(proxied: ProxyRequest) -> None:
