@@ -128,9 +128,10 @@ def ask_for_usage(body: bytes) -> bytes | None:
 
 def withdraw_usage(body: bytes) -> bytes:
     """Return the JSON object `body` without `stream_options.include_usage`, and without options that have nothing else."""
-    options = _object_members(_decode_fields(body).stream_options)
+    fields = _decode_fields(body)
+    options = _object_members(fields.stream_options)
     kept = {key: value for key, value in options.items() if key != "include_usage"}
-    return _change_members(body, {_OPTIONS_KEY: kept or None})
+    return _change_members(body, {_OPTIONS_KEY: kept or None}, fields)
 
 
 def count_characters(text: bytes) -> int:
