@@ -14,7 +14,6 @@ starves may be promoted (`priority`). So after every event:
 
 Example: 2 slots without reservations, both held by bulk requests, b1 and then b2. The chat c1 finds no slot and preempts b2,
 the newer one; c2 preempts b1; c3 finds no victim and queues. When b2 has stopped, its slot is c1's, and that of b1 is c2's.
-The first slot that a chat gives back is c3's.
 
 Without classes (modes `off` and `legacy`) all requests share one lane, and a request rate may limit how fast they enter.
 Compiled (`tools/compile.py`).
@@ -69,8 +68,7 @@ class ClassPool(SlotPool):
         self._leaving = 0
         """Units of victims that still hold their slots, and that no preemptor waits for any more."""
         self._reorders = rules.tenant_weights is not None
-        """Whether a newcomer may become the next request of its lane, by its tenant's weight, and fit where the request that
-        was next is too large."""
+        """Whether a newcomer may become the next request of its lane, and fit where the one that was next is too large."""
         self.resize(0)
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
@@ -235,8 +233,7 @@ class ClassPool(SlotPool):
         for lane in LANES:
             if self.waiting and (head := self.queues.head(lane)) is not None:
                 held = slots.shortfall(lane, 0) - slots.in_use + slots.capacity
-                if head.sequences > 1:  # What is idle is too little for it, and so is as good as in use.
-                    held = max(held, slots.idle)
+                held = max(held, slots.idle) if head.sequences > 1 else held  # What is idle is too little for it.
                 keeps_lead = self._may_preempt and self.rules.adapts_reservations
                 return PoolDemand(wanted=True, held=held // slots.units_per_slot, keeps_lead=keeps_lead)
         return NO_DEMAND
