@@ -212,11 +212,11 @@ class ClassPool(SlotPool):
 
     def _watch_lead(self, ticket: Ticket) -> bool:
         """Watch a request that is about to take a slot, and return True, if that slot is one of the lead."""
-        num_ahead = self.slots.num_beyond(ticket.slot_units)
-        if num_ahead > 0:
-            self.lead.add(ticket, num_ahead)
-            self.has_new_deadline = True
-        return num_ahead > 0
+        if (num_ahead := self.slots.num_beyond(ticket.slot_units)) <= 0:
+            return False
+        self.lead.add(ticket, num_ahead)
+        self.has_new_deadline = True
+        return True
 
     def on_tenant_slot_freed(self, tenant: str) -> None:
         for queue in self.queues.lanes:
@@ -326,9 +326,7 @@ class ClassPool(SlotPool):
         if not self.waiting:
             return None
         admission, timeout = self.next_admission_at(), self.queues.next_deadline()
-        if admission is None or timeout is None:
-            return timeout if admission is None else admission
-        return min(admission, timeout)
+        return timeout if admission is None else admission if timeout is None else min(admission, timeout)
 
     def next_admission_at(self) -> Micros | None:
         """Return when a waiting request may get a slot that is idle now, because it starves or the token bucket fills."""
