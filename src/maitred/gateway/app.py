@@ -25,6 +25,7 @@ from maitred.gateway.access_log import AccessLog
 from maitred.gateway.append_file import AppendFile
 from maitred.gateway.capacity import CapacityController
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.cors import CrossOrigins
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.descriptor_watch import DescriptorWatch
 from maitred.gateway.driver import RealTimeAdmission
@@ -88,6 +89,7 @@ class Gateway(App):
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificate = _certificate(config)
         """That of the server which this gateway is served by, or None for plain HTTP."""
+        self._cors = CrossOrigins(config.cors_origins) if config.cors_origins else None
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
         self._router_signals = signals_read(router)
@@ -241,6 +243,8 @@ class Gateway(App):
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
+        if self._cors is not None and self._cors.answer_preflight(exchange):
+            return asyncio.sleep(0)
         route = ROUTES.get(exchange.path)
         if (route is None and not self._endpoints.answers(exchange.path)) or (route is not None and exchange.method == "POST"):
             return self._proxy.proxy_request(exchange)

@@ -51,6 +51,7 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
 _HOST_NAME: Final = re.compile(r"[0-9A-Za-z._-]+")
 _REQUEST_PATH: Final = re.compile(r"/[!-~]*")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s,A-Z]+")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -85,6 +86,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tenant_api_keys: dict[str, str | tuple[str, ...]] = {}
     """Keys of single tenants by tenant id: `{acme: KEY}` or `{acme: sha256:HEX}`. A request with such a key belongs to the
     tenant `auth:acme`. `{acme: [KEY1, KEY2]}`: each of these is valid, so that clients can change from one to the other."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the gateway from a browser, as `https://app.example`, or `*` for all."""
     upstream_api_key: str | None = None
     """Key sent to the backends as `Authorization: Bearer`, in place of the client's own."""
     trust_tenant_header: bool = False
@@ -165,20 +168,26 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("tenant_header_name must be the name of a header")
         if not 0 <= self.refusals_per_sec <= MAX_REFUSALS_PER_SEC:
             raise ValueError(f"refusals_per_sec must be from 0 to {MAX_REFUSALS_PER_SEC:,}")
-        for name in self.admin_hosts:
-            if not _HOST_NAME.fullmatch(name):
-                raise ValueError(f"admin_hosts: {quote(name)} is no host name: write it without scheme and port")
-        for path in self.passed_paths:
-            if not path.startswith("/") or "?" in path:
-                raise ValueError(f"passed_paths: {quote(path)} is no path: write it as /v1/video, without a query")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("tls_key needs tls_cert (give both, or neither)")
+        self._check_names()
         self._check_counts()
         self._check_times()
         self._check_health_path()
         self._hash_keys()
         if self.backends:
             self._check_backends()
+
+    def _check_names(self) -> None:
+        for name in self.admin_hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(f"admin_hosts: {quote(name)} is no host name: write it without scheme and port")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"cors_origins: {quote(origin)} is no origin: write it as https://app.example, without a path")
+        for path in self.passed_paths:
+            if not path.startswith("/") or "?" in path:
+                raise ValueError(f"passed_paths: {quote(path)} is no path: write it as /v1/video, without a query")
 
     def _check_counts(self) -> None:
         counts = {"max_body_bytes": 1, "health_failures": 1, "max_models": 1, "max_attempts": 1}

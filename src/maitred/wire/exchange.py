@@ -126,6 +126,8 @@ class Exchange:
     """The status of the response, or 0 before it."""
     task: asyncio.Task[None] | None = None
     """The task of its handler."""
+    cors_headers: Headers | None = None
+    """What the answer says to a browser in place of its own Access-Control headers, or None to leave it as it is."""
     unread_bytes = 0
     _body_is_whole = False
     _waiter: asyncio.Future[None] | None = None
@@ -201,6 +203,8 @@ class Exchange:
         if self.response_started:
             raise FramingMisuse("the response has started already")
         self.response_started, self.response_ended, self.status = True, not more, status
+        if self.cors_headers is not None:
+            headers = [*self.cors_headers, *(header for header in headers if not header[0].startswith(b"access-control-"))]
         return self._connection.start_response(status, headers, piece, more)
 
     def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
