@@ -143,8 +143,7 @@ def test_nothing_is_sent_twice_after_the_first_byte() -> None:
 
         async with world(Backend(breaks), Backend(Counted()), programs=ROOMY) as w:
             client = await w.start_request(body("a", 1000, stream=True))
-            with pytest.raises(asyncio.IncompleteReadError):
-                await client.read_response()
+            assert b"upstream_truncated" in (await client.read_response())[2]
             await w.wait_until(lambda: not driver(w).steps)
 
             assert program(w, "a").status is ProgramStatus.ACTING
