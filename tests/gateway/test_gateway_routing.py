@@ -307,6 +307,26 @@ def in_flight_at_each(*backends: Backend, routing: RoutingConfig, bodies: Sequen
     return run(scenario())
 
 
+@pytest.mark.parametrize("policy", ["cache-aware", "weighted", "cache-aware(most=100)"])
+def test_a_router_that_remembers_prompts_is_told_how_much_a_backend_holds(policy: str) -> None:
+    async def scenario() -> None:
+        backend = Backend()
+        backend.metrics = loaded(0) + b'vllm:cache_config_info{block_size="16",num_gpu_blocks="27000"} 1.0\n'
+        scorers = ("prefix-affinity:1",) if policy == "weighted" else ()
+        async with world(backend, routing=RoutingConfig(policy=policy, scorers=scorers)) as w:
+            view = w.gateway._fleet.backends[0]
+            if "most" in policy:
+                await w.request()
+                assert view.kv_tokens is None, "nobody asked"
+                return
+            await w.wait_until(lambda: view.kv_tokens == 27_000 * 16)
+            backend.metrics = None
+            await w.wait_until(lambda: view.load is None)
+            assert view.kv_tokens == 27_000 * 16, "a memory does not shrink because a page was not read"
+
+    run(scenario())
+
+
 def test_a_backend_whose_load_cannot_be_read_draws_its_share() -> None:
     busy, unread = Backend(), Backend()
     busy.metrics, unread.metrics = loaded(5), None

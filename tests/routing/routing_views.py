@@ -20,6 +20,7 @@ class View:
     running: int | None = 0
     kv_usage: float | None = 0.0
     cached: int = 0
+    kv_tokens: int | None = None
 
     def cached_blocks(self, request: Request) -> int:
         return self.cached

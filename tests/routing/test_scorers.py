@@ -13,7 +13,7 @@ from routing_views import Driver, View, request, router
 
 from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.request import Request
-from maitred.routing import SCORERS, BaseScorer, RoutingConfig
+from maitred.routing import SCORERS, BaseScorer, RoutingConfig, Signals, signals_read
 
 FLEET = [
     View(0, in_flight=4, waiting=3, running=1, kv_usage=0.25, cached=2),
@@ -278,3 +278,25 @@ def test_nothing_is_drawn_where_nothing_is_tied() -> None:
     before = rng.getstate()
     made.choose(request(), FLEET, now=0)
     assert rng.getstate() == before
+
+
+@pytest.mark.parametrize("name", ["prefix-affinity(block=2)", "prefix-affinity(block=2, most=3)"])
+def test_prefix_affinity_remembers_as_many_blocks_as_an_instance_says_that_it_holds(name: str) -> None:
+    scorer = SCORERS.get(name)()
+    fleet = [View(0), View(1, kv_tokens=7)]
+    for view in fleet:
+        scorer.scores(request(tokens=range(10)), fleet)
+        scorer.on_chosen(request(tokens=range(10)), view)
+    assert scorer.scores(request(tokens=range(10)), fleet) == ([1.0, 0.6] if "most" not in name else [0.6, 0.6])
+    assert (Signals.MEMORY in signals_read(scorer)) is ("most" not in name)
+
+
+def test_prefix_affinity_forgets_what_an_instance_turns_out_not_to_hold() -> None:
+    scorer = SCORERS.get("prefix-affinity(block=1)")()
+    fleet = [View(0)]
+    for tokens in (range(10), range(20, 24)):
+        scorer.scores(request(tokens=tokens), fleet)
+        scorer.on_chosen(request(tokens=tokens), fleet[0])
+        fleet[0].kv_tokens = 6
+    assert scorer.scores(request(tokens=range(10)), fleet) == [0.0]  # 8 and 9 are left of it, without their beginning
+    assert scorer.scores(request(tokens=range(20, 24)), fleet) == [1.0]

@@ -277,6 +277,11 @@ class InstanceView(Protocol):
         """Used share of its KV blocks, 0..1, or None if that is not known."""
         ...
 
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that its KV memory holds, or None if that is not known."""
+        return None
+
     def cached_blocks(self, request: Request) -> int:
         """Return how many leading blocks of the prompt are in the prefix cache there, perhaps as of some time ago."""
         ...

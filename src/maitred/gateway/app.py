@@ -271,8 +271,8 @@ class Gateway(App):
         self._reloader.request_reload()
 
     def _wants_load(self) -> bool:
-        """Return whether the router or the admission policy reads the load that backends report."""
-        return Signals.LOAD in self._router_signals or self.core.reads_load
+        """Return whether the router or the admission policy reads what backends report of their load or memory."""
+        return bool(self._router_signals & (Signals.LOAD | Signals.MEMORY)) or self.core.reads_load
 
     def _read_certificate(self, config: GatewayConfig) -> CertificateFiles | None:
         """Return the certificate that `config` names, or None if this gateway serves without TLS. Called in a thread. Raises

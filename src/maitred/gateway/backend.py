@@ -51,7 +51,7 @@ class Backend:
             "models",
         ),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
-        *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "reading", "first_data_times"),
+        *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "kv_tokens", "reading", "first_data_times"),
         *("circuit", "is_left", "_queue", "_report", "_repeats"),
     )
 
@@ -89,10 +89,10 @@ class Backend:
         """The load that the backend reports, or None if that is unknown: nothing reads it, the backend reports none, or has not
         done so for `_STALE_AFTER` looks."""
         self._queue = QueueEstimate()
-        self._report: EngineReport | None = None
-        """The last report, even if it is too old to be used."""
-        self._repeats = 0
-        """Looks since then that found no other report."""
+        self._report: EngineReport | None = None  # the last one, even if it is too old to be used
+        self.kv_tokens: int | None = None
+        """Tokens of its KV memory, as a report of its load has last said, or None if none has."""
+        self._repeats = 0  # looks since then that found no other report
         self.kv: EngineReport | None = None
         """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
         self.kv_read_at = 0.0
@@ -124,6 +124,8 @@ class Backend:
         else:
             self._report = self.load = report
             self._repeats = 0
+            if report is not None and report.capacity is not None:
+                self.kv_tokens = report.capacity
         if self.load is None:
             self._queue.forget()
         else:

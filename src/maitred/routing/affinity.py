@@ -32,7 +32,7 @@ from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signa
 from maitred.routing.load_bound import ABS_THRESHOLD, REL_THRESHOLD, LoadBound
 from maitred.routing.per_fleet import InFlightRouter, PerFleetCache, views_by_index
 from maitred.routing.policies import LeastLoaded
-from maitred.routing.sent_prefixes import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_BLOCKS, SentPrefixes
+from maitred.routing.sent_prefixes import DEFAULT_BLOCK_TOKENS, SentPrefixes
 
 SessionKey: TypeAlias = tuple[str, str, str]
 """The model, the kind of name (program, routing key or tenant) and the name. Each model is served by other instances."""
@@ -133,7 +133,6 @@ class CacheAware(BaseRouter):
         complexity="O(log n + blocks), and O(n) where all hold the prefix",
         reads="the prompt, in flight",
     )
-    signals = Signals.PROMPT
 
     def __init__(
         self,
@@ -141,7 +140,7 @@ class CacheAware(BaseRouter):
         balance_abs_threshold: float = ABS_THRESHOLD,
         balance_rel_threshold: float = REL_THRESHOLD,
         block: int = DEFAULT_BLOCK_TOKENS,
-        most: int = DEFAULT_MAX_BLOCKS,
+        most: int | None = None,
     ) -> None:
         """Raises ValueError for a value that is out of range."""
         if isnan(cache_threshold) or not 0 <= cache_threshold <= 1:
@@ -149,6 +148,7 @@ class CacheAware(BaseRouter):
         self._cache_threshold = cache_threshold
         self._bound = LoadBound(balance_abs_threshold, balance_rel_threshold)
         self._sent = SentPrefixes(block, most)
+        self.signals = Signals.PROMPT if most is not None else Signals.PROMPT | Signals.MEMORY
         self._views = PerFleetCache(views_by_index)
         self._least = InFlightRouter()
 
@@ -161,7 +161,7 @@ class CacheAware(BaseRouter):
                 choice = Choice(choice.instance, "prefix_overloaded")
             else:
                 choice = Choice(holder.index, "prefix")
-        self._sent.note(block_hashes, choice.instance)
+        self._sent.note(block_hashes, views[choice.instance])
         return choice
 
     def _holder(self, block_hashes: Sequence[int], views: Mapping[int, InstanceView]) -> InstanceView | None:

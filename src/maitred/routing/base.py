@@ -28,7 +28,9 @@ class Signals(Flag):
     """`prefix` of requests."""
     SESSION = auto()
     """`program` and `routing_key` of requests."""
-    ALL = LOAD | CACHES | PROMPT | SESSION
+    MEMORY = auto()
+    """`kv_tokens` of instances."""
+    ALL = LOAD | CACHES | PROMPT | SESSION | MEMORY
 
 
 class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from maitred.routing.scorers import SCORERS
 _UNKNOWN_SIGNALS: Final = {
     Signals.LOAD: "the queues of the instances, which are not known here",
     Signals.CACHES: "the prefix caches of the instances, which are off, or not known here",
+    Signals.MEMORY: "the size of the KV memories, which is not known here",
     Signals.PROMPT: "what prompts say, which is not known here",
     Signals.SESSION: "sessions, of which there are none here",
 }

@@ -23,7 +23,7 @@ from maitred.core.contracts import FleetView, InstanceView
 from maitred.core.registry import Registry
 from maitred.core.request import Request
 from maitred.routing.base import RouterInfo, Signals, effective_load, known_loads
-from maitred.routing.sent_prefixes import DEFAULT_BLOCK_TOKENS, DEFAULT_MAX_BLOCKS, SentPrefixes
+from maitred.routing.sent_prefixes import DEFAULT_BLOCK_TOKENS, SentPrefixes
 
 _MAX_WAITING: Final = 128
 """Waiting requests from which on the score of `load-aware` is 0."""
@@ -247,7 +247,7 @@ class PrefixAffinity(BaseScorer):
     """Leading blocks of the prompt that were sent there before, as a share of its blocks (llm-d's approximate prefix scorer,
     BLIS `prefix-affinity`). A prompt of which nothing is known matches none.
 
-    `block` is in tokens, `most` is how many blocks are remembered of each instance.
+    `block` is in tokens, `most` is how many blocks are remembered of each instance; None: as many as it says that it holds.
     """
 
     about = RouterInfo(
@@ -255,11 +255,11 @@ class PrefixAffinity(BaseScorer):
         complexity="O(n + blocks)",
         reads="the prompt",
     )
-    signals = Signals.PROMPT
 
-    def __init__(self, block: int = DEFAULT_BLOCK_TOKENS, most: int = DEFAULT_MAX_BLOCKS) -> None:
+    def __init__(self, block: int = DEFAULT_BLOCK_TOKENS, most: int | None = None) -> None:
         """Raises ValueError for less than 1 of either."""
         self._sent = SentPrefixes(block, most)
+        self.signals = Signals.PROMPT if most is not None else Signals.PROMPT | Signals.MEMORY
         self._block_hashes: Sequence[int] = ()
         """Hashes of the prompt that was scored last."""
 
@@ -269,4 +269,4 @@ class PrefixAffinity(BaseScorer):
         return [matched.get(view.index, 0) / len(block_hashes) for view in fleet] if matched else [0.0] * len(fleet)
 
     def on_chosen(self, request: Request, view: InstanceView) -> None:
-        self._sent.note(self._block_hashes, view.index)
+        self._sent.note(self._block_hashes, view)

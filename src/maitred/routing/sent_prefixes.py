@@ -1,7 +1,8 @@
 """What was sent where: the prefixes that each instance has seen, and so about what its prefix cache holds.
 
-No instance is asked. For each instance the hashes of the blocks of the prompts that went there are kept, at most `most` of
-them, the least recently sent forgotten first. That is about what the prefix cache there holds, if the cache is about as large.
+No instance is asked what it has cached. For each one the hashes of the blocks of the prompts that went there are kept, at most
+as many as its KV memory holds, the least recently sent forgotten first. That is about what its prefix cache holds. `most` says
+another number; where neither is known, as in a simulation, it is 10,000.
 Of a prompt that is longer than all that is remembered, the beginning is kept: its end alone would never be found.
 
     _holders[block]    a bit mask of the instances that were sent the block
@@ -17,22 +18,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from maitred.core.contracts import InstanceView
 from maitred.core.request import Request
 from maitred.kv.block_hashes import request_block_hashes
 
 DEFAULT_BLOCK_TOKENS = 16
 DEFAULT_MAX_BLOCKS = 10_000
+"""Blocks that are remembered of an instance of which nobody says how much it holds (BLIS's number)."""
+_LIMIT_BLOCKS = 1_000_000
+"""Most blocks that are remembered of an instance because it says that it holds as many: a memory must be bounded."""
 
 
 class SentPrefixes:
     """The prefixes that were sent to each instance."""
 
-    def __init__(self, block: int, most: int) -> None:
-        """`block` is in tokens, `most` is how many blocks are remembered of each instance. Raises ValueError for less than 1 of
-        either."""
-        if block < 1 or most < 1:
-            raise ValueError(f"block and most must be at least 1, not {min(block, most)}")
-        self._block, self._max_blocks = block, most
+    def __init__(self, block: int, most: int | None) -> None:
+        """`block` is in tokens, `most` is how many blocks are remembered of each instance; None: what it holds. Raises
+        ValueError for less than 1 of either."""
+        if block < 1 or (most is not None and most < 1):
+            raise ValueError(f"block and most must be at least 1, not {block if most is None else min(block, most)}")
+        self._block, self._most = block, most
         self._sent: dict[int, OrderedDict[int, None]] = {}
         """The block hashes that each instance was sent, by its index; the least recently sent first."""
         self._holders: dict[int, int] = {}
@@ -61,16 +66,26 @@ class SentPrefixes:
         found.update(dict.fromkeys(_set_bits(matching), len(block_hashes)))
         return found
 
-    def note(self, block_hashes: Sequence[int], instance: int) -> None:
-        """Remember that a prompt of these blocks is sent to the instance with this index."""
+    def _max_blocks(self, view: InstanceView) -> int:
+        """Return how many blocks are remembered of an instance."""
+        if self._most is not None:
+            return self._most
+        tokens = view.kv_tokens
+        return DEFAULT_MAX_BLOCKS if tokens is None else min(max(1, tokens // self._block), _LIMIT_BLOCKS)
+
+    def note(self, block_hashes: Sequence[int], view: InstanceView) -> None:
+        """Remember that a prompt of these blocks is sent to an instance."""
+        instance, max_blocks = view.index, self._max_blocks(view)
         sent, bit, holders = self._sent.setdefault(instance, OrderedDict()), 1 << instance, self._holders
-        for block in block_hashes[: self._max_blocks]:
+        while len(sent) > max_blocks:  # it has said that it holds fewer than was thought
+            self._forget(sent.popitem(last=False)[0], bit)
+        for block in block_hashes[:max_blocks]:
             if block in sent:
                 sent.move_to_end(block)
                 continue
             sent[block] = None
             holders[block] = holders.get(block, 0) | bit
-            if len(sent) > self._max_blocks:
+            if len(sent) > max_blocks:
                 self._forget(sent.popitem(last=False)[0], bit)
 
     def _forget(self, block: int, bit: int) -> None:

@@ -125,6 +125,11 @@ class Replica:
         self.settle()
         return self.instance.kv_usage
 
+    @property
+    def kv_tokens(self) -> None:
+        # Simulated routers that remember what was sent go by BLIS's number of blocks, as its reference runs do.
+        return None
+
     def cached_blocks(self, request: Request) -> int:
         """Return how many leading blocks of the prompt are in the prefix cache."""
         cache = self.instance.prefix_cache

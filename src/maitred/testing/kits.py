@@ -121,7 +121,13 @@ def _chunk(rng: Random) -> ChunkShape:
     return ChunkShape(tokens, start, tokens + start + rng.randint(0, 100))
 
 
-_READ_BY = {"waiting": Signals.LOAD, "running": Signals.LOAD, "kv_usage": Signals.LOAD, "cached_blocks": Signals.CACHES}
+_READ_BY = {
+    "waiting": Signals.LOAD,
+    "running": Signals.LOAD,
+    "kv_usage": Signals.LOAD,
+    "kv_tokens": Signals.MEMORY,
+    "cached_blocks": Signals.CACHES,
+}
 
 
 def check_router(router: str | Callable[[Random], Router], *, seeds: int = 20) -> None:

@@ -70,9 +70,11 @@ class InstanceSample:
         running: int | None = 0,
         kv_usage: float | None = 0.0,
         cached: int = 0,
+        kv_tokens: int | None = None,
     ) -> None:
         self.index = index
         self.in_flight = in_flight
+        self._kv_tokens = kv_tokens
         self._waiting, self._running, self._kv_usage, self._cached = waiting, running, kv_usage, cached
         self.looked_at: set[str] = set()
 
@@ -90,6 +92,11 @@ class InstanceSample:
     def kv_usage(self) -> float | None:
         self.looked_at.add("kv_usage")
         return self._kv_usage
+
+    @property
+    def kv_tokens(self) -> int | None:
+        self.looked_at.add("kv_tokens")
+        return self._kv_tokens
 
     def cached_blocks(self, request: Request) -> int:
         self.looked_at.add("cached_blocks")
