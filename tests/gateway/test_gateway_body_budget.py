@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pytest
 from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, world
 
+from maitred.core.units import SECOND
 from maitred.gateway.body_budget import BodyBudget, BodyLease
+from maitred.gateway.deadline_timer import monotonic_now
 from maitred.wire.exchange import ApiError
 
 BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes
@@ -14,8 +18,8 @@ BUDGET = {"max_body_bytes": 150, "max_parked_body_bytes": 250}
 
 
 def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
-    budget = BodyBudget(10)
-    first, second = BodyLease(budget), BodyLease(budget)
+    budget = BodyBudget(10, lambda: 0)
+    first, second = BodyLease(budget, "a", None), BodyLease(budget, "b", None)
     first.take_bytes(4)
     second.take_bytes(6)
     with pytest.raises(ApiError) as caught:
@@ -26,6 +30,106 @@ def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
     first.take_bytes(6)
     first.release()
     assert budget.parked_bytes == 0
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Uploads:
+    """A budget with leases of uploads by tenant, and the names of those that were cut."""
+
+    def __init__(self, limit: int) -> None:
+        self.clock = Clock()
+        self.budget = BodyBudget(limit, self.clock)
+        self.cut: list[str] = []
+
+    def begin(self, name: str, tenant: str, address: str = "a") -> BodyLease:
+        lease = BodyLease(self.budget, tenant, (address, 1))
+        lease.begin_upload(lambda: self.cut.append(name))
+        return lease
+
+
+def taken(lease: BodyLease, size: int) -> bool:
+    with contextlib.suppress(ApiError):
+        lease.take_bytes(size)
+        return True
+    return False
+
+
+def test_a_tenant_leaves_room_for_others_and_each_of_its_addresses_for_its_others() -> None:
+    uploads = Uploads(15_300)
+    first = [uploads.begin("", "a") for _ in range(200)]
+    assert sum(taken(lease, 100) for lease in first) == 136  # eight times as much as is free
+    others = [uploads.begin("", "a", "b") for _ in range(200)]
+    assert sum(taken(lease, 100) for lease in others) == 8  # sixteen times
+    second = [uploads.begin("", "b") for _ in range(200)]
+    assert sum(taken(lease, 100) for lease in second) == 8  # of the 900 that are left
+    for lease in (*first, *others, *second):
+        lease.release()
+    assert (uploads.budget.parked_bytes, uploads.budget.by_owner, uploads.cut) == (0, {}, [])
+
+
+def test_the_only_body_of_a_tenant_may_have_all_that_is_left() -> None:
+    uploads = Uploads(100)
+    assert taken(uploads.begin("", "a"), 60)
+    only = uploads.begin("", "b")
+    assert taken(only, 30)
+    assert taken(only, 10)
+    assert not taken(only, 1)
+
+
+def test_the_slowest_uploads_are_cut_when_another_finds_no_room_and_no_others() -> None:
+    uploads = Uploads(100)
+    stalled, slow, steady = (uploads.begin(name, name) for name in ("stalled", "slow", "steady"))
+    for lease in (stalled, slow, steady):
+        assert taken(lease, 20)
+    for _ in range(10):
+        uploads.clock.now += 5 * SECOND
+        assert taken(steady, 2)  # A tenth of what it holds, each 5 s: too slow for 20 s, but never by much.
+    assert taken(slow, 2)
+    assert uploads.cut == []  # There is room.
+    newcomer = uploads.begin("newcomer", "newcomer")
+    assert taken(newcomer, 20)
+    assert uploads.cut == ["stalled"]
+    assert (stalled.held_bytes, uploads.budget.parked_bytes) == (0, 82)
+
+
+def test_an_upload_that_is_on_time_is_not_cut_and_none_that_is_slower_cuts_another() -> None:
+    uploads = Uploads(100)
+    slow = uploads.begin("slow", "slow")
+    assert taken(slow, 1)
+    uploads.clock.now += 30 * SECOND
+    fast = uploads.begin("fast", "fast")
+    assert taken(fast, 60)
+    assert not taken(slow, 50)
+    assert uploads.cut == []
+    assert not taken(uploads.begin("", "third"), 60)
+    assert uploads.cut == ["slow"]
+
+
+def test_whole_bodies_are_not_cut() -> None:
+    uploads = Uploads(100)
+    whole = uploads.begin("whole", "a")
+    assert taken(whole, 80)
+    whole.end_upload()
+    uploads.clock.now += 1_000 * SECOND
+    assert not taken(uploads.begin("", "b"), 30)
+    assert uploads.cut == []
+
+
+def test_a_share_that_is_used_up_cuts_slow_uploads_of_the_same_tenant_alone() -> None:
+    uploads = Uploads(1_000)
+    assert taken(uploads.begin("other", "b"), 10)
+    assert taken(uploads.begin("own", "a"), 700)
+    uploads.clock.now += 60 * SECOND
+    assert taken(uploads.begin("", "a"), 200)
+    assert uploads.cut == ["own"]
 
 
 async def begin(w: GatewayWorld, body: bytes, promised: int) -> ClientConnection:
@@ -113,5 +217,37 @@ def test_an_invalid_body_is_told_so_even_when_there_is_no_slot() -> None:
             assert w.state.classes["default"].arrived == 2
             held.open.set()
             await flying.read_response()
+
+    run(scenario())
+
+
+def test_an_upload_that_stalls_is_told_so_when_its_memory_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with world(**BUDGET) as w:
+            stalled = [await begin(w, BODY[:90], promised=100) for _ in range(2)]
+            await w.wait_until(lambda: parked(w) == 180)
+            monkeypatch.setattr(w.gateway._intake._budget, "now", lambda: monotonic_now() + 60 * SECOND)
+            assert (await w.request(body=BODY))[0] == 200
+            assert (await refused(stalled[0]))[:2] == (408, "body_too_slow")
+            assert parked(w) == 90
+            stalled[1].writer.write(BODY[90:])
+            assert (await stalled[1].read_response())[0] == 200
+
+    run(scenario())
+
+
+def test_requests_that_wait_behind_others_are_dropped_when_their_memory_is_needed() -> None:
+    async def scenario() -> None:
+        async with world(Backend(held := GatedAnswer()), **BUDGET) as w:
+            pipelining = await w.start_request(b'{"model":"m"}')
+            await w.wait_until(lambda: w.state.in_flight == 1)
+            await pipelining.send_request(body=BODY)
+            await w.wait_until(lambda: parked(w) > 150)
+            other = await w.start_request(BODY)
+            await w.wait_until(lambda: w.state.in_flight == 2)
+            held.open.set()
+            assert (await other.read_response())[0] == 200
+            status, headers, _ = await pipelining.read_response()
+            assert (status, headers["connection"]) == (200, "close")
 
     run(scenario())

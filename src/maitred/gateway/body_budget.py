@@ -1,57 +1,151 @@
-"""The body budget: the bytes that the bodies of all requests together may hold.
+"""The body budget: the bytes that the bodies of all requests together may hold, and who may hold how many of them.
 
 A body is kept until its request has ended, because it may have to be sent again. So waiting requests cost memory, and a
 thousand clients may upload slowly at once. Each piece that is read is charged to one budget for all bodies
-(`max_parked_body_bytes`); a body that needs more than is left is refused with 503. For example, with a budget of 100 bytes and
-two bodies of 80, the one with the next piece that exceeds the remaining bytes is refused, and returns what it holds at once.
+(`max_parked_body_bytes`); a body that finds no room is refused with 503, and returns what it holds at once. For example, with a
+budget of 100 bytes and two bodies of 80, the one with the next piece that exceeds the remaining bytes is refused.
+
+A few clients could hold all of it, so there are two rules:
+
+    share   A tenant may hold at most sixteen times as many bytes as are left free, and one address of it eight times as many
+            (dynamic thresholds: Choudhury and Hahne, 1998). So one client alone has 8/9 of the budget, and the next one 8/9 of
+            the rest. The only body of a tenant may have all that is left.
+    pace    An upload that goes on as it does must bring what it holds within `_PACE`: a body of 20 MB needs 1 MB/s. Slower ones
+            are cut with 408, the slowest first, when another body finds no room, and only then. If that other body has merely
+            reached the share of its tenant, they are those of the same tenant.
+
+Before an upload is cut, requests that have come behind others on their connections are dropped: nothing has begun with them.
+
+Pace is a deadline that each piece moves on, by the part of `_PACE` that it is of what the body holds then, to `_PACE` from now
+at most. An upload that is overdue is too slow; the one that was due first is the slowest.
+
+    20 MB in a second, then 1 KB/s    due 20 s after the burst; each KB adds 1 ms, so cut 20 s after it if memory is short
+    1 MB at 100 KB/s                  never overdue: each second brings a tenth of it or more, which adds 2 s or more
+
 Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Final
+
+from maitred.core.units import Micros
 from maitred.gateway import error_responses
+from maitred.wire.exchange import ClientAddress
 from maitred.wire.server_context import ServerContext
+
+_TENANT_SHARE: Final = 16
+_ADDRESS_SHARE: Final = 8
+_PACE: Final[Micros] = 20_000_000
+_NEVER: Final[Micros] = 1 << 62
 
 
 class BodyBudget:
     """Bytes that all bodies together may hold."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, now: Callable[[], Micros]) -> None:
         self.limit = limit
+        self.now = now
         self.taken_bytes = 0
         """Bytes held by leases."""
         self.server: ServerContext | None = None
         """What keeps further requests that a connection has sent; None while there is none."""
+        self.uploads: set[BodyLease] = set()
+        """The leases of bodies that are being read in pieces."""
+        self.by_owner: dict[str, int] = {}
+        """Bytes held by tenant, and by tenant and address."""
 
     @property
     def parked_bytes(self) -> int:
         """Bytes held now. More than `limit` only after a reload has lowered it, or by requests that wait behind others."""
         return self.taken_bytes + (0 if self.server is None else self.server.parked_bytes)
 
+    def has_room(self, lease: BodyLease, size: int) -> bool:
+        """Return whether `lease` may hold `size` more bytes."""
+        free = self.limit - self.parked_bytes - size
+        if free < 0:
+            return False
+        of_tenant = self.by_owner.get(lease.tenant, 0)
+        if of_tenant == lease.held_bytes:  # its only body
+            return True
+        of_address = self.by_owner.get(lease.address, 0)
+        return of_tenant + size <= _TENANT_SHARE * free and of_address + size <= _ADDRESS_SHARE * free
+
+    def make_room(self, lease: BodyLease, size: int) -> bool:
+        """Let others go until `lease` may hold `size` more bytes, and return whether it may."""
+        if self.server is not None and self.server.parked_bytes:
+            self.server.drop_parked()
+        is_full = self.parked_bytes + size > self.limit
+        overdue = min(self.now(), lease.due)
+        slow = [other for other in self.uploads if other.due < overdue and (is_full or other.tenant == lease.tenant)]
+        for other in sorted(slow, key=attrgetter("due")):
+            if self.has_room(lease, size):
+                break
+            other.cut()
+        return self.has_room(lease, size)
+
 
 class BodyLease:
     """The bytes of the budget that one body holds; none at first."""
 
-    __slots__ = ("_budget", "_held_bytes")
+    __slots__ = ("_budget", "_stop", "address", "due", "held_bytes", "tenant")
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, tenant: str, client: ClientAddress) -> None:
         self._budget = budget
-        self._held_bytes = 0
+        self.tenant = tenant
+        self.address = f"{tenant}\n{client[0] if client else ''}"
+        """The tenant and the address."""
+        self.held_bytes = 0
+        self.due: Micros = _NEVER
+        """When its upload is too slow, unless more comes."""
+        self._stop: Callable[[], object] | None = None
+
+    def begin_upload(self, stop: Callable[[], object]) -> None:
+        """Take note that the body is being read in pieces. `stop` is called if it is cut: it must read no more then."""
+        self._stop, self.due = stop, self._budget.now() + _PACE
+        self._budget.uploads.add(self)
+
+    def end_upload(self) -> None:
+        """Take note that the body is whole. Idempotent."""
+        self._stop, self.due = None, _NEVER
+        self._budget.uploads.discard(self)
 
     def take_bytes(self, size: int) -> None:
-        """Hold `size` more bytes. Raises ApiError 503 if fewer are left in the budget."""
+        """Hold `size` more bytes. Raises ApiError 503 if there is no room for them."""
         budget = self._budget
-        if budget.parked_bytes + size > budget.limit:
+        if not (budget.has_room(self, size) or budget.make_room(self, size)):
             raise error_responses.body_budget_exhausted()
-        budget.taken_bytes += size
-        self._held_bytes += size
+        self._count(size)
+        if self._stop is not None and size:
+            self.due = min(budget.now() + _PACE, self.due + _PACE * size // self.held_bytes)
+
+    def cut(self) -> None:
+        """End the upload, which is too slow."""
+        stop = self._stop
+        self.release()
+        if stop is not None:
+            stop()
 
     def return_bytes(self, size: int) -> None:
         """Return `size` bytes of those that are held to the budget."""
-        self._budget.taken_bytes -= size
-        self._held_bytes -= size
+        self._count(-size)
 
     def release(self) -> None:
         """Return all bytes to the budget. Idempotent."""
-        self._budget.taken_bytes -= self._held_bytes
-        self._held_bytes = 0
+        if self._stop is not None:
+            self.end_upload()
+        if self.held_bytes:
+            self._count(-self.held_bytes)
+
+    def _count(self, size: int) -> None:
+        budget = self._budget
+        budget.taken_bytes += size
+        self.held_bytes += size
+        for owner in (self.tenant, self.address):
+            held = budget.by_owner.get(owner, 0) + size
+            if held:
+                budget.by_owner[owner] = held
+            else:
+                budget.by_owner.pop(owner, None)

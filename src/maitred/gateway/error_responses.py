@@ -195,7 +195,7 @@ def admin_forbidden(message: str) -> ApiError:
 
 
 def body_budget_exhausted() -> ApiError:
-    message = "the request bodies that are being read or waiting take all the memory they may"
+    message = "the request bodies that are being read or waiting take all the memory they may, in all or of this tenant"
     return ApiError(503, message, kind="server_error", code="body_budget_exhausted", headers=_RETRY_LATER)
 
 

@@ -191,7 +191,7 @@ class RequestIntake:
         self._now = now
         self._observer = observer
         self._signals = signals
-        self._budget = BodyBudget(config.max_parked_body_bytes)
+        self._budget = BodyBudget(config.max_parked_body_bytes, now)
         self.usual_outputs = UsualOutputs()
         self._ids = itertools.count()
         self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
@@ -226,23 +226,26 @@ class RequestIntake:
 
         Call `release` on its `body_lease` when the request has ended.
         """
-        lease, began_at, rules = BodyLease(self._budget), self._now(), self._rules
+        began_at, rules = self._now(), self._rules
+        lease: BodyLease | None = None
         proxied: ProxyRequest | None = None
         try:
             inbound = rules.heads.read_head(exchange)
             caller = rules.keys.authenticate(inbound.credentials) if rules.needs_key else None
+            tenant = resolve_tenant(caller, inbound.tenant, exchange.client)
+            lease = BodyLease(self._budget, tenant, exchange.client)
             body = exchange.take_whole_body(rules.config.max_body_bytes)
             arrival = began_at
             if body is None:
+                lease.begin_upload(exchange.abort_body)
                 body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
+                lease.end_upload()
                 arrival = self._now()  # After the body: a slow upload is not time that the request has waited.
             else:
                 lease.take_bytes(len(body))
             if inbound.content_coding is not None:
                 body = await decode_body(body, inbound.content_coding, rules.config.max_body_bytes, lease)
-            proxied = self._read_request(
-                exchange, rules, inbound, resolve_tenant(caller, inbound.tenant, exchange.client), lease, body, arrival
-            )
+            proxied = self._read_request(exchange, rules, inbound, tenant, lease, body, arrival)
         except ApiError as error:
             self._refuse(exchange, error, began_at)
         except ClientDisconnected:
@@ -251,21 +254,18 @@ class RequestIntake:
             log.exception("a request could not be taken in")
             self._refuse(exchange, internal_error("gateway"), began_at)
         finally:
-            if proxied is None:
+            if proxied is None and lease is not None:
                 lease.release()
         return proxied
 
     def _refuse(self, exchange: Exchange, error: ApiError, began_at: Micros) -> None:
         """Answer with an error, and count it."""
-        self._send_refusal(exchange, error)
-        self._observer.refuse(exchange, error.status, error.code or "", began_at)
-
-    def _send_refusal(self, exchange: Exchange, error: ApiError) -> None:
         self._counters.refused_before_admission[error.code or "invalid_request"] += 1
         if error.status == 401 and not self._core_config().preset.describes_unauthorized:
             send_bytes(exchange, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
         else:
             send_error(exchange, error, exchange.path)
+        self._observer.refuse(exchange, error.status, error.code or "", began_at)
 
     def _read_request(
         self,

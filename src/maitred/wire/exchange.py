@@ -130,6 +130,7 @@ class Exchange:
     """What the answer says to a browser in place of its own Access-Control headers, or None to leave it as it is."""
     unread_bytes = 0
     _body_is_whole = False
+    _body_is_aborted = False
     _waiter: asyncio.Future[None] | None = None
     _on_disconnect: Callable[[], object] | None = None
 
@@ -167,8 +168,9 @@ class Exchange:
     async def read_body(self, limit: int, on_piece: Callable[[int], object] = _ignore_size) -> bytes:
         """Return the whole body, at most `limit` bytes. `on_piece` is called with the size of what has come, and may raise.
 
-        Raises ApiError 413 as soon as the body is known to be longer, ClientDisconnected, and what `on_piece` raises. The rest
-        of a refused body is read and dropped: if the connection is closed while a client sends, it may miss the answer.
+        Raises ApiError 413 as soon as the body is known to be longer, 408 after `abort_body`, ClientDisconnected, and what
+        `on_piece` raises. The rest of a refused body is read and dropped: if the connection is closed while a client sends, it
+        may miss the answer.
         """
         declared = self._head.length
         if declared is not None and declared > limit:
@@ -178,6 +180,8 @@ class Exchange:
         self._expects_continue = False
         taken = bytearray()  # Not a list of pieces: an object for each chunk of a few bytes takes ten times their memory.
         while True:
+            if self._body_is_aborted:
+                raise body_too_slow()
             if self.unread:
                 pieces, self.unread, self.unread_bytes = self.unread, [], 0
                 size = sum(map(len, pieces))
@@ -195,6 +199,11 @@ class Exchange:
             self._connection.on_body_read()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+    def abort_body(self) -> None:
+        """Read the body no further: `read_body` raises ApiError 408. What it has taken is free in the next turn of the loop."""
+        self._body_is_aborted = True
+        self._wake()
 
     def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
         """Send the head and the first piece of the body, as `ResponseWriter` says."""
@@ -279,6 +288,12 @@ def body_too_large(limit: int) -> ApiError:
         kind="invalid_request_error",
         code="request_too_large",
     )
+
+
+def body_too_slow() -> ApiError:
+    """Return the error for a request body that is read no further, because it comes slowly and others need its memory."""
+    message = "the request body came too slowly for the memory that it held while others needed it"
+    return ApiError(408, message, kind="invalid_request_error", code="body_too_slow")
 
 
 def describe_body_error(error: msgspec.DecodeError | UnicodeDecodeError, body: bytes) -> str:

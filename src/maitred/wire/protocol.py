@@ -348,7 +348,7 @@ class ServerConnection(asyncio.Protocol):
         if self._is_refused:
             return self._idle_since + LINGER_SECS, self._close
         if not self._is_reading and self._parked_bytes > MAX_PARKED_BYTES:
-            return self._parked_since + PARKED_SECS, self._drop_parked
+            return self._parked_since + PARKED_SECS, self.drop_parked
         if self._exchange is None:
             if self._head_since:
                 return self._head_since + HEAD_SECS, self._on_head_timeout
@@ -357,10 +357,11 @@ class ServerConnection(asyncio.Protocol):
             return self._upload[0] + BODY_SECS, self._check_upload
         return _NEVER, self._close
 
-    def _drop_parked(self) -> None:
-        self._framing.drop_further()
-        self._count_parked()
-        self._update_reading()
+    def drop_parked(self) -> None:
+        if self._parked_bytes:
+            self._framing.drop_further()
+            self._count_parked()
+            self._update_reading()
 
     def _on_head_timeout(self) -> None:
         self._refuse(request_timeout(f"the head of the request was not complete within {HEAD_SECS:g} s"))

@@ -25,6 +25,10 @@ class OpenConnection(Protocol):
         """Close the connection at once."""
         ...
 
+    def drop_parked(self) -> None:
+        """Drop what waits behind the request that is being answered, if anything does: the connection ends with its answer."""
+        ...
+
 
 class ServerContext:
     """What all connections of a server share."""
@@ -46,3 +50,8 @@ class ServerContext:
         """Whether no connection may be used for a further request."""
         self.all_closed = asyncio.Event()
         """Set each time the last connection has ended."""
+
+    def drop_parked(self) -> None:
+        """Drop the requests that wait behind others: their memory is needed."""
+        for connection in list(self.connections):
+            connection.drop_parked()
