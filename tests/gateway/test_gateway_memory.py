@@ -27,7 +27,7 @@ from maitred.wire.errors import UpstreamLimits
 SIZE = 400_000
 REQUESTS = 6
 PAD = "x" * SIZE
-SWEPT_LATER = {"InFlightOrder", "_TenantQueue", "Ticket", "Program", "ProgramKey", "ToolTimes"}
+SWEPT_LATER = {"IdleContext", "IdleContexts", "InFlightOrder", "Program", "ProgramKey", "Ticket", "ToolTimes", "_TenantQueue"}
 """What a heap or a cache drops when it has many of them; none of it refers to a body."""
 QUEUE = {"classes": {"default": {"queue_size": 0}, "bulk": {"queue_size": 100, "queue_timeout_secs": 0.01}}}
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
