@@ -67,10 +67,10 @@ async def measure(w: GatewayWorld, once: Once, kept: int = 0) -> None:
     await repeat(w, once, kept)
     before, before_bytes = count_alive(), tracemalloc.get_traced_memory()[0]
     await repeat(w, once, kept)
-    more = count_alive() - before
-    assert {kind: n for kind, n in more.items() if n >= REQUESTS - 1 and kind not in SWEPT_LATER} == {}
     # The sockets of the test may still have some of them, which they give back.
     await w.wait_until(lambda: tracemalloc.get_traced_memory()[0] - before_bytes < 2 * SIZE)
+    more = count_alive() - before
+    assert {kind: n for kind, n in more.items() if n >= REQUESTS - 1 and kind not in SWEPT_LATER} == {}
 
 
 async def repeat(w: GatewayWorld, once: Once, kept: int) -> None:
