@@ -118,8 +118,8 @@ def gateway(*flags: str, env: dict[str, str] | None = None) -> Iterator[str]:
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
     try:
         assert running.stderr is not None
-        line = running.stderr.readline()
-        assert line.startswith("maitred: gateway on http://127.0.0.1:"), line
+        lines = iter(running.stderr.readline, "")  # what backends say at first comes before it
+        line = next(line for line in lines if line.startswith("maitred: gateway on http://127.0.0.1:"))
         yield line.split(" ")[3].rstrip(",")
         running.send_signal(signal.SIGTERM)
         assert running.communicate(timeout=10)[1] == ""

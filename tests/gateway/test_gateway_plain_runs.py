@@ -121,7 +121,7 @@ def test_a_body_is_searched_in_linear_time_whatever_breaks_its_runs(unit):
 
 
 @pytest.mark.parametrize("field", ["stream", "max_tokens", "service_tier", "max_completion_tokens", "max_output_tokens"])
-@pytest.mark.parametrize("value", ["[{},{}]", "[[]]", '{"a":1}', "1e999", "null"])
+@pytest.mark.parametrize("value", ["[{},{}]", "[[]]", '{"a":1}', "null"])
 def test_a_field_of_another_type_is_as_if_it_was_not_there(field, value):
     body = b'{"model":"m","%b":%b}' % (field.encode(), value.encode())
     assert parse_body_fields(body, ROUTE) == BodyFields(model="m")

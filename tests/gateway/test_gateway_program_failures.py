@@ -212,7 +212,7 @@ def test_a_program_that_was_released_under_way_ends_with_its_backend() -> None:
             driver(w).release("ip:127.0.0.1", "a")
             await first.stop()
 
-            assert refusal(await client.read_response()) == (410, "program_released", None)
+            assert refusal(await client.read_response()) == (499, "program_released", None)
             assert not driver(w).core.programs
 
     run(scenario())

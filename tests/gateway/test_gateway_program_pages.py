@@ -105,7 +105,7 @@ def test_a_release_frees_the_memory_and_refuses_what_waits() -> None:
             await w.wait_until(lambda: w.gateway.programs and w.gateway.programs.core.num_waiting == 1)
             assert (await release(w, {"program_id": "waiting"}))[1]["released"]
             status, _, answer = await waiting.read_response()
-            assert (status, msgspec.json.decode(answer)["error"]["code"]) == (410, "program_released")
+            assert (status, msgspec.json.decode(answer)["error"]["code"]) == (499, "program_released")
             gated.open.set()
             await holder.read_response()
             assert len(w.backends[0].received) == 2

@@ -194,7 +194,7 @@ def test_a_request_that_waits_is_refused_when_its_program_is_released() -> None:
             await waiting(w, 1)
             assert driver(w).release("ip:127.0.0.1", "b")
 
-            assert refusal(await second.read_response()) == (410, "program_released", None)
+            assert refusal(await second.read_response()) == (499, "program_released", None)
             assert len(w.backends[0].received) == 1
             gated.open.set()
 

@@ -132,10 +132,10 @@ PROGRAM_REJECTIONS: Final = {
     ),
     ProgramReason.TOO_MANY_WAITING: (429, "program_queue_full", "as many requests of programs wait for KV memory as may"),
     ProgramReason.TOO_MANY_PROGRAMS: (429, "program_limit", "every program that there may be is at work"),
-    ProgramReason.RELEASED: (410, "program_released", "the program was released while this request waited"),
+    ProgramReason.RELEASED: (499, "program_released", "the program was released while this request waited"),
 }
-"""The refusals of a request of a program: status, code, message. For a released program 410 and not 409, which SDKs send again:
-half a second later the program would be back."""
+"""The refusals of a request of a program: status, code, message. For a released program 499, which no SDK sends again as
+it does a 409: half a second later the program would be back."""
 
 
 def preempted() -> ApiError:

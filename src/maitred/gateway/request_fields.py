@@ -186,6 +186,9 @@ class _Decoders:
 _ONE, _BATCH = _Decoders(BodyFields), _Decoders(BatchFields)
 
 
+_BEGINS_NUMBER: Final = b"-0123456789"
+
+
 def decode_body_fields(body: bytes, *, is_batch: bool = False) -> BodyFields:
     """Return the fields of a JSON object; of a field that is of another type than it should be, None, or "" of the model. With
     `is_batch` they are `BatchFields`.
@@ -204,7 +207,9 @@ def decode_body_fields(body: bytes, *, is_batch: bool = False) -> BodyFields:
         decode = _FIELD_DECODERS.get(name)
         try:
             setattr(fields, name, value if decode is None else decode(value) if value else None)
-        except msgspec.DecodeError:  # of another type, or null
+        except msgspec.DecodeError as error:  # of another type, or null
+            if decode is _decode_number and bytes(value)[:1] in _BEGINS_NUMBER:
+                raise msgspec.ValidationError(f"{error} - at `$.{name}`") from None
             setattr(fields, name, "" if name == "model" and bytes(value) != b"null" else None)
     return fields
 

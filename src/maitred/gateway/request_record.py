@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from maitred.gateway.backend import Backend
 
 CLIENT_GONE: Final = 499
-"""The status of a request of which the client left before its answer began, as nginx has it. No client ever sees it."""
+"""The status of a request of which the client left before its answer began, as nginx has it. No such client sees it."""
 ERROR_IN_ANSWER: Final = "error_in_answer"
 """The outcome and error code of an answer with status 200 that reports an error."""
 _PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
