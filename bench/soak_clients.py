@@ -69,7 +69,10 @@ def classify(response: ClientResponse, expected: bytes, got: bytes, *, stream: b
     """Return how a request has ended: `whole`, `left`, `shed`, `preempted`, `begun` (its stream was cut after its first token),
     `foreign` (another's bytes), or what failed, for no fault of the request."""
     if response.status == 200 and not expected.startswith(got):
-        return "begun" if stream and b'"error"' in got and expected.startswith(got.split(b'data: {"error"')[0]) else "foreign"
+        if b'"EngineCore' not in got and b'"error"' not in got:
+            return "foreign"
+        said = got.split(b'data: {"error"')[0]
+        return "begun" if stream and said and expected.startswith(said) else "200 with an error"
     if response.left:
         return "left"
     if response.complete and response.status == 200:
