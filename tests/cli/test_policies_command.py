@@ -48,7 +48,7 @@ def test_routers_and_scorers_are_listed_with_what_they_look_at(maitred: Any) -> 
 
 
 def test_one_router_and_one_scorer_are_shown_with_the_parameters_that_users_may_write(maitred: Any) -> None:
-    assert maitred("policies", "session-affinity").out.startswith("session-affinity(policy, sessions=100000)\n")
+    assert maitred("policies", "session-affinity").out.startswith("session-affinity(policy, sessions=100000, by=closest, ")
     assert maitred("policies", "least-loaded").out.startswith("least-loaded(load=in_flight)\n")
     shown = maitred("policies", "prefix-affinity").out
     assert shown.startswith("prefix-affinity(block=16, most=10000)\n")

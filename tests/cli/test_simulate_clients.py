@@ -109,9 +109,9 @@ MISTAKES = [
     ),
     (
         ["--rate", "5", "--model-config-folder", "d"],
-        "d/config.json: cannot read the model's configuration: No such file",
+        "d/config.json: cannot read the model's configuration: no such file",
     ),
-    (["--rate", "5", "--model", "llama-3.1-8b", "--hardware-config", "g"], "g: cannot read kinds of GPU: No such file or dir"),
+    (["--rate", "5", "--model", "llama-3.1-8b", "--hardware-config", "g"], "g: cannot read kinds of GPU: no such file or dir"),
     (
         ["--rate", "5", "--results-path", "r.xlsx"],
         "--results-path: r.xlsx has the suffix of a format that is not written",
@@ -136,7 +136,7 @@ def test_a_mistake_names_its_flag(maitred: Any, flags: list[str], what: str) -> 
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (["--trace-header", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
+        (["--trace-header", "none.yaml"], "none.yaml: cannot be read: no such file or directory"),
         (["--trace-header", "t.csv"], "t.csv: this is no header of a BLIS trace"),
         (["--max-requests", "9" * 20], "--max-requests: 99999999999999999999 requests cannot be read (from 0 to 1e+12)"),
         (["--prefix-tokens", "5"], "--prefix-tokens does not go with --trace"),

@@ -190,7 +190,7 @@ MISTAKES = [
     (["--rate", "5", "--num-requests", "5", "--skip-bad-rows"], "--skip-bad-rows does not go with --rate"),
     (["--rate", "0", "--num-requests", "5"], "--rate: a rate of 0 cannot be used"),
     (["--rate", "5", "--num-requests", "5", "--input-tokens", "normal:5"], "--input-tokens: 'normal:5' has 1 number (write"),
-    (["--trace", "azure:none.csv"], "none.csv: cannot be read: No such file or directory"),
+    (["--trace", "azure:none.csv"], "none.csv: cannot be read: no such file or directory"),
     (["--trace", "sample:mixed", "--class-mix", "bulc:1"], "did you mean 'bulk'?"),
     (["--trace", "sample:mixed", "--max-requests", "-1"], "--max-requests: -1 requests cannot be read"),
     (["--trace", "sample:mixed", "--scheduler", "fcsf"], "did you mean 'fcfs'?"),

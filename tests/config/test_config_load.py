@@ -194,10 +194,10 @@ def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type:
         ("MAITRED_GATEWAY__\udcff", "1", "this is not text (UTF-8)"),
         (
             "MAITRED_ROUTING__POLICY",
-            "random",
-            "routing.policy: unknown routing policy 'random' (valid: always-busiest, least-loaded, power-of-two, "
-            "round-robin, session-affinity, weighted; write one of your own as module:Class, of a file in the working "
-            "directory or of an installed package)",
+            "tombola",
+            "routing.policy: unknown routing policy 'tombola' (valid: always-busiest, cache-aware, consistent-hashing, "
+            "least-loaded, power-of-two, prefix-hash, random, round-robin, session-affinity, weighted; write one of your own "
+            "as module:Class, of a file in the working directory or of an installed package)",
         ),
     ],
 )

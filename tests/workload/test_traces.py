@@ -160,12 +160,12 @@ def test_an_unknown_format_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize("spec", ["azure:no/such.csv", "no/such.csv"])
 def test_a_missing_file_is_named_at_once(spec: str) -> None:
-    with pytest.raises(ConfigError, match=r"no/such\.csv: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"no/such\.csv: cannot be read: no such file"):
         open_trace(spec)
 
 
 def test_a_directory_or_an_empty_file_is_no_trace(tmp_path: Path, write: Write) -> None:
-    assert "Is a directory" in str(error_of(f"azure:{tmp_path}"))
+    assert "is a directory" in str(error_of(f"azure:{tmp_path}"))
     assert "empty" in str(error_of(write("")))
     assert "empty" in str(error_of(write("\n \r\n\n")))
 
@@ -203,7 +203,7 @@ def test_no_name_is_no_trace(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["n" * 300, "azure:" + "n" * 300])
 def test_a_name_that_is_too_long_is_no_file(spec: str) -> None:
-    assert "cannot be read: File name too long" in str(error_of(spec))
+    assert "cannot be read: file name too long" in str(error_of(spec))
     assert "unknown trace format 'x'" in str(error_of(f"x:{spec}"))
 
 

@@ -6,6 +6,7 @@ decisions.py      a decision, and the log of inputs and decisions
 registry.py       the registry of plug-ins; policy_spec.py: how a policy and its parameters are written
 units.py          microseconds, and seconds at the edge; slo_classes.py: classes in the words of BLIS and GAIE
 errors.py         what every error tells: what, where, and what would be right
+python_json.py    JSON with NaN and Infinity, as Python writes it
 yaml_document.py  a YAML file with the line of each value; yaml_schema.py: as a struct
 histogram.py      distributions as counts, with quantiles
 lazy_heap.py      heaps with lazy deletion

@@ -25,14 +25,22 @@ backends from `kv_pages` and `program_memories`; `waiting_stream` sends comments
 
 The other files:
 
-    app               the parts, and which of them serves which path; config: the keys inbound_head      tenant, class and
-    headers of a request; passed_routes: routes that are only passed on body_budget       the bytes of all bodies; plain_runs:
-    text of a large body that is not parsed program_fields    which program a request belongs to served_models     which
-    backends serve a model engine_report     what a reading of an engine says; engine_readings: reads it; engine_metrics: the
-    table of what a page means;
-                      metrics_page, json_pages: the formats of pages; server_info: the other page of an engine
+    app               the parts, and which of them serves which path; config: the keys
+    inbound_head      tenant, class and headers of a request; passed_routes: routes that are only passed on
+    agent_headers     the session that the headers of an agent name; program_fields: which program a request belongs to
+    body_budget       the bytes of all bodies; plain_runs: text of a large body that is not parsed
+    body_members      members of a body that are changed; content_coding: bodies that are compressed
+    prompt_text       the text by which prompts are compared; request_work: slots and tokens of a request
+    cors              pages of other origins that may use the gateway
+    attempts          one backend after the other; retries, retry_budget: whether again
+    held_answer       the error of an engine that may be passed on
+    ejection          which backends are left alone for a while; ejection_driver: its timer, its log
+    served_models     which backends serve a model; slot_pools: which models share slots
+    engine_report     what a reading of an engine says; engine_readings: reads it; engine_metrics: what a page means
+    metrics_page      the rows of a page, with json_pages; server_info: the other page of an engine
     deadline_timer    one timer for the next deadline of a core; loop_lag: how late the event loop is
     error_responses   every error that the gateway answers with; refusal_pace: when a 429 is told to who retries at once
+    stream_dialects   errors and signs of life in a stream, as each API has them
     answer_usage      tokens of an answer; request_record, request_observer, request_metrics: what is told of a request
     access_log, logs  lines on standard error; background_writer: files without holding up the loop
     line_file         whole lines, while the file is moved or its disk fills

@@ -7,6 +7,7 @@ placement.py             which paused programs fit now, and where; waiting_progr
 backend_memory.py        the memory of one backend and who holds it; backend_table.py: all backends
 departures.py            programs that leave: their backend, the queue, the table
 program.py               a program and its requests; program_table.py: all of them, and when each is forgotten
+idle_contexts.py         the contexts of a program that no request is using
 acting_estimators.py     how many tokens count while a tool works; token_estimator.py: tokens from characters
 adoption.py              what outlives a core, and how another one takes it over
 config.py, rules.py      the keys of the section `programs`; what differs by flavour

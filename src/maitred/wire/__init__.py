@@ -13,6 +13,7 @@
     server           serves an app until told to stop
     acceptor         how many new connections a turn of the loop accepts
     client           sends requests to upstreams, over pooled connections
+    resolver         the addresses of a host, looked up ahead of requests
     connection       one HTTP/1.1 connection to an upstream
     response         a response with a body that is still arriving
     tls, origin      the same client over TLS; scheme, host and port of an upstream
