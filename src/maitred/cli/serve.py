@@ -181,7 +181,8 @@ def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
         return load_or_fall_back(sources)
     config = sources.load()
     # SMG asks the question of a capacity that it assumes, and starts with legacy admission: its users rely on that.
-    is_assumed = config.admission.preset.bootstrap_capacity is not None
+    admission = config.admission
+    is_assumed = admission.preset.bootstrap_capacity is not None and admission.legacy.max_concurrent_requests <= 0
     overcommit = None if is_assumed else overcommit_error(config, known_capacity(config))
     exit_if_any([] if overcommit is None else [overcommit])
     return LoadedConfig(config)
