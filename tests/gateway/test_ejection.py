@@ -93,8 +93,7 @@ def test_never_all_at_once(num_backends: int, share: float, most: int) -> None:
 def test_a_backend_that_was_one_too_many_is_ejected_when_there_is_room() -> None:
     d = detector(2)
     fail(d, 0, 0, 5)
-    assert fail(d, 1, 0, 20) == []
-    d.advance(10 * SECOND)
+    assert [change.state for change in fail(d, 1, 0, 20)] == [HALF_OPEN]  # The first one is tried early.
     for _ in range(3):
         probe(d, 0, 11 * SECOND)
     assert fail(d, 1, 11 * SECOND)[0].state is EJECTED
@@ -120,8 +119,45 @@ def test_ejections_in_a_row_are_longer_up_to_a_limit_and_forgotten_in_time() -> 
         d.advance(now)
         probe(d, 0, now)
     assert lengths == [10, 20, 25, 25]
-    change = fail(d, 0, now + 25 * SECOND, 5)[-1]
-    assert change.until == now + 35 * SECOND
+    change = fail(d, 0, now + 50 * SECOND, 5)[-1]
+    assert change.until == now + 60 * SECOND
+
+
+def test_time_in_use_makes_the_next_ejection_shorter() -> None:
+    d = detector(2, base_ejection_secs=10, probe_successes=1)
+    now = 0
+    for _ in range(3):
+        now = fail(d, 0, now, 5)[-1].until or 0
+        d.advance(now)
+        probe(d, 0, now)
+    assert now == (10 + 20 + 30) * SECOND
+    now += 25 * SECOND  # in use for two times ten seconds and a half
+    assert fail(d, 0, now, 5)[-1].until == now + (3 - 2 + 1) * 10 * SECOND
+
+
+def test_one_that_was_ejected_is_tried_early_when_those_in_use_fail() -> None:
+    d = detector(4, consecutive_failures=5)
+    fail(d, 0, SECOND, 5)
+    fail(d, 1, 2 * SECOND, 5)
+    assert fail(d, 2, 3 * SECOND, 4) == []
+    # One more may not be ejected. Of the two that are, the first may be well again.
+    assert fail(d, 2, 3 * SECOND) == [Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
+    assert fail(d, 2, 3 * SECOND, 9) == []  # one at a time
+    assert probe(d, 0, 4 * SECOND, fails=True) == [Transition(0, EJECTED, EjectionReason.PROBE_FAILED, 11 * SECOND)]
+    assert fail(d, 2, 4 * SECOND) == [Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
+    assert [change for _ in range(3) for change in probe(d, 0, 5 * SECOND)] == [
+        Transition(0, CLOSED, EjectionReason.PROBES_SUCCEEDED, None)
+    ]
+    assert fail(d, 2, 6 * SECOND)[-1].state is EJECTED  # There is room again.
+
+
+def test_one_is_tried_early_for_a_request_that_all_others_have_failed() -> None:
+    d = detector(3)
+    fail(d, 1, 0, 5)
+    assert d.try_early([0, 2]) == ()
+    assert d.try_early([1]) == (Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
+    assert d.try_early([1]) == ()
+    assert d.begin_probe(1)
 
 
 def test_late_answers_change_nothing_of_an_ejection() -> None:
@@ -165,8 +201,9 @@ def test_values_that_mean_nothing(key: str, value: float) -> None:
         msgspec.convert({key: value}, EjectionConfig)
 
 
+KINDS = ["ok", "fail", "busy", "probe", "lost", "reset", "early", "wait"]
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["ok", "fail", "busy", "probe", "lost", "reset", "wait"]), st.integers(0, 3), st.integers(0, 20)),
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 3), st.integers(0, 20)),
     max_size=200,
 )
 
@@ -186,6 +223,8 @@ def test_whatever_comes_some_backend_is_left_and_every_ejection_ends(events: lis
             d.on_busy(index, passed * SECOND, now)
         elif kind == "reset":
             changes += d.reset(index, now)
+        elif kind == "early":
+            changes += d.try_early(range(index + 1))
         elif kind in ("probe", "lost") and d.wants_probe(index):
             if kind == "probe":
                 changes += probe(d, index, now, fails=bool(passed % 2))

@@ -89,6 +89,25 @@ def test_an_ejected_backend_is_used_when_the_others_are_down() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("programs", [None, {"backend_capacity_tokens": 10_000}])
+def test_an_ejected_backend_is_tried_early_when_all_others_fail(programs: object) -> None:
+    """It has been well again for long, and its ejection would last for an hour. No client sees a failure."""
+
+    async def scenario() -> None:
+        other, flaky = Backend(), Backend(says("500 I"))
+        config = EjectionConfig(consecutive_failures=3, base_ejection_secs=3600.0, max_ejection_secs=3600.0)
+        async with world(other, flaky, programs=programs, ejection=config) as w:
+            for number in range(20):
+                assert (await w.request(body=body(f"a{number}", 100)))[0] == 200
+            assert w.state.backends[1].ejection.state == "ejected"
+            flaky.respond, other.respond = says("200 OK", ANSWER), says("500 I")
+            for number in range(20):
+                assert (await w.request(body=body(f"b{number}", 100)))[0] == 200
+            assert w.state.backends[1].ejection.state == "closed"
+
+    run(scenario())
+
+
 def test_it_is_not_kept_from_the_models_that_it_alone_serves() -> None:
     async def scenario() -> None:
         other, flaky = Backend(models=("m",)), Backend(says("500 I"), models=("m", "n"))

@@ -141,6 +141,7 @@ class Attempts:
                     break
                 self._counters.retries += 1
                 self._admission.set_stranded(proxied.request.id, stranded=False)  # It keeps its slot, since it has its memory.
+                self._others(proxied.request.model, (target.backend,))  # The program can move to one that is tried early.
                 if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
                     await self._fleet.poll_now(target.backend)
             # Not read from the step: compiled, its memory would still be taken for an int.
@@ -154,12 +155,19 @@ class Attempts:
     def _untried(self, model: str, tried: Sequence[Backend], failed: FailedAttempts) -> Sequence[Backend]:
         """Return the backends that may have a request next. The fleet is asked anew, because backends may have come up or gone
         down meanwhile."""
-        serving = self._fleet.backends_serving(model)
-        willing = self._fleet.ejection.candidates(model, serving, may_probe=False)
-        untried = [backend for backend in willing if backend not in tried]
-        if not untried and tried and failed.may_be_sent_again and tried[-1] in willing:
+        untried = self._others(model, tried)
+        if not untried and tried and failed.may_be_sent_again and tried[-1] in self._willing(model):
             return tried[-1:]
         return untried
+
+    def _others(self, model: str, tried: Sequence[Backend]) -> Sequence[Backend]:
+        """Return the backends other than those of `tried`; if all others are ejected, one of them is tried early."""
+        others = [backend for backend in self._willing(model) if backend not in tried]
+        return others if others or not tried else self._fleet.ejection.last_resort(model, tried)
+
+    def _willing(self, model: str) -> Sequence[Backend]:
+        ejection = self._fleet.ejection
+        return ejection.candidates(model, self._fleet.backends_serving(model), may_probe=False)
 
     async def _may_retry(self, failed: FailedAttempts) -> bool:
         """Return whether a request may be sent once more, after the time that must pass before."""

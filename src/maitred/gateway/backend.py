@@ -110,8 +110,11 @@ class Backend:
 
     def takes(self, model: str) -> bool:
         """Return whether a request for `model` may be sent to it: as a probe, or because its program has memory there."""
-        is_in_use = self.healthy and not self.is_draining and not self.is_left
-        return is_in_use and (not model or model in self.models)
+        return not self.is_left and self.serves(model)
+
+    def serves(self, model: str) -> bool:
+        """Return whether it serves `model`, be it ejected or not."""
+        return self.healthy and not self.is_draining and (not model or model in self.models)
 
     def note_load(self, report: EngineReport | None) -> None:
         """Take over what the backend reports now, or None. The last report once more says that a look has found no other one:

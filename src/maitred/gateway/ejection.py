@@ -13,7 +13,8 @@ stream, or a timeout before the first byte. A *success* is any other answer: a 4
 says that it is *busy* (429, or a 503 for a full queue) has neither failed nor succeeded. A *probe* is a request that is sent to
 a half-open backend, one at a time.
 
-The ejection time is `base_ejection_secs` times the number of ejections in a row, at most `max_ejection_secs`.
+The ejection time is `base_ejection_secs` times the number of ejections in a row, at most `max_ejection_secs`. That number
+falls by one for each `base_ejection_secs` that the backend is in use (Envoy's ejection multiplier).
 
 **Silence.** An engine that hangs answers its polls and no request, and `head_secs` is long, because an answer that is not
 streamed may take so long. So requests that wait at a silent backend count as failures before (`ejection_driver.SilenceWatch`).
@@ -21,6 +22,10 @@ streamed may take so long. So requests that wait at a silent backend count as fa
 **Never all at once.** At most `max_ejected_share` of the backends in use are ejected, but always one may be, and never the last
 one. A backend that would be one too many stays closed, and its next failure asks again. Backends that are ejected while the
 others go down are used all the same (`ServedModels`): if all would be ejected, none is.
+
+**Tried early.** An ejected backend may have been well for long when those in use fail. So it becomes half-open before its time,
+the one of which the time is over first, when a backend fails that would be one too many, or when a request has been failed by
+all others (`try_early`). A probe that fails then leaves the end of the ejection as it was.
 
 **Rest.** An engine that answers `Retry-After` is not asked again before (`rests_until`). That is no ejection.
 
@@ -64,9 +69,9 @@ class EjectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     as failures, if they are at least `consecutive_failures`; or twice the time in which 99 % of all requests are answered, if
     that is longer."""
     base_ejection_secs: float = 10.0
-    """Seconds of the first ejection; the n-th one in a row is n times as long."""
+    """Seconds of the first ejection; the n-th one in a row is n times as long. n falls by one for each such time in use."""
     max_ejection_secs: float = 300.0
-    """Longest ejection, in seconds. A backend that was in use for so long begins again with the first one."""
+    """Longest ejection, in seconds."""
     probe_successes: int = 3
     """Probes in a row that must succeed before a half-open backend is in use again."""
     max_ejected_share: float = 0.5
@@ -100,6 +105,7 @@ class EjectionReason(StrEnum):
     FAILURE_RATE = "failure_rate"
     PROBE_FAILED = "probe_failed"
     TIME_IS_UP = "time_is_up"
+    OTHERS_FAIL = "others_fail"
     PROBES_SUCCEEDED = "probes_succeeded"
     RESET = "reset"
 
@@ -211,6 +217,8 @@ class OutlierDetector:
             reason = self._reason_to_eject(circuit)
             if reason is not None and self._may_eject(index):
                 changes.append(self._eject(index, reason, now))
+            elif reason is not None and index in self._in_use:
+                changes += self.try_early(self._in_use)
         return changes
 
     def on_busy(self, index: int, retry_after: Micros | None, now: Micros) -> None:
@@ -245,6 +253,16 @@ class OutlierDetector:
         circuit = self.circuits[index]
         return circuit.state is CircuitState.HALF_OPEN and not circuit.num_probes
 
+    def try_early(self, indices: Collection[int]) -> Sequence[Transition]:
+        """Make that backend of `indices` half-open of which the ejection is over first, if none is half-open yet."""
+        if any(self.circuits[index].state is CircuitState.HALF_OPEN for index in indices):
+            return ()
+        ejected = [index for index in indices if self.circuits[index].state is CircuitState.EJECTED]
+        if not ejected:
+            return ()
+        first = min(ejected, key=lambda index: (self.circuits[index].until, index))
+        return (self._open_half(first, EjectionReason.OTHERS_FAIL),)
+
     def reset(self, index: int, now: Micros) -> Sequence[Transition]:
         """A backend is down, so its polls decide about it: forget its failures."""
         changes, circuit = [*self.advance(now)], self.circuits[index]
@@ -261,8 +279,7 @@ class OutlierDetector:
             if circuit.rests_until is not None and circuit.rests_until <= now:
                 circuit.rests_until = None
             if circuit.state is CircuitState.EJECTED and circuit.until <= now:
-                circuit.state, circuit.probe_successes = CircuitState.HALF_OPEN, 0
-                changes.append(Transition(index, CircuitState.HALF_OPEN, EjectionReason.TIME_IS_UP, None))
+                changes.append(self._open_half(index, EjectionReason.TIME_IS_UP))
         return changes
 
     def next_deadline(self) -> Micros | None:
@@ -298,12 +315,19 @@ class OutlierDetector:
 
     def _eject(self, index: int, reason: EjectionReason, now: Micros) -> Transition:
         circuit = self.circuits[index]
-        if circuit.state is CircuitState.CLOSED and now - circuit.closed_at >= self._longest:
-            circuit.num_ejections = 0
-        circuit.num_ejections += 1
+        was_tried_early = circuit.state is CircuitState.HALF_OPEN and circuit.until > now
+        if circuit.state is CircuitState.CLOSED:
+            circuit.num_ejections = max(0, circuit.num_ejections - (now - circuit.closed_at) // self._base)
         circuit.state, circuit.needs_attention = CircuitState.EJECTED, True
-        circuit.until = now + min(self._base * circuit.num_ejections, self._longest)
+        if not was_tried_early:
+            circuit.num_ejections += 1
+            circuit.until = now + min(self._base * circuit.num_ejections, self._longest)
         return Transition(index, circuit.state, reason, circuit.until)
+
+    def _open_half(self, index: int, reason: EjectionReason) -> Transition:
+        circuit = self.circuits[index]
+        circuit.state, circuit.probe_successes = CircuitState.HALF_OPEN, 0
+        return Transition(index, circuit.state, reason, None)
 
     def _close(self, index: int, reason: EjectionReason, now: Micros) -> Transition:
         circuit = self.circuits[index]

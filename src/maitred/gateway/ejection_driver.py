@@ -100,6 +100,13 @@ class RealTimeEjection:
                     return (backend,)
         return tuple(backend for backend in serving if backend.circuit.rests_until is None)
 
+    def last_resort(self, model: str, tried: Sequence[Backend]) -> Sequence[Backend]:
+        """Return the ejected backend that is tried early with a request of `model`, which all others have failed, or none.
+        O(backends)."""
+        ejected = {b.index: b for b in self._backends if b.circuit.is_ejected and b.serves(model) and b not in tried}
+        self._settle(self.detector.try_early(ejected))
+        return [b for b in ejected.values() if b.circuit.state is CircuitState.HALF_OPEN and b.circuit.rests_until is None]
+
     def rest_time(self, serving: Sequence[Backend]) -> Micros | None:
         """Return how long all of `serving` rest, µs, or None if one of them does not."""
         ends = [backend.circuit.rests_until for backend in serving]
@@ -176,6 +183,7 @@ class RealTimeEjection:
             secs, last = to_seconds((change.until or 0) - monotonic_now()), self._last_problem[change.backend]
             log.warning("backend %s is ejected for %.3g s: %s, the last: %s", backend.url, secs, why, last)
         elif change.state is CircuitState.HALF_OPEN:
-            log.info("backend %s is half-open: single requests are sent to it as probes", backend.url)
+            why = " before its time, because the others fail" if change.reason is EjectionReason.OTHERS_FAIL else ""
+            log.info("backend %s is half-open%s: single requests are sent to it as probes", backend.url, why)
         elif change.reason is EjectionReason.PROBES_SUCCEEDED:
             log.warning("backend %s is in use again: its probes have succeeded", backend.url)
