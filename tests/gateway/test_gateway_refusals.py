@@ -11,8 +11,12 @@ from world import ANSWER, Backend, BackendRequest, GatewayWorld, run, whole, wor
 
 from maitred.admission import Action, AdmissionConfig, Reason
 from maitred.core.decisions import Decision
+from maitred.core.units import SECOND
 from maitred.gateway.driver import AdmissionRejected
-from maitred.gateway.error_responses import admission_rejected, retry_after_header
+from maitred.gateway.error_responses import admission_rejected, program_rejected, retry_after_header
+from maitred.gateway.program_driver import ProgramRejected
+from maitred.programs.enums import ProgramReason
+from maitred.programs.program import ProgramRequest
 
 SMG_CLASS = {
     "reserved_floor": 0,
@@ -152,3 +156,10 @@ def test_no_other_reason_reads_as_a_full_queue(mode: str, reason: str) -> None:
     assert error.code is not None
     assert error.code.removeprefix("scheduler_").removeprefix("admission_") == reason
     assert "queue is full for this priority class" not in error.message
+
+
+@pytest.mark.parametrize("reason", ProgramReason)
+def test_every_refusal_of_a_program_has_an_answer(reason: ProgramReason) -> None:
+    error = program_rejected(ProgramRejected(ProgramRequest(id=1), reason), SECOND)
+    assert 400 <= error.status <= 503
+    assert error.code

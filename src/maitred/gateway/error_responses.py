@@ -118,7 +118,8 @@ def program_rejected(refused: ProgramRejected, retry_after: Micros) -> ApiError:
     """Return the error for a request of a program that gets no KV memory. `retry_after` is when memory may be free, at best."""
     if refused.reason is ProgramReason.NO_BACKEND:
         return upstream_failed(None)
-    status, code, message = PROGRAM_REJECTIONS[refused.reason]
+    unnamed = 429, f"program_{refused.reason}", f"this program gets no KV memory: {refused.reason}"
+    status, code, message = PROGRAM_REJECTIONS.get(refused.reason, unnamed)
     headers = retry_after_header(retry_after) if status == 429 else ()
     kind = _ERROR_TYPES.get(status, "invalid_request_error")
     return ApiError(status, message, kind=kind, code=code, headers=headers)
