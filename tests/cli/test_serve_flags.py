@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from maitred.cli import main
+from maitred.cli import main, serve
 from maitred.cli.serve import ServeFlags, run, values_of
 from maitred.cli.smg_flags import spread_values
+from maitred.config import LoadedConfig
 from maitred.core.errors import ConfigError
+from maitred.gateway.config import GatewayConfig
+from maitred.gateway.ejection import EjectionConfig
+from maitred.gateway.retry_budget import RetryConfig
 from maitred.routing import RoutingConfig
 
 BACKEND = ("--backend", "http://a:1")
@@ -86,6 +91,16 @@ def test_strict_mode_prints_a_file_that_is_no_yaml_beside_wrong_flags(refused: R
     assert ["--admission" in line for line in said] == [True, False]
 
 
+def served_with(monkeypatch: pytest.MonkeyPatch, *words: str) -> GatewayConfig:
+    """Return the configuration with which `maitred serve` would start."""
+    started: list[LoadedConfig] = []
+    monkeypatch.setattr(sys, "argv", ["maitred", "serve", *words])
+    monkeypatch.setattr(serve, "_serve", lambda _sources, loaded, _output: started.append(loaded))
+    with contextlib.suppress(SystemExit):
+        main()
+    return started[0].config.gateway
+
+
 def given(values: Mapping[str, object] | None = None, **flags: Any) -> dict[str, object]:
     return values_of(ServeFlags(values=values or {}, **flags))
 
@@ -99,6 +114,24 @@ def test_what_smgs_flags_mean() -> None:
     assert given(policy="least-loaded") == {"routing.policy": "least-loaded"}
     assert given(priority_scheduler_enabled=True) == {"admission.mode": "priority"}
     assert run.key_flags["gateway.drain_secs"].alias == "--shutdown-grace-period-secs"
+
+
+def test_smgs_retries_and_circuit_breaker_by_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = (
+        "--retry-max-retries 4 --retry-initial-backoff-ms 50 --retry-max-backoff-ms 30000 --retry-backoff-multiplier 2 "
+        "--retry-jitter-factor 0.1 --cb-failure-threshold 7 --cb-success-threshold 2 --cb-timeout-duration-secs 60 "
+        "--cb-window-duration-secs 120"
+    )
+    config = served_with(monkeypatch, *BACKEND, *said.split())
+    assert (config.max_attempts, config.retry) == (
+        5,
+        RetryConfig(initial_backoff_secs=0.05, max_backoff_secs=30.0, backoff_multiplier=2.0, backoff_jitter=0.1),
+    )
+    assert config.ejection == EjectionConfig(
+        consecutive_failures=7, probe_successes=2, base_ejection_secs=60.0, window_secs=120.0
+    )
+    off = served_with(monkeypatch, *BACKEND, "--disable-circuit-breaker", "--disable-retries")
+    assert (off.ejection.enabled, off.max_attempts) == (False, 1)
 
 
 @pytest.mark.parametrize(
