@@ -51,7 +51,7 @@ def as_sent(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
 def test_programs_and_routers_read_one_table(headers: dict[str, str], name: str, parent: str) -> None:
     found = SessionReader().read(as_sent(headers))
     assert (found.program, found.parent) == (name, parent)
-    hints = RoutingHintReader(Signals.SESSION, SessionReader()).read_hints(as_sent(headers), b"{}", "m")
+    hints = RoutingHintReader(Signals.SESSION).read_hints(as_sent(headers), b"{}", "m")
     assert (hints.program, hints.parent_program) == (name, parent)
 
 

@@ -11,14 +11,13 @@ import msgspec
 import pytest
 from world import Backend, BackendRequest, answer, run, world
 
-from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.backend import Backend as BackendView
 from maitred.gateway.engine_report import EngineCounts, EngineReport, KvMemory
 from maitred.gateway.polling import parse_reported_load
 from maitred.gateway.request_fields import NO_HINTS, RoutingHintReader
 from maitred.routing import RoutingConfig, Signals
 
-SESSION = RoutingHintReader(Signals.SESSION, SessionReader())
+SESSION = RoutingHintReader(Signals.SESSION)
 
 
 def body(**fields: Any) -> bytes:
@@ -126,15 +125,13 @@ def test_of_long_names_a_digest_is_kept() -> None:
 
 def test_nothing_is_read_for_routers_that_look_at_nothing() -> None:
     assert (
-        RoutingHintReader(Signals.LOAD | Signals.CACHES, SessionReader()).read_hints(
-            [(b"x-session-id", b"s")], b"not even JSON", "m"
-        )
+        RoutingHintReader(Signals.LOAD | Signals.CACHES).read_hints([(b"x-session-id", b"s")], b"not even JSON", "m")
         is NO_HINTS
     )
 
 
 def test_prompts_share_keys_as_far_as_they_are_alike() -> None:
-    reader = RoutingHintReader(Signals.PROMPT, SessionReader())
+    reader = RoutingHintReader(Signals.PROMPT)
 
     def keys(model: str, **said: Any) -> Sequence[int]:
         prefix = reader.read_hints([], body(**said), model).prefix
@@ -200,7 +197,7 @@ SAME_PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def prompt_keys(fields: dict[str, Any]) -> list[int]:
-    prefix = RoutingHintReader(Signals.PROMPT, SessionReader()).read_hints([], body(**fields), "m").prefix
+    prefix = RoutingHintReader(Signals.PROMPT).read_hints([], body(**fields), "m").prefix
     assert prefix is not None
     return list(prefix.block_keys(4))
 

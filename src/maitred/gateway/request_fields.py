@@ -328,8 +328,9 @@ _decode_text_or_int = msgspec.json.Decoder(str | int).decode
 class RoutingHintReader:
     """Reads the hints that `signals` include."""
 
-    def __init__(self, signals: Signals, sessions: SessionReader) -> None:
-        self._sessions = sessions
+    def __init__(self, signals: Signals, sessions: SessionReader | None = None) -> None:
+        """`sessions` reads the headers of agents; by default those that are known."""
+        self._sessions = SessionReader() if sessions is None else sessions
         self._session = Signals.SESSION in signals
         self._prompt = Signals.PROMPT in signals
 
