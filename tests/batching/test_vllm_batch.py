@@ -132,6 +132,46 @@ def test_those_behind_the_one_that_gives_way_to_itself_stand_still() -> None:
     assert [stepped.batch.num_output_tokens(seq) for seq in stepped.batch.sequences.values()] == [2, 2]
 
 
+def test_in_033_those_behind_the_one_that_gives_way_to_itself_go_on() -> None:
+    stepped = Stepped(blocks=6, policy=PreemptionPolicy.LEAST_URGENT_CLIENT, goes_on_after_own_preemption=True)
+    for prompt, priority in ((20, 0), (20, 1), (20, 2)):
+        stepped.add(prompt, priority)
+    stepped.step()
+    # No block is free. 0 needs one, and gives way itself: of its two blocks 1 and 2 take one each.
+    assert [seq.request.id for seq in stepped.step().preempted] == [0]
+    assert [stepped.batch.num_output_tokens(seq) for seq in stepped.batch.sequences.values()] == [2, 2]
+    assert stepped.blocks.free == 0
+
+
+def test_prefill_is_held_back_until_the_interval_is_over() -> None:
+    stepped = Stepped(30, prefill_schedule_interval=4)
+    assert stepped.chunks() == [(0, 30)]
+    stepped.add(20)
+    assert [stepped.chunks() for _ in range(4)] == [[], [], [], [(1, 20)]]
+    assert [stepped.batch.num_output_tokens(seq) for seq in stepped.batch.sequences.values()] == [5, 1]
+
+
+def test_a_prompt_that_is_half_computed_is_held_back_too() -> None:
+    stepped = Stepped(30, prefill_schedule_interval=3, max_num_batched_tokens=50)
+    stepped.chunks()
+    stepped.add(80)
+    # The step that admits it leaves nothing waiting, so the rest of the prompt waits for the next one.
+    assert [stepped.chunks() for _ in range(6)] == [[], [], [(1, 49)], [], [], [(1, 31)]]
+
+
+def test_nothing_is_held_back_where_nothing_decodes() -> None:
+    stepped = Stepped(120, prefill_schedule_interval=5)
+    assert [stepped.chunks() for _ in range(2)] == [[(0, 100)], [(0, 20)]]
+
+
+def test_a_backlog_ends_the_interval() -> None:
+    stepped = Stepped(60, 60, 60, prefill_schedule_interval=5)
+    # The first step leaves request 2 waiting, so the next one admits, too; then the queue is empty.
+    assert [stepped.chunks() for _ in range(2)] == [[(0, 60), (1, 40)], [(1, 20), (2, 60)]]
+    stepped.add(10)
+    assert stepped.chunks() == []
+
+
 def test_of_equals_the_last_to_arrive_gives_way_and_of_those_the_first_admitted() -> None:
     def running(*urgencies: tuple[float, int]) -> list[SequenceState]:
         requests = [

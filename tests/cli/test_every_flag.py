@@ -175,6 +175,8 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "no_enable_chunked_prefill": (f"{BUSY} --max-num-batched-tokens 300", "--no-enable-chunked-prefill"),
     "no_scheduler_reserve_full_isl": (f"{FULL} --max-num-batched-tokens 40", "--no-scheduler-reserve-full-isl"),
     "watermark": (FULL, "--watermark 0.2"),
+    "prefill_schedule_interval": (f"{BUSY} --vllm-release 0.33", "--prefill-schedule-interval 8"),
+    "vllm_release": (f"{BUSY} --prefill-schedule-interval 8", "--vllm-release 0.33"),
     "scheduling_policy": ("--trace urgent.csv --max-num-seqs 1", "--scheduling-policy priority"),
     "max_num_active_seqs": (BUSY, "--max-num-active-seqs 2"),
     "max_num_queued_reqs": (BUSY, "--max-num-queued-reqs 2"),

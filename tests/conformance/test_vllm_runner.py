@@ -13,7 +13,7 @@ from vllm_conformance.runner import CasesError, differences, report
 from vllm_conformance.workload import load_cases
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-FILES = [VECTORS / f"vllm_{name}.json.gz" for name in ("v1", "v3", "v4_sjf", "v5", "modes")]
+FILES = [VECTORS / f"vllm_{name}.json.gz" for name in ("v1", "v3", "v4_sjf", "v5", "modes", "0.33_modes")]
 CASES = {case.get("name", path.name): case for path in FILES for case in load_cases(path)}
 
 
@@ -39,6 +39,16 @@ def test_the_cases_have_every_mode_and_what_is_rare() -> None:
     assert any(record.get("stuck") for record in records)
     assert sum(len(step["preempted"]) for record in records for step in record["steps"]) > 700
     assert any(step["preempted"] and not step["total"] for record in records for step in record["steps"])
+
+
+def test_the_cases_of_033_come_out_by_its_own_rules_alone() -> None:
+    cases = load_cases(VECTORS / "vllm_0.33_modes.json.gz")
+    assert len(cases) > 30
+    for case in cases:
+        assert case["recorded"]["vllm_version"] == "0.33.0"
+        other = deepcopy(case)
+        other["recorded"]["vllm_version"] = "0.32.0"
+        assert differences(other), case["name"]
 
 
 def test_the_report_counts_them() -> None:

@@ -40,6 +40,8 @@ ELSEWHERE = {
     r"maitred bench .*": "it needs an endpoint; tests/study/live/test_bench_command.py measures one",
     r"curl .*/admin/(reload|drain)": "tests/gateway/test_gateway_reload.py and test_gateway_drain.py ask a gateway for it",
     r"curl .*vllm_xargs.*": "it asks a vLLM; tests/plugins/real_vllm does, where there is one",
+    r"pip download .*": "it fetches a package",
+    r"python tools/vllm/check_interface\.py .*": "tests/plugins/test_vllm_interface.py runs it on what was read of the wheel",
     r"python -m maitred\.plugins\.vllm .*": "tests/plugins/test_step_log.py runs it on recorded steps",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python tools/check_dashboard\.py": "it needs a Prometheus; tests/gateway/test_gateway_dashboard.py holds the dashboard "

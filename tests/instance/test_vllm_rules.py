@@ -35,6 +35,8 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Any], Jobs, list[tuple[int, int]]]
         # By priority, long prompts could preempt each other for ever without it, as in vLLM.
         "scheduler_reserve_full_isl": policy == "priority" or draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.1, 0.5])),
+        "vllm_release": draw(st.sampled_from(["0.32", "0.33"])),
+        "prefill_schedule_interval": draw(st.sampled_from([1, 1, 2, 5])),
         "max_num_queued_reqs": draw(st.sampled_from([None, None, 0, 3])),
         "max_num_queued_tokens": draw(st.sampled_from([None, None, 0, 40])),
     }
@@ -126,6 +128,7 @@ def test_the_queue_has_a_limit_of_prompt_tokens_that_wait_for_a_first_token() ->
     [
         ({"watermark": 1.0}, "watermark must be from 0 to below 1, not 1.0"),
         ({"watermark": -0.1}, "watermark must be from 0 to below 1"),
+        ({"prefill_schedule_interval": 0}, "prefill_schedule_interval must be at least 1, not 0"),
         ({"max_num_active_seqs": 0}, "max_num_active_seqs must be from 1 to max_num_seqs 256, not 0"),
         ({"max_num_active_seqs": 9, "max_num_seqs": 8}, "max_num_active_seqs must be from 1 to max_num_seqs 8, not 9"),
         ({"max_num_active_seqs": 9, "batching": "max-utilization"}, "max_num_active_seqs has no effect with batching"),
@@ -160,6 +163,8 @@ def test_what_is_hardly_meant_is_said() -> None:
 
     assert "adaptive has no effect without long_prefill_token_threshold" in warned(long_prefill_token_threshold_adaptive=True)
     assert "for ever, as in vLLM" in warned(scheduling_policy="priority", scheduler_reserve_full_isl=False)
+    assert 'no effect in an engine by itself with vllm_release "0.32"' in warned(prefill_schedule_interval=4)
+    assert not warned(prefill_schedule_interval=4, vllm_release="0.33")
     assert not warned(scheduling_policy="priority", watermark=0.1, long_prefill_token_threshold=5)
 
 

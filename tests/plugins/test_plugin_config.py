@@ -57,23 +57,23 @@ def test_a_mistake_is_one_line_that_says_where(additional: Any, env: dict[str, s
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32"])
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cpu", "0.32", "0.33.0"])
 def test_releases_that_it_is_for(version: str) -> None:
     check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "0.320.1", "1.0.0", ""])
+@pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "0.320.1", "1.0.0", ""])
 def test_other_releases_are_named_with_those_that_would_be_right(version: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_version(version)
-    assert str(raised.value) == f"maitred.plugins.vllm.Scheduler is for vLLM 0.32.*, and this is vLLM {version}"
+    assert str(raised.value) == f"maitred.plugins.vllm.Scheduler is for vLLM 0.32.* and 0.33.*, and this is vLLM {version}"
 
 
 def test_the_scheduler_is_not_made_for_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("vllm")
     other.__version__ = "0.99.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", other)
-    with pytest.raises(ConfigError, match=r"is for vLLM 0\.32\.\*, and this is vLLM 0\.99\.0"):
+    with pytest.raises(ConfigError, match=r"is for vLLM 0\.32\.\* and 0\.33\.\*, and this is vLLM 0\.99\.0"):
         from maitred.plugins.vllm import Scheduler  # noqa: F401
 
 

@@ -1,4 +1,4 @@
-"""ContinuousBatch: how vLLM plans its steps (the rules are those of vLLM 0.32).
+"""ContinuousBatch: how vLLM plans its steps (the rules are those of vLLM 0.32, and of 0.33 where they differ).
 
     1. Running sequences first, in the order in which they were admitted: one token for each that decodes, a chunk for each that
        prefills, as far as the token budget goes. A chunk is at most `long_prefill_token_threshold`, unless no other request is
@@ -6,11 +6,13 @@
     2. If their KV blocks do not all fit, they take them in turn, and a victim is preempted for the one that finds none: the
        last admitted, or by priority. It loses its KV, keeps the tokens that it has emitted, and goes back to the front of the
        wait queue. No sequence is admitted in a step with a victim. With `scheduling_policy: priority` the victim may be the
-       very sequence that needs a block, and those after it stand still in this step.
+       very sequence that needs a block. Then those after it stand still in this step, or, in vLLM 0.33, go on.
     3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. With
        `scheduler_reserve_full_isl` a sequence is admitted only when its whole prompt fits. `watermark` blocks stay free,
        unless nothing runs. Without `enable_chunked_prefill` a prompt must fit into what is left of the budget. A sequence that
        does not fit blocks those behind it.
+
+vLLM 0.33 may leave 3., and the chunks of 1., out of most steps (`prefill_cadence`).
 
 A step without chunks or victims repeats itself until a sequence completes, one arrives or the blocks run out, so
 `StepPlan.max_repeats` says how often it may run. Every decoding sequence finds room in the token budget of every step: it was
@@ -29,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
+from maitred.batching.prefill_cadence import PrefillCadence
 from maitred.batching.running_batch import RunningBatch, StepPlan
 from maitred.core.contracts import WaitQueue
 from maitred.core.sequence import SequenceState
@@ -40,12 +43,14 @@ class ContinuousBatch(RunningBatch):
     """The running batch of one instance, and what its next step holds."""
 
     __slots__ = (
+        "_cadence",
         "_decode_plan",
         "_largest_chunk",
         "_max_chunk_tokens",
         "_max_tokens",
         "_preemption_policy",
         "_reserves_prompt",
+        "_stops_at_own_preemption",
         "_threshold",
         "_watermark_blocks",
     )
@@ -57,6 +62,10 @@ class ContinuousBatch(RunningBatch):
         self._preemption_policy = preemption_policy
         self._reserves_prompt = limits.scheduler_reserve_full_isl
         self._watermark_blocks = limits.watermark_blocks
+        self._stops_at_own_preemption = not limits.goes_on_after_own_preemption
+        interval = limits.prefill_schedule_interval
+        self._cadence = PrefillCadence(interval) if interval > 1 else None
+        """When prefill is held back, or None if it never is."""
         self._threshold = limits.long_prefill_token_threshold
         self._max_tokens = limits.max_num_batched_tokens
         self._largest_chunk = min(limits.max_chunk_tokens or self._max_tokens, self._max_tokens)
@@ -73,6 +82,27 @@ class ContinuousBatch(RunningBatch):
         The blocks of its chunks are reserved; those of the decodes are taken as the step runs. Preempted sequences have left
         the batch, and the caller puts them back into the wait queue.
         """
+        if self._cadence is not None:
+            return self._schedule_in_cadence(self._cadence, waiting, now)
+        return self._schedule(waiting, now, max_repeats)
+
+    def _schedule_in_cadence(self, cadence: PrefillCadence, waiting: WaitQueue | None, now: Micros) -> StepPlan:
+        """Plan the step that begins at `now`, which runs once: the next one may have another part in the cadence."""
+        cadence.begin_step(any_decodes=len(self.sequences) > len(self._prefilling))
+        prefilling = set(self._prefilling)
+        plan = self._schedule(waiting, now, 1)
+        if not plan.preempted:
+            cadence.note_backlog(0 if waiting is None else len(waiting))
+        # A prompt of which one token was left when it was admitted counts as a decode.
+        has_prefill = any(
+            chunk.seq in prefilling or chunk.num_computed_tokens < chunk.total_tokens - 1 for chunk in plan.chunks
+        )
+        has_tokens = bool(plan.chunks) or self.num_decodes > len(plan.stalled)
+        cadence.end_step(has_tokens=has_tokens, has_prefill=has_prefill)
+        return plan
+
+    def _schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
+        """Plan a step, as `schedule` says."""
         blocks, self.num_transferred = self._blocks, 0
         open_to = waiting
         if waiting is not None and len(self.sequences) + self.pending_free_slots >= self._max_num_seqs:
@@ -88,7 +118,8 @@ class ContinuousBatch(RunningBatch):
         budget = room = self._max_tokens - self.num_decodes
         chunks: list[PrefillChunk] = []
         needed = 0
-        if self._prefilling:
+        holds_prefill = self._cadence is not None and self._cadence.holds
+        if self._prefilling and not holds_prefill:
             chunks = self._plan_running_chunks(budget)
             needed = sum([self._chunk_blocks(chunk) for chunk in chunks])
             budget -= sum([chunk.num_tokens for chunk in chunks])
@@ -144,6 +175,7 @@ class ContinuousBatch(RunningBatch):
         is left of the budget."""
         sequences, size, prefixed = self.sequences, self._blocks.block_size, self._prefix_blocks
         most, watermark, max_chunk = self._max_num_seqs, self._watermark_blocks, self._max_chunk_tokens
+        holds_prefill = self._cadence is not None and self._cadence.holds
         if prefixed is not None:
             prefixed.reserve_next_step()  # decodes take their blocks before prompts do, so they evict first
             prefixed.apply_evictions()
@@ -171,7 +203,8 @@ class ContinuousBatch(RunningBatch):
                 tokens = budget
             # The whole prompt must fit, and not only its first chunk: otherwise it could be preempted before it is complete,
             # and what was computed of it would be wasted.
-            if (seq.num_tokens_to_prefill if self._reserves_prompt else start + tokens) - cached > room * size:
+            needed = (seq.num_tokens_to_prefill if self._reserves_prompt else start + tokens) - cached
+            if needed > room * size or (holds_prefill and start < seq.num_tokens_to_prefill - 1):
                 break
             waiting.pop()
             if seq.transferred_kv_tokens:
@@ -207,8 +240,8 @@ class ContinuousBatch(RunningBatch):
                 budget += tokens_of.pop(victim, 0)
                 preempted.append(self._preempt(victim))
             if seq in preempted:
-                if self._preemption_policy is PreemptionPolicy.LEAST_URGENT_CLIENT:
-                    break  # vLLM ends its loop here
+                if self._preemption_policy is PreemptionPolicy.LEAST_URGENT_CLIENT and self._stops_at_own_preemption:
+                    break  # vLLM 0.32 ends its loop here
                 continue
             if tokens:
                 tokens_of[seq] = tokens
@@ -227,9 +260,11 @@ class ContinuousBatch(RunningBatch):
 
     def _next_tokens(self, seq: SequenceState, budget: int) -> int:
         """Return how many tokens `seq`, which runs, computes in the next step if all before it leave it `budget`."""
-        return (
-            1 if seq.is_decoding else min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget)
-        )
+        if seq.is_decoding:
+            return 1
+        if self._cadence is not None and self._cadence.holds:
+            return 0
+        return min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget)
 
     def _next_blocks(self, seq: SequenceState, tokens: int) -> int:
         """Return the number of blocks that `seq` opens for its next `tokens` tokens."""

@@ -36,6 +36,10 @@ class BatchLimits(msgspec.Struct, frozen=True):
     """Blocks that stay free when a sequence is admitted beside others."""
     max_chunk_tokens: int = 0
     """Tokens of one chunk, whether or not other requests are here; 0: as many as `max_num_batched_tokens`."""
+    goes_on_after_own_preemption: bool = False
+    """Whether the running sequences after one that was preempted for want of its own blocks are served in the same step."""
+    prefill_schedule_interval: int = 1
+    """Steps from one with prefill to the next while others decode (`prefill_cadence`)."""
 
 
 class PreemptionPolicy(Enum):

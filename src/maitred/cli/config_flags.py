@@ -148,6 +148,8 @@ INSTANCE: Final = FlagGroup(
     KeyFlag("instance.enable_chunked_prefill", turns_off=True),
     KeyFlag("instance.scheduler_reserve_full_isl", turns_off=True),
     KeyFlag("instance.watermark", "SHARE"),
+    KeyFlag("instance.prefill_schedule_interval", "STEPS"),
+    KeyFlag("instance.vllm_release", "RELEASE"),
     KeyFlag("instance.scheduling_policy", "NAME"),
     KeyFlag("instance.max_num_active_seqs", "N"),
     KeyFlag("instance.max_num_queued_reqs", "N"),

@@ -322,6 +322,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             self.scheduler_reserve_full_isl,
             int(self.watermark * (self.kv_blocks + 1)),  # vLLM counts its null block, too
             self.max_chunk_tokens or self.max_num_batched_tokens,
+            goes_on_after_own_preemption=self.vllm_release != "0.32",
+            prefill_schedule_interval=1 if self.vllm_release == "0.32" else self.prefill_schedule_interval,
         )
 
     def new_prefix_cache(self) -> PrefixCache[Any] | None:

@@ -1,6 +1,14 @@
-"""VllmKeys: the part of a configuration that has the names and meanings of vLLM's `SchedulerConfig` (0.32).
+"""VllmKeys: the part of a configuration that has the names and meanings of vLLM's `SchedulerConfig` (0.32 and 0.33).
 
-They are the rules of `batching/continuous.py`, and hold where an instance plans its steps by those.
+They are the rules of `batching/continuous.py`, and hold where an instance plans its steps by those. Where the two releases
+differ, `vllm_release` says which one is followed:
+
+    0.33    by priority, a request that is preempted for its own block no longer ends the step for those after it
+    0.33    `prefill_schedule_interval` holds in an engine by itself; in 0.32 only among data-parallel engines
+
+Two more differences need what an instance has not. A waiting request that gets no tokens, for want of room for its images, is
+passed over (0.32 stopped there). The limit on LoRA adapters counts those of all running requests (0.32: those with tokens in
+the step).
 """
 
 from __future__ import annotations
@@ -19,6 +27,8 @@ _SWITCHES = (
     "enable_chunked_prefill",
     "scheduler_reserve_full_isl",
     "watermark",
+    "prefill_schedule_interval",
+    "vllm_release",
 )
 
 
@@ -50,6 +60,11 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     watermark: float = 0.0
     """Share of all KV blocks that stays free when a request is admitted beside others, so that those that run need not be
     preempted soon; from 0 to below 1."""
+    prefill_schedule_interval: int = 1
+    """Steps from one that computes prompts to the next while other requests decode; 1: every step may. All steps may while one
+    in so many leaves requests waiting. For `vllm_release: "0.33"`."""
+    vllm_release: Literal["0.32", "0.33"] = "0.32"
+    """The release of vLLM whose rules are followed where they differ."""
     max_num_queued_reqs: int | None = None
     """Most requests that wait and run in one instance. One more is rejected. Null: no limit."""
     max_num_queued_tokens: int | None = None
@@ -65,6 +80,8 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must be at least 0, not {value}")
+        if self.prefill_schedule_interval < 1:
+            raise ValueError(f"prefill_schedule_interval must be at least 1, not {self.prefill_schedule_interval}")
         active = self.max_num_active_seqs
         if active is not None and not 1 <= active <= self.max_num_seqs:
             raise ValueError(f"max_num_active_seqs must be from 1 to max_num_seqs {self.max_num_seqs}, not {active}")
@@ -83,6 +100,8 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         return [name for name in _SWITCHES if getattr(self, name) != fields[name]]
 
     def _vllm_warnings(self) -> Iterator[str]:
+        if self.prefill_schedule_interval > 1 and self.vllm_release == "0.32":
+            yield 'prefill_schedule_interval has no effect in an engine by itself with vllm_release "0.32", but with "0.33"'
         if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
             yield "long_prefill_token_threshold_adaptive has no effect without long_prefill_token_threshold"
         if self.scheduling_policy == "priority" and not self.scheduler_reserve_full_isl:

@@ -53,6 +53,8 @@ def random_workload(rng: Random, seed: int) -> tuple[str, dict[str, Any], bool]:
         if rng.random() < 0.15:
             request["abort_at"] = now + rng.choice([0, 1, 5, 20, 60])
         requests.append(request)
+    # Drawn last, so that a seed means the same workload as in the records that were made without it.
+    config["prefill_schedule_interval"] = rng.choice([1, 1, 2, 3, 6])
     mode = "-".join(
         [
             SHORTEST_FIRST if shortest_first else str(config["policy"]),

@@ -3,8 +3,10 @@
     .venv-vllm/bin/python -m tests.conformance.vllm_conformance.record OUT.json.gz --count 200 --seed 1
     .venv-vllm/bin/python -m tests.conformance.vllm_conformance.record OUT.json.gz --again tests/vectors/vllm_modes.json.gz
 
-Needs an environment with vLLM 0.32 (`make vllm-test` makes one) and nothing of maitred. `Scheduler.schedule()` and
-`update_from_output()` take turns, with sampled tokens that are made up, as `EngineCore` would call them:
+Needs an environment with vLLM 0.32 (`make vllm-test` makes one) or 0.33, and nothing of maitred. Where a release has no CPU
+build, its wheel for another platform will do, unpacked and in front of the CPU build on PYTHONPATH: the scheduler is Python
+alone. `Scheduler.schedule()` and `update_from_output()` take turns, with sampled tokens that are made up, as `EngineCore` would
+call them:
 
     sync     schedule N, results of N, schedule N + 1, ...
     async    schedule N, results of N - 1, schedule N + 1, ...     (AsyncScheduler, queue depth 2)
@@ -78,7 +80,12 @@ def make_model(max_model_len: int) -> ModelConfig:
 def make_scheduler(config: dict[str, Any], *, shortest_first: bool) -> Scheduler:
     """Return vLLM's scheduler for `config`, with an empty KV cache."""
     names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "policy", "enable_chunked_prefill", "watermark")
-    more = ("long_prefill_token_threshold", "long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl")
+    more = (
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "scheduler_reserve_full_isl",
+        "prefill_schedule_interval",
+    )
     scheduling = SchedulerConfig(
         **{name: config[name] for name in (*names, *more)},
         async_scheduling=config["async_scheduling"],

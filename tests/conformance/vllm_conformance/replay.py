@@ -28,7 +28,7 @@ from maitred.instance.entry_limits import LengthLimits
 from maitred.kv import PromptTokenIds
 from maitred.queueing import KeyPolicy
 
-from .workload import due, is_shortest_first, prompt_tokens, resolved_config
+from .workload import due, is_shortest_first, prompt_tokens, release_of, resolved_config
 
 _SWITCHES = (
     "long_prefill_token_threshold",
@@ -36,6 +36,7 @@ _SWITCHES = (
     "enable_chunked_prefill",
     "scheduler_reserve_full_isl",
     "watermark",
+    "prefill_schedule_interval",
 )
 
 
@@ -85,7 +86,7 @@ class Replay:
         self.arrivals = sorted(workload["requests"], key=lambda request: request["arrival"])
         aborted = [request for request in workload["requests"] if request.get("abort_at") is not None]
         self.aborts = sorted(aborted, key=lambda request: request["abort_at"])
-        self.core = self._new_core(is_shortest_first(case))
+        self.core = self._new_core(is_shortest_first(case), release_of(case))
         self.steps: list[dict[str, Any]] = []
         self.requests: dict[str, dict[str, Any]] = {}
         self.events: list[InstanceEvent] = []
@@ -183,7 +184,7 @@ class Replay:
         index = len(self.steps)
         return index < len(self.expected) and not self.expected[index]["total"]
 
-    def _new_core(self, shortest_first: bool) -> EngineCore:
+    def _new_core(self, shortest_first: bool, release: Any) -> EngineCore:
         asked = self.config
         same = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "async_scheduling", *_SWITCHES)
         config = InstanceConfig(
@@ -193,6 +194,7 @@ class Replay:
             block_size_in_tokens=asked["block_size"],
             latency=LinearLatency((1.0, 0.0, 0.0)),
             step_by_step=True,
+            vllm_release=release,
             **{name: asked[name] for name in same},
         )
         parts = standard_parts(config)

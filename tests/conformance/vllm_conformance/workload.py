@@ -27,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "long_prefill_token_threshold_adaptive": False,
     "scheduler_reserve_full_isl": True,
     "watermark": 0.0,
+    "prefill_schedule_interval": 1,
     "async_scheduling": False,
     "step_time_base": 1.0,
     "step_time_per_token": 0.0,
@@ -85,6 +86,11 @@ def output_token(number: int, index: int) -> int:
 def is_shortest_first(case: dict[str, Any]) -> bool:
     """Return whether the wait queue of a record was replaced by one that puts short prompts first."""
     return str(case["recorded"].get("scheduler", "")).startswith(SHORTEST_FIRST)
+
+
+def release_of(case: dict[str, Any]) -> str:
+    """Return the minor release of vLLM that made a record, such as 0.32."""
+    return ".".join(str(case["recorded"].get("vllm_version", "0.32")).split(".")[:2])
 
 
 def due(requests: list[dict[str, Any]], key: str, now: float) -> Iterator[dict[str, Any]]:

@@ -28,6 +28,7 @@ import vllm
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
+from maitred.plugins.vllm import release_of
 from maitred.plugins.vllm.block_pool_view import BlockPoolView
 from maitred.plugins.vllm.config import PluginConfig, made_policy, read_config
 from maitred.plugins.vllm.engine_request import VllmRequest, describe_request
@@ -45,6 +46,7 @@ SAME_KEYS = (
     "enable_chunked_prefill",
     "scheduler_reserve_full_isl",
     "watermark",
+    "prefill_schedule_interval",
 )
 """The keys of the section `instance:` that are attributes of vLLM's `SchedulerConfig`, with the same meaning."""
 
@@ -182,4 +184,5 @@ def _instance_keys(scheduler: Scheduler, config: PluginConfig) -> dict[str, Any]
         "preemption_policy": "client" if limits.policy == "priority" else "fcfs",
         **{name: getattr(limits, name) for name in SAME_KEYS},
         "async_scheduling": bool(limits.async_scheduling),
+        "vllm_release": release_of(vllm.__version__),
     }
