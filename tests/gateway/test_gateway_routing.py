@@ -12,9 +12,12 @@ import pytest
 from world import Backend, BackendRequest, answer, run, world
 
 from maitred.gateway.backend import Backend as BackendView
+from maitred.gateway.config import GatewayConfig
 from maitred.gateway.engine_report import EngineCounts, EngineReport, KvMemory
+from maitred.gateway.intake_rules import IntakeRules
 from maitred.gateway.polling import parse_reported_load
-from maitred.gateway.request_fields import NO_HINTS, RoutingHintReader
+from maitred.gateway.request_fields import RoutingHintReader
+from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
 
 SESSION = RoutingHintReader(Signals.SESSION)
@@ -124,10 +127,8 @@ def test_of_long_names_a_digest_is_kept() -> None:
 
 
 def test_nothing_is_read_for_routers_that_look_at_nothing() -> None:
-    assert (
-        RoutingHintReader(Signals.LOAD | Signals.CACHES).read_hints([(b"x-session-id", b"s")], b"not even JSON", "m")
-        is NO_HINTS
-    )
+    rules = IntakeRules(GatewayConfig(), ProgramsConfig(), Signals.LOAD | Signals.CACHES, reads_usage=False)
+    assert rules.hints is None
 
 
 def test_prompts_share_keys_as_far_as_they_are_alike() -> None:

@@ -289,7 +289,7 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     def class_cap(self, tenant: str) -> PriorityClass:
         """Return the highest class that requests of `tenant` can have."""
         policy = self.tenant_policies.get(tenant)
-        return class_from_name((policy and policy.max_class) or self.default_max_class)
+        return _CLASSES[(policy and policy.max_class) or self.default_max_class]
 
     @property
     def effective_promotion_share(self) -> float:

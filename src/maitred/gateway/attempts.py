@@ -191,10 +191,11 @@ class Attempts:
             if rest is not None:
                 raise error_responses.upstream_busy(rest)
             raise error_responses.upstream_failed(failed.failure if failed is not None and serving else None)
-        self._confirm_first_byte(proxied, answer.forwarder)
-        forwarder = answer.forwarder
-        proxied.record.on_passed_on(answer.sent.backend, forwarder.withheld, is_stream=forwarder.is_stream)
-        return await self._forward(answer.sent, proxied, forwarder)
+        forwarder, record = answer.forwarder, proxied.record
+        self._confirm_first_byte(proxied, forwarder)
+        record.on_passed_on(answer.sent.backend, forwarder.withheld, is_stream=forwarder.is_stream)
+        further = forwarder.forward()
+        return self._complete(answer.sent, record) if further is None else await self._await_rest(further, answer.sent, record)
 
     async def _try_backend(
         self, backend: Backend, proxied: ProxyRequest, writer: ResponseWriter, rank: int | None = None
@@ -205,7 +206,7 @@ class Attempts:
         sent.record = record
         if proxied.failed is not None:
             sent.may_be_abandoned = proxied.failed.num_abandoned < self._config.max_attempts
-        record.on_sent(backend, sent.on_events)
+        record.on_sent(backend, None if sent.own is None else sent.note_events)
         response: UpstreamResponse | None = None
         try:
             response = await self._send(backend, proxied, rank)
@@ -226,7 +227,8 @@ class Attempts:
             self._count_answer(sent)
             sent.response_started = True  # From here on the backend is not abandoned for this request.
             self._confirm_first_byte(proxied, forwarder)
-            end = await self._forward(sent, proxied, forwarder)
+            rest = forwarder.forward()
+            end = self._complete(sent, record) if rest is None else await self._await_rest(rest, sent, record)
             sent.has_failed = end is _FAILED
             sent.is_complete = status == 200 and not sent.has_failed
             return end
@@ -245,22 +247,19 @@ class Attempts:
             if proxied.step is None:  # The router has chosen the backend.
                 self._router.on_request_end(proxied.request, backend.index, record.ended_at or monotonic_now())
 
-    async def _forward(self, sent: UpstreamRequest, proxied: ProxyRequest, forwarder: ResponseForwarder) -> ReleaseReason:
-        """Send a response to the client. Return DRAINED when it has been sent whole, FAILED when it broke off, or says itself
-        that it has failed."""
-        record = proxied.record
-        record.status = forwarder.status
+    async def _await_rest(self, rest: Awaitable[None], sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
+        """Return what `_complete` returns when the rest of a response has been sent, FAILED when it broke off."""
         try:
-            rest = forwarder.forward()
-            if rest is not None:
-                await rest
+            await rest
         except UpstreamError as error:
             self._count_failure(sent, error)
             return _FAILED
-        finally:
-            self._note_usage(proxied, forwarder.reader)
+        return self._complete(sent, record)
+
+    def _complete(self, sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
+        """Note that a response was sent whole. Return FAILED if it says itself that it has failed, else DRAINED."""
         record.on_complete()
-        return self._count_error_in_answer(sent, record) if record.has_failed else _DRAINED
+        return _DRAINED if record.error is None else self._count_error_in_answer(sent, record)
 
     def _confirm_first_byte(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
         """From here on the request is no victim. Raises ApiError if it has lost its slot already."""
@@ -284,12 +283,6 @@ class Attempts:
             response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
         )
 
-    def _note_usage(self, proxied: ProxyRequest, reader: AnswerReader | None) -> None:
-        if reader is not None:
-            proxied.record.reported = reader.usage
-            if proxied.step is not None:
-                proxied.step.usage = proxied.record.reported
-
     def _count_answer(self, sent: UpstreamRequest) -> None:
         """Count an answer that is no failure of its backend."""
         circuit = sent.backend.circuit
@@ -298,7 +291,9 @@ class Attempts:
             self._fleet.ejection.on_success(sent)
 
     def _count_error_in_answer(self, sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
-        """Count an answer with status 200 that was passed on whole, and says that it has failed."""
+        """Count an answer that was passed on whole and says that it has failed, if its status is 200."""
+        if not record.has_failed:
+            return _DRAINED
         self._counters.upstream_failures[ERROR_IN_ANSWER] += 1
         if record.error is not None and not record.error.is_fault_of_client and sent.response_started:
             self._fleet.ejection.on_failure(sent, record.error.message)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -52,7 +51,7 @@ class Backend:
         ),
         *("origin", "has_been_polled", "problem", "reported_slots", "was_ever_healthy", "url"),
         *("learned_slots", "slot_shares", "lead", "own_requests", "in_use", "kv_tokens", "reading", "first_data_times"),
-        *("circuit", "is_left", "_queue", "_report", "_repeats"),
+        *("circuit", "is_in_use", "is_left", "_queue", "_report", "_repeats"),
     )
 
     def __init__(self, index: int, url: str) -> None:
@@ -62,8 +61,7 @@ class Backend:
         self.requests: set[UpstreamRequest] = set()
         self.in_flight = 0
         """Sequences of the requests of this gateway that the backend has now."""
-        self.has_been_polled = False
-        """Whether a poll has ended, with or without success."""
+        self.has_been_polled = False  # whether a poll has ended, with or without success
         self.healthy = False
         self.was_ever_healthy = False
         """Whether it has been healthy before."""
@@ -101,6 +99,7 @@ class Backend:
         """Whether an operator wants nothing more to be sent to it."""
         self.circuit = Circuit()
         """What is known of the requests that it has failed."""
+        self.is_in_use = False  # whether it gets requests: it is healthy, and neither drained nor, unless all are, ejected
         self.is_left = False
         """Whether it is ejected, and other backends serve all of its models."""
         self.failures_in_a_row = 0
@@ -199,11 +198,6 @@ class UpstreamRequest:
     def last_data_at(self) -> Micros:
         """When the last piece of its answer came; 0 if none has."""
         return 0 if self.record is None else self.record.last_data_at
-
-    @property
-    def on_events(self) -> Callable[[int, Micros], None] | None:
-        """What is to be told of the events of a stream as they come, or None if nothing is."""
-        return None if self.own is None else self.note_events
 
     def note_events(self, num_events: int, now: Micros) -> None:
         """Note that a piece of a stream has come, with so many events; usually each holds a token."""

@@ -175,12 +175,14 @@ class BackendFleet:
             self.ejection.end(sent)
         if own is not None:
             backend.own_requests.remove(own, monotonic_now(), completed=sent.is_complete, failed=sent.has_failed)
-        if backend.is_draining and not backend.requests:
-            log.warning("backend %s is drained: it has no request any more", backend.url)
-        # At a backend that is down the request had a slot of its own, which ends with it (`SlotPools.total_slots`).
-        pool = self.pools.pool_of(sent.model)
-        if backend not in self.pools.backends(pool):
-            self._on_slots_changed((pool,))
+        if sent.is_stranded or not backend.is_in_use:
+            self._on_left_behind(sent)
+
+    def _on_left_behind(self, sent: UpstreamRequest) -> None:
+        """A request has ended where no new ones come: its slot ends with it (`SlotPools.total_slots`)."""
+        if sent.backend.is_draining and not sent.backend.requests:
+            log.warning("backend %s is drained: it has no request any more", sent.backend.url)
+        self._on_slots_changed((self.pools.pool_of(sent.model),))
 
     def list_models(self) -> Sequence[dict[str, Any]]:
         """Return what `/v1/models` lists: the models of the healthy backends, each once."""

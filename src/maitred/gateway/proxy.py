@@ -91,7 +91,7 @@ class Proxy:
         proxied = await self._intake.take_in(exchange)
         if proxied is None:
             return
-        writer = self._waiting_writer(proxied, exchange)
+        writer = self._stream_writer(proxied, exchange) if proxied.request.stream else exchange
         record = proxied.record = self._observer.begin(proxied.request, generates=proxied.route.generates)
         task = proxied.task = exchange.task or cast("asyncio.Task[None]", asyncio.current_task())
         exchange.watch_disconnect(task.cancel)
@@ -121,13 +121,12 @@ class Proxy:
             if proxied.waiting_stream is not None:
                 proxied.waiting_stream.stop()
             proxied.body_lease.release()
-            proxied.forget_failures()
+            if proxied.failed is not None:
+                proxied.forget_failures()
             self._observer.end(record, exchange)
 
-    def _waiting_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
-        """Return the writer of a response; that of a stream fills its silences where the configuration says so."""
-        if not proxied.request.stream:
-            return writer
+    def _stream_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
+        """Return the writer of a stream; it fills silences where the configuration says so."""
         has_memory = self._programs is not None and proxied.program is not None
         memory_secs = self._programs.core.config.wait_keepalive_secs if self._programs is not None and has_memory else 0.0
         stream_secs = self._config.sse_keepalive_secs
@@ -154,6 +153,8 @@ class Proxy:
         try:
             while True:
                 await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))
+                if not self._fleet.is_known(program.model):  # It has vanished meanwhile.
+                    raise error_responses.model_unavailable(self._fleet, program.model)
                 with contextlib.suppress(MemoryLost):
                     return await self._hold_slot(proxied, writer)
         except ProgramRejected as rejected:
@@ -167,8 +168,6 @@ class Proxy:
         No other function of the gateway frees a slot or a place in a queue.
         """
         request, end = proxied.request, _FAILED
-        if not self._fleet.is_known(request.model):  # It has vanished while the request waited for memory.
-            raise error_responses.model_unavailable(self._fleet, request.model)
         try:
             slot = self._admission.submit(request, proxied.token_cost, proxied.task)
             while True:

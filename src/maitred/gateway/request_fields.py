@@ -339,8 +339,6 @@ class RoutingHintReader:
 
         Raises ApiError 400 for a session id that is not UTF-8: such a text was skipped when the body was first parsed.
         """
-        if not (self._session or self._prompt):
-            return NO_HINTS
         fields = _decode_hint_fields(body)
         parts = (fields.system, fields.instructions, fields.messages, fields.prompt, fields.input, fields.text)
         has_prompt = bool(fields.tools) or any(parts)

@@ -24,31 +24,21 @@ from maitred.admission.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
-from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
 from maitred.gateway.body_budget import BodyBudget, BodyLease
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.content_coding import decode_body
 from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.inbound_head import HeadReader, InboundHead
+from maitred.gateway.inbound_head import InboundHead
+from maitred.gateway.intake_rules import IntakeRules
 from maitred.gateway.passed_routes import read_passed
 from maitred.gateway.program_driver import ProgramStep
-from maitred.gateway.program_fields import (
-    NO_PROGRAM,
-    OWN_HEADERS,
-    ProgramOfRequest,
-    ProgramReader,
-    ask_for_usage,
-    count_characters,
-)
+from maitred.gateway.program_fields import NO_PROGRAM, ProgramOfRequest, ask_for_usage, count_characters
 from maitred.gateway.request_fields import (
-    API_KEY_HEADER,
-    AUTHORIZATION_HEADER,
     NO_HINTS,
     REQUEST_ID_HEADER,
     BodyFields,
     Route,
-    RoutingHintReader,
     engine_priority,
     model_required,
     parse_body_fields,
@@ -145,30 +135,6 @@ class ProxyRequest:
         self.headers, self.block = [*kept, (name, value)], NO_BLOCK
 
 
-class IntakeRules:
-    """What follows from one configuration. A request keeps the rules that were in force when it arrived."""
-
-    def __init__(self, config: GatewayConfig, programs: ProgramsConfig, signals: Signals) -> None:
-        self.config = config
-        sessions = SessionReader(programs.session_headers)
-        self.programs = None if programs.mode == "off" else ProgramReader(sessions)
-        self.hints = RoutingHintReader(signals, sessions)
-        self.forwards_priority = config.forward_priority != "off"
-        self.keys = ApiKeys(config.api_key, config.tenant_api_keys, (config.host, *config.admin_hosts))
-        self.needs_key = bool(self.keys)
-        self.passed_paths = frozenset(config.passed_paths)
-        own = config.upstream_api_key
-        self.heads = HeadReader(
-            config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
-            withheld=[
-                *((AUTHORIZATION_HEADER, API_KEY_HEADER) if self.keys or own else ()),
-                # A backend that is itself a gateway would count programs a second time.
-                *(OWN_HEADERS if self.programs is not None else []),
-            ],
-            added=[(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else [],
-        )
-
-
 class RequestIntake:
     """Takes in every request that is to be forwarded."""
 
@@ -218,7 +184,7 @@ class RequestIntake:
 
     def reconfigure(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
         """Use this configuration for the requests that arrive from now on."""
-        self._rules = IntakeRules(config, programs, self._signals)
+        self._rules = IntakeRules(config, programs, self._signals, reads_usage=self._observer.reads_usage)
         self._budget.limit = config.max_parked_body_bytes
 
     async def take_in(self, exchange: Exchange) -> ProxyRequest | None:
@@ -288,8 +254,10 @@ class RequestIntake:
         stream = fields.stream is True
         found, hints = NO_PROGRAM, NO_HINTS
         if route.is_json:
-            found = rules.programs.read(exchange.headers, body, route, stream=stream) if rules.programs else NO_PROGRAM
-            hints = rules.hints.read_hints(exchange.headers, body, model)
+            if rules.programs is not None:
+                found = rules.programs.read(exchange.headers, body, route, stream=stream)
+            if rules.hints is not None:
+                hints = rules.hints.read_hints(exchange.headers, body, model)
         number = next(self._ids)
         limit, sequences = output_limit(fields), count_sequences(fields, route)
         request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
@@ -313,19 +281,9 @@ class RequestIntake:
         proxied = ProxyRequest(route, request, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease)
         output = limit if limit is not None else self.usual_outputs.mean(model) if route.has_output else 0
         proxied.token_cost = max(1, request.prompt_tokens + output * sequences)
-        self._change_forwarded(proxied, rules, found)
+        if rules.changes_forwarded:
+            _change_forwarded(proxied, rules, found)
         return proxied
-
-    def _change_forwarded(self, proxied: ProxyRequest, rules: IntakeRules, found: ProgramOfRequest) -> None:
-        """Change what the backend gets where it must differ from what the client has sent."""
-        route = proxied.route
-        if rules.programs is not None and route.is_json:
-            _set_program(proxied, found)
-        elif route.generates and self._observer.reads_usage:
-            _ask_for_usage(proxied)
-        if rules.forwards_priority and route.needs_slot and route.is_json:
-            number = engine_priority(proxied.request.priority_class, rules.config.forward_priority)
-            proxied.body = set_body_priority(proxied.body, number)
 
     def _served_model(self, route: Route, fields: BodyFields) -> str:
         """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several, or
@@ -364,6 +322,18 @@ class RequestIntake:
             if effective is not requested:
                 self._counters.clamped_classes[label, requested.label, effective.label] += 1
         return effective
+
+
+def _change_forwarded(proxied: ProxyRequest, rules: IntakeRules, found: ProgramOfRequest) -> None:
+    """Change what the backend gets where it must differ from what the client has sent."""
+    route = proxied.route
+    if rules.programs is not None and route.is_json:
+        _set_program(proxied, found)
+    elif route.generates and rules.reads_usage:
+        _ask_for_usage(proxied)
+    if rules.forwards_priority and route.needs_slot and route.is_json:
+        number = engine_priority(proxied.request.priority_class, rules.config.forward_priority)
+        proxied.body = set_body_priority(proxied.body, number)
 
 
 def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:

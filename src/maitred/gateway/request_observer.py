@@ -43,7 +43,7 @@ class RequestObserver:
     def end(self, record: RequestRecord, exchange: Exchange) -> None:
         """Tell of a request that has ended, in whatever way."""
         record.end()
-        if record.has_failed:
+        if record.error is not None and record.has_failed:
             record.error_code = ERROR_IN_ANSWER
         elif not record.is_complete:
             record.error_code = "client_gone" if exchange.is_disconnected else "broken_off"

@@ -215,7 +215,8 @@ class RequestRecord:
     def on_complete(self) -> None:
         """Note that the whole answer of the backend was sent to the client."""
         self.is_complete, self.ended_at = True, monotonic_now()
-        self._look_at_end()
+        if self._last_pieces:
+            self._look_at_end()
         if self.status == 200 and self.error is None:
             self.series.e2e.observe(self.ended_at - self.request.arrival)
 
@@ -280,7 +281,7 @@ class RequestRecord:
             # The last event says that it is the last, and so does none before an error.
             seen = self.num_events - (self.error is None) - (_ONLY_ROLE.match(self._first_piece) is not None)
         else:
-            seen = 0 if self.has_failed else self.num_bytes // BYTES_PER_TOKEN
+            seen = self.num_bytes // BYTES_PER_TOKEN if self.error is None else 0
         limit = self.request.max_output_tokens
         return max(0, seen if limit is None else min(seen, limit * self.request.sequences))
 

@@ -162,13 +162,15 @@ class UsualOutputs:
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
+        self._rounded: dict[str, int] = {}
 
     def mean(self, model: str) -> int:
         """Return the mean length of the answers of `model`."""
-        return round(self._means.get(model, USUAL_OUTPUT))
+        return self._rounded.get(model, USUAL_OUTPUT)
 
     def note(self, model: str, tokens: float) -> None:
         """Take note of an answer that has ended."""
         mean = self._means.get(model, USUAL_OUTPUT)
         if model in self._means or len(self._means) < _MAX_MODELS:
-            self._means[model] = mean + _NEWEST_SHARE * (tokens - mean)
+            self._means[model] = mean = mean + _NEWEST_SHARE * (tokens - mean)
+            self._rounded[model] = round(mean)

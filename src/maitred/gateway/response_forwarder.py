@@ -76,11 +76,6 @@ class ResponseForwarder:
         """The first and the last two pieces of the body that the client was sent."""
 
     @property
-    def status(self) -> int:
-        """The status of the answer."""
-        return self._response.status
-
-    @property
     def withheld(self) -> bytes:
         """What has come of the body, and has not been sent yet."""
         return self._withheld
@@ -123,10 +118,13 @@ class ResponseForwarder:
     def forward(self) -> Awaitable[None] | None:
         """Send the whole response. Return what must be awaited for the rest of it, or None if all was sent. Awaiting raises
         UpstreamError if it breaks off."""
-        more = not self._response.is_complete
+        more, status = not self._response.is_complete, self._response.status
+        self._record.status = status
         self._note_first_data_sent()
         self._proxied.response_started = True
-        busy = self._writer.start_response(self._response.status, self._client_headers(), self._withheld, more)
+        busy = self._writer.start_response(status, self._client_headers(), self._withheld, more)
+        if self.reader is not None and not more:
+            self._note_usage(self.reader)
         return self._forward_rest(busy) if more else busy
 
     async def _forward_rest(self, busy: Awaitable[None] | None) -> None:
@@ -145,6 +143,14 @@ class ResponseForwarder:
         except Exception:
             self._break_off(internal_error("gateway"))
             raise
+        finally:
+            if self.reader is not None:
+                self._note_usage(self.reader)
+
+    def _note_usage(self, reader: AnswerReader) -> None:
+        self._record.reported = reader.usage
+        if self._proxied.step is not None:
+            self._proxied.step.usage = reader.usage
 
     def _break_off(self, error: ApiError) -> None:
         """End a stream that does not come whole with an event that says why, if it stands between two events."""

@@ -66,6 +66,7 @@ class ServedModels:
         names = dict.fromkeys([*self._serving, *(name for backend in self._backends for name in backend.models)])
         self._serving = {name: _not_ejected(tuple(b for b in usable if name in b.models)) for name in names}
         for backend in self._backends:
+            backend.is_in_use = backend in self._usable
             is_ejected = backend.circuit.state is CircuitState.EJECTED
             backend.is_left = is_ejected and all(backend not in self._serving[name] for name in backend.models)
         self.vanished = [name for name in names if name not in listed]

@@ -47,14 +47,13 @@ class LoopClock:
     def time(self) -> float:
         """Return the time that counts."""
         now = self._loop.time()
-        limit = self._due + STALL_SECS
-        return (now if now < limit else limit) - self._lost
+        return (now if now < self._limit else self._limit) - self._lost
 
     @property
     def is_catching_up(self) -> bool:
         """Whether the process has just stood still, so that there may be data in the sockets that came in time."""
         now = self._loop.time()
-        return now < self._caught_up_at or now > self._due + STALL_SECS
+        return now < self._caught_up_at or now > self._limit
 
     def next_look(self, due: float) -> float:
         """Return when a deadline is to be looked at again, or 0 if it has passed."""
@@ -73,6 +72,7 @@ class LoopClock:
 
     def _set_beat(self) -> None:
         self._due = self._loop.time() + BEAT_SECS
+        self._limit = self._due + STALL_SECS
         self._cpu = time.thread_time()
         self._loop.call_at(self._due, self._beat)
 
