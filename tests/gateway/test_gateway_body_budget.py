@@ -72,7 +72,7 @@ def test_a_tenant_leaves_room_for_others_and_each_of_its_addresses_for_its_other
     assert sum(taken(lease, 100) for lease in second) == 8  # of the 900 that are left
     for lease in (*first, *others, *second):
         lease.release()
-    assert (uploads.budget.parked_bytes, uploads.budget.by_owner, uploads.cut) == (0, {}, [])
+    assert (uploads.budget.parked_bytes, uploads.budget.leases, uploads.cut) == (0, set(), [])
 
 
 def test_the_only_body_of_a_tenant_may_have_all_that_is_left() -> None:
@@ -251,3 +251,20 @@ def test_requests_that_wait_behind_others_are_dropped_when_their_memory_is_neede
             assert (status, headers["connection"]) == (200, "close")
 
     run(scenario())
+
+
+def test_who_holds_how_much_is_counted_while_memory_is_short() -> None:
+    budget = BodyBudget(100, lambda: 0)
+    first, second, third = BodyLease(budget, "a", ("1", 1)), BodyLease(budget, "a", ("2", 1)), BodyLease(budget, "b", None)
+    for lease, size in ((first, 30), (second, 20), (third, 0)):
+        lease.take_bytes(size)
+    assert budget.by_owner is None
+    second.take_bytes(10)
+    third.take_bytes(5)
+    assert budget.by_owner == {"a": 60, "a\n1": 30, "a\n2": 30, "b": 5, "b\n": 5}
+    first.release()
+    assert budget.by_owner == {"a": 30, "a\n2": 30, "b": 5, "b\n": 5}
+    second.release()
+    assert (budget.by_owner, budget.taken_bytes) == (None, 5)
+    third.release()
+    assert budget.leases == set()

@@ -22,6 +22,9 @@ at most. An upload that is overdue is too slow; the one that was due first is th
     20 MB in a second, then 1 KB/s    due 20 s after the burst; each KB adds 1 ms, so cut 20 s after it if memory is short
     1 MB at 100 KB/s                  never overdue: each second brings a tenth of it or more, which adds 2 s or more
 
+Who holds how much matters only while memory is short: with half of the budget left free, nobody can have more than a share. So
+it is counted from the leases when more than half is taken, and kept up to date until less than a quarter is.
+
 Compiled (`tools/compile.py`).
 """
 
@@ -54,8 +57,10 @@ class BodyBudget:
         """What keeps further requests that a connection has sent; None while there is none."""
         self.uploads: set[BodyLease] = set()
         """The leases of bodies that are being read in pieces."""
-        self.by_owner: dict[str, int] = {}
-        """Bytes held by tenant, and by tenant and address."""
+        self.leases: set[BodyLease] = set()
+        """The leases that hold bytes."""
+        self.by_owner: dict[str, int] | None = None
+        """Bytes held by tenant, and by tenant and address, while memory is short; None while it is not."""
 
     @property
     def parked_bytes(self) -> int:
@@ -65,13 +70,24 @@ class BodyBudget:
     def has_room(self, lease: BodyLease, size: int) -> bool:
         """Return whether `lease` may hold `size` more bytes."""
         free = self.limit - self.parked_bytes - size
+        if free >= self.limit // 2:
+            return True
         if free < 0:
             return False
-        of_tenant = self.by_owner.get(lease.tenant, 0)
+        by_owner = self._holdings()
+        of_tenant = by_owner.get(lease.tenant, 0)
         if of_tenant == lease.held_bytes:  # its only body
             return True
-        of_address = self.by_owner.get(lease.address, 0)
+        of_address = by_owner.get(lease.address, 0)
         return of_tenant + size <= _TENANT_SHARE * free and of_address + size <= _ADDRESS_SHARE * free
+
+    def _holdings(self) -> dict[str, int]:
+        """Return how many bytes each owner holds, and keep that up to date from now on. O(leases) the first time."""
+        if self.by_owner is None:
+            self.by_owner = {}
+            for lease in self.leases:
+                count_holding(self.by_owner, lease, lease.held_bytes)
+        return self.by_owner
 
     def make_room(self, lease: BodyLease, size: int) -> bool:
         """Let others go until `lease` may hold `size` more bytes, and return whether it may."""
@@ -90,17 +106,20 @@ class BodyBudget:
 class BodyLease:
     """The bytes of the budget that one body holds; none at first."""
 
-    __slots__ = ("_budget", "_stop", "address", "due", "held_bytes", "tenant")
+    held_bytes = 0
+    due: Micros = _NEVER
+    """When its upload is too slow, unless more comes."""
+    _stop: Callable[[], object] | None = None
 
     def __init__(self, budget: BodyBudget, tenant: str, client: ClientAddress) -> None:
         self._budget = budget
         self.tenant = tenant
-        self.address = f"{tenant}\n{client[0] if client else ''}"
+        self._client = client
+
+    @property
+    def address(self) -> str:
         """The tenant and the address."""
-        self.held_bytes = 0
-        self.due: Micros = _NEVER
-        """When its upload is too slow, unless more comes."""
-        self._stop: Callable[[], object] | None = None
+        return f"{self.tenant}\n{self._client[0] if self._client else ''}"
 
     def begin_upload(self, stop: Callable[[], object]) -> None:
         """Take note that the body is being read in pieces. `stop` is called if it is cut: it must read no more then."""
@@ -117,7 +136,11 @@ class BodyLease:
         budget = self._budget
         if not (budget.has_room(self, size) or budget.make_room(self, size)):
             raise error_responses.body_budget_exhausted()
-        self._count(size)
+        budget.leases.add(self)
+        budget.taken_bytes += size
+        self.held_bytes += size
+        if budget.by_owner is not None:
+            count_holding(budget.by_owner, self, size)
         if self._stop is not None and size:
             self.due = min(budget.now() + _PACE, self.due + _PACE * size // self.held_bytes)
 
@@ -130,22 +153,27 @@ class BodyLease:
 
     def return_bytes(self, size: int) -> None:
         """Return `size` bytes of those that are held to the budget."""
-        self._count(-size)
+        budget = self._budget
+        budget.taken_bytes -= size
+        self.held_bytes -= size
+        if budget.by_owner is not None:
+            count_holding(budget.by_owner, self, -size)
+            if budget.taken_bytes < budget.limit // 4:
+                budget.by_owner = None
 
     def release(self) -> None:
         """Return all bytes to the budget. Idempotent."""
         if self._stop is not None:
             self.end_upload()
-        if self.held_bytes:
-            self._count(-self.held_bytes)
+        self.return_bytes(self.held_bytes)
+        self._budget.leases.discard(self)
 
-    def _count(self, size: int) -> None:
-        budget = self._budget
-        budget.taken_bytes += size
-        self.held_bytes += size
-        for owner in (self.tenant, self.address):
-            held = budget.by_owner.get(owner, 0) + size
-            if held:
-                budget.by_owner[owner] = held
-            else:
-                budget.by_owner.pop(owner, None)
+
+def count_holding(by_owner: dict[str, int], lease: BodyLease, size: int) -> None:
+    """Count `size` more bytes for the owners of a lease."""
+    for owner in (lease.tenant, lease.address):
+        held = by_owner.get(owner, 0) + size
+        if held:
+            by_owner[owner] = held
+        else:
+            by_owner.pop(owner, None)
