@@ -10,8 +10,8 @@ A table stands between two marks, and a count between two others:
     | scorer | score, from 0 to 1 | ...
     <!-- end -->
 
-The marks name a kind as messages do, a section of the configuration ("keys of gateway.upstream"), or "metrics". Nothing else in
-a page is touched.
+The marks name a kind as messages do, a section of the configuration ("keys of gateway.upstream"), a port ("pages on
+admin_port"), or "metrics". Nothing else in a page is touched.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from access_table import access_table
 from key_tables import key_table
 from maitred.config.root import KINDS
 from maitred.core.registry import Registry
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _TABLE = re.compile(r"(<!-- made by make docs: ([^>]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _KEYS_OF = "keys of "
+_PAGES = "pages "
 _COUNT = re.compile(r"(<!-- count: ([^>]+) -->)(.*?)(<!-- end -->)")
 
 
@@ -43,6 +45,8 @@ def made_anew(page: str) -> str:
     def table_of(name: str) -> str:
         if name == "metrics":
             return "\n".join(_rows(metric_table()))
+        if name.startswith(_PAGES):
+            return "\n".join(_rows(access_table(name.removeprefix(_PAGES))))
         section = name.removeprefix(_KEYS_OF)
         return table(kinds[name]) if section == name else "\n".join(_rows(key_table(section)))
 

@@ -9,6 +9,7 @@ import msgspec
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
+from maitred.gateway.metric_rows import label_names
 from maitred.programs import ProgramsConfig
 
 
@@ -24,7 +25,6 @@ def _metrics() -> Iterator[tuple[str, str, str, str]]:
         admission = msgspec.convert({"mode": mode}, AdmissionConfig)
         gateway = Gateway(config, admission, programs=msgspec.convert({"mode": "tr"}, ProgramsConfig))
         for family in gateway.metric_families():
-            # Where a metric has no sample yet, nothing else says which labels it has.
-            labels: tuple[str, ...] = vars(family).get("_labelnames", ())
+            labels = label_names(family)
             total = "_total" if family.type == "counter" else ""
             yield family.name + total, family.type, ", ".join(f"`{label}`" for label in labels), family.documentation

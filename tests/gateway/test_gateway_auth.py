@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from world import ClientConnection, GatewayWorld, run, world
 
-from maitred.gateway.auth import ApiKeys, Caller, KeyRights, identify_viewer
+from maitred.gateway.auth import ApiKeys, Caller, KeyRights
 from maitred.gateway.config import hash_api_key
+from maitred.gateway.local_access import LocalAccess
 from maitred.wire.exchange import ApiError
 
 SHARED, ACME = "s3cret", "acme-key"
 LOCKED = {"api_key": SHARED, "tenant_api_keys": {"acme": hash_api_key(ACME)}}
-FROM_AFAR = ("10.0.0.7", 5)
 FROM_HERE = ("127.0.0.1", 5)
 
 
@@ -58,29 +58,6 @@ def test_anything_else_is_refused(shown: bytes | None, expected: str) -> None:
     assert (b"www-authenticate", b"Bearer") in caught.value.headers
 
 
-def test_without_keys_any_client_may_ask_and_this_machine_may_administrate() -> None:
-    keys = ApiKeys(None, {})
-
-    assert keys.authenticate(None) is keys.authenticate(b"Bearer whatever") is None
-    keys.require_administrator(None, FROM_HERE, [])
-    keys.require_administrator(None, ("::1", 5), [])
-    for client in (FROM_AFAR, ("testclient", 5), None):
-        with pytest.raises(ApiError) as caught:
-            keys.require_administrator(None, client, [])
-        assert (caught.value.status, caught.value.code) == (403, "admin_forbidden")
-
-
-def test_with_keys_only_the_shared_one_may_administrate() -> None:
-    keys = ApiKeys(hash_api_key(SHARED), {"acme": hash_api_key(ACME)})
-
-    keys.require_administrator(b"Bearer s3cret", FROM_AFAR, [])
-    with pytest.raises(ApiError) as of_a_tenant:
-        keys.require_administrator(b"Bearer acme-key", FROM_HERE, [])
-    with pytest.raises(ApiError) as without:
-        keys.require_administrator(None, FROM_HERE, [])
-    assert (of_a_tenant.value.status, without.value.status) == (403, 401)
-
-
 @pytest.mark.parametrize(
     ("host", "origin", "allowed"),
     [
@@ -107,17 +84,14 @@ def test_with_keys_only_the_shared_one_may_administrate() -> None:
 def test_a_page_in_a_browser_of_this_machine_is_no_operator(host: str | None, origin: str | None, allowed: bool) -> None:
     given = {b"host": host, b"origin": origin}
     headers = [(name, value.encode()) for name, value in given.items() if value is not None]
-    keys = ApiKeys(None, {}, ["gateway.example"])
-    locked = ApiKeys(hash_api_key(SHARED), {})
+    problem = LocalAccess(["gateway.example"]).problem(FROM_HERE, headers)
+    assert (problem is None) is allowed
 
-    locked.require_administrator(b"Bearer s3cret", FROM_HERE, headers)
-    assert identify_viewer(keys, None, None, FROM_HERE, headers).sees_all is allowed
-    if allowed:
-        keys.require_administrator(None, FROM_HERE, headers)
-    else:
-        with pytest.raises(ApiError) as caught:
-            keys.require_administrator(None, FROM_HERE, headers)
-        assert (caught.value.status, caught.value.code) == (403, "admin_forbidden")
+
+def test_only_this_machine_is_local() -> None:
+    assert LocalAccess().problem(FROM_HERE, []) is LocalAccess().problem(("::1", 5), []) is None
+    for client in (("10.0.0.7", 5), ("testclient", 5), None):
+        assert "from the gateway's own machine only" in (LocalAccess().problem(client, []) or "")
 
 
 def test_dns_rebinding_and_plain_posts_change_nothing() -> None:
@@ -234,28 +208,6 @@ def test_a_tenant_may_have_two_keys_while_its_clients_change() -> None:
     run(scenario())
     keys = ApiKeys(None, {"acme": (hash_api_key(ACME), hash_api_key("next"))})
     assert keys.authenticate(b"Bearer acme-key") == keys.authenticate(b"Bearer next") == Caller("auth:acme", KeyRights.TENANT)
-
-
-@pytest.mark.parametrize(
-    ("path", "without", "tenant", "shared"),
-    [
-        ("/health", 200, 200, 200),
-        ("/ready", 200, 200, 200),
-        ("/metrics", 200, 200, 200),
-        ("/v1/models", 401, 200, 200),
-        ("/v1/models/m", 401, 200, 200),
-        ("/maitred/state", 401, 200, 200),
-        ("/admin/config", 401, 403, 200),
-        ("/nowhere", 401, 404, 200),  # what the gateway does not know is for the operator, and the backend answers it
-    ],
-)
-def test_pages(path: str, without: int, tenant: int, shared: int) -> None:
-    async def scenario() -> list[int]:
-        async with world(**LOCKED) as w:
-            callers: list[dict[str, str]] = [{}, bearer(ACME), bearer(SHARED)]
-            return [(await w.request(path, b"", "GET", **headers))[0] for headers in callers]
-
-    assert run(scenario()) == [without, tenant, shared]
 
 
 def test_the_configuration_in_force_shows_no_secret() -> None:

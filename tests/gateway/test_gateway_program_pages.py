@@ -194,7 +194,9 @@ def test_health_has_the_fields_of_thunderagent_and_keeps_its_own() -> None:
         async with world(Backend(small), programs={"mode": "default"}, api_key="shared") as w:
             mode = {"router_mode": "default", "scheduling_enabled": False, "backends": [w.backends[0].url]}
             sums = dict.fromkeys(("programs_count", "reasoning_count", "acting_count", "paused_count"), 0)
-            assert await get(w, "/health") == {"status": "ok", **mode, **sums, "profile_enabled": False}
+            shown = {"status": "ok", **mode, **sums, "profile_enabled": False}
+            assert await get(w, "/health", authorization="Bearer shared") == shown
+            assert await get(w, "/health") == {"status": "ok"}  # a probe without the key learns no backend
 
     run(scenario())
 

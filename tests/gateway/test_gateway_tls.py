@@ -72,7 +72,7 @@ def test_a_reload_brings_a_new_certificate_or_changes_nothing(tmp_path: Path) ->
         config = GatewayConfig(backends=(backend.url,), tls_cert=cert, tls_key=key)
         gateway = Gateway(config, admission_config(), reload=lambda: files.read(config))
         try:
-            async with running_server(gateway, certificate=gateway.certificate) as url:
+            async with running_server(gateway, certificate=gateway.certificates.port) as url:
                 assert url.startswith("https://")
                 await asyncio.to_thread(reloads, url, files)
         finally:
@@ -89,3 +89,39 @@ def test_a_wrong_certificate_never_starts(tmp_path: Path) -> None:
         Gateway(config)
     with pytest.raises(ValueError, match="tls_key needs tls_cert"):
         GatewayConfig(tls_key=key)
+
+
+@pytest.mark.parametrize(("given", "scheme"), [({}, "https"), ({"admin_tls": "none"}, "http"), ({"own": True}, "https")])
+def test_the_port_of_the_operator(tmp_path: Path, given: dict[str, Any], scheme: str) -> None:
+    """It has the certificate of the other port, none, or one of its own, which a reload reads again."""
+    (cert, key), own = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    has_own = given.pop("own", False)
+    named = dict(zip(("admin_tls_cert", "admin_tls_key"), own, strict=True)) if has_own else {}
+    trusted = ssl.create_default_context(cafile=own[0] if has_own else cert)
+    later = ssl.create_default_context(cafile=make_certificate(tmp_path, "third")[0])
+
+    def ask(url: str, context: ssl.SSLContext) -> None:
+        urllib.request.urlopen(f"{url}/admin/config", context=context if scheme == "https" else None, timeout=5).close()
+
+    def replace(url: str) -> None:
+        for name, path in zip(("third.pem", "third.key"), own if has_own else (cert, key), strict=True):
+            shutil.copy(tmp_path / name, path)
+        asked = urllib.request.Request(f"{url}/admin/reload", method="POST", data=b"")
+        urllib.request.urlopen(asked, context=trusted if scheme == "https" else None, timeout=5).close()
+
+    async def scenario() -> None:
+        backend, files, urls = Backend(), Files(), list[str]()
+        await backend.start()
+        config = GatewayConfig(backends=(backend.url,), tls_cert=cert, tls_key=key, admin_port=0, **named, **given)
+        gateway = Gateway(config, admission_config(), reload=lambda: files.read(config))
+        listeners = {"certificate": gateway.certificates.port, "beside": gateway.admin_listener()}
+        try:
+            async with running_server(gateway, **listeners, on_ready=lambda *each: urls.extend(each)):
+                assert [url.partition(":")[0] for url in urls] == ["https", scheme]
+                await asyncio.to_thread(ask, urls[1], trusted)
+                await asyncio.to_thread(replace, urls[1])
+                await asyncio.to_thread(ask, urls[1], later)
+        finally:
+            await backend.stop()
+
+    run(scenario())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -195,12 +195,14 @@ class ClientConnection:
 class GatewayWorld:
     """A gateway, its backends, and the connections of its clients."""
 
-    def __init__(self, gateway: Gateway, url: str, backends: tuple[Backend, ...]) -> None:
-        self.gateway, self.url, self.backends = gateway, url, backends
+    def __init__(self, gateway: Gateway, urls: Sequence[str], backends: tuple[Backend, ...]) -> None:
+        self.gateway, self.url, self.backends = gateway, urls[0], backends
+        self.admin_url = urls[-1]
+        """That of `admin_port`, if there is one."""
         self._connections: list[ClientConnection] = []
 
-    async def connect(self) -> ClientConnection:
-        host, port = self.url.removeprefix("http://").split(":")
+    async def connect(self, url: str | None = None) -> ClientConnection:
+        host, port = (url or self.url).removeprefix("http://").split(":")
         self._connections.append(ClientConnection(*await asyncio.open_connection(host, int(port), limit=1 << 26)))
         return self._connections[-1]
 
@@ -208,7 +210,13 @@ class GatewayWorld:
         self, path: str = CHAT, body: object = None, method: str = "POST", **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
         """Send a request on a connection of its own, and return its response."""
-        connection = await self.connect()
+        return await self.request_at(self.url, path, body, method, **headers)
+
+    async def request_at(
+        self, url: str, path: str, body: object = None, method: str = "POST", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send a request to one of the ports, and return its response."""
+        connection = await self.connect(url)
         await connection.send_request(path, body, method, **headers)
         return await connection.read_response()
 
@@ -289,8 +297,9 @@ async def world(
     admitted = admission_config(**(admission or {}))
     gateway = Gateway(settings, admitted, routing, programs_config(programs), reload=read, log_output=log_output)
     try:
-        async with running_server(gateway) as url:
-            here = GatewayWorld(gateway, url, backends)
+        urls: list[str] = []
+        async with running_server(gateway, beside=gateway.admin_listener(), on_ready=lambda *each: urls.extend(each)):
+            here = GatewayWorld(gateway, urls, backends)
             if ready:
                 await here.wait_until(lambda: all(backend.healthy for backend in here.state.backends))
             try:

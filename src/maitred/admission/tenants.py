@@ -29,6 +29,8 @@ from typing import Final
 MAX_NAME_CHARS: Final = 128
 """Length in characters up to which a gateway keeps a name that a client has chosen as it is. It remembers many names, and shows
 them in metrics, so longer ones are hashed."""
+KEY_TENANT_PREFIX: Final = "auth:"
+"""What the names of tenants with a key begin with."""
 _FORMS: Final[Mapping[str, str]] = {"auth": "auth:ID", "header": "header:VALUE", "ip": "ip:ADDRESS"}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from maitred.cli.serve import admin_need
 from maitred.cli.terminal import exit_if_any, printable
 from maitred.core.errors import ConfigError
 
@@ -104,6 +105,9 @@ def _summary_lines(config: Config, capacity: int) -> Iterator[str]:
     gateway, engine, cluster = config.gateway, config.engine, config.cluster
     slots = f"{gateway.slots_per_backend} slots" if gateway.slots_per_backend else "the slots it reports (else 64)"
     yield f"gateway    {gateway.host}:{gateway.port}, {_count(len(gateway.backends), 'backend')}, {slots} on each"
+    if gateway.admin_port is not None:
+        address = f"{gateway.admin_host or gateway.host}:{gateway.admin_port}"
+        yield f"           the operator's pages on {address}, {admin_need(gateway)}"
     yield from _admission_lines(config.admission, capacity)
     programs = config.programs
     if programs.mode != "off":

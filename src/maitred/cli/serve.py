@@ -84,18 +84,27 @@ def run(flags: ServeFlags) -> None:
         _serve(sources, loaded, output)
 
 
-def _on_ready(gateway: Gateway, output: LogOutput, url: str) -> None:
+def _on_ready(gateway: Gateway, output: LogOutput, url: str, *admin_url: str) -> None:
     """Say where the gateway serves, and reload for a SIGHUP that came before."""
-    _announce(gateway.config, output, url)
+    _announce(gateway.config, output, url, *admin_url)
     if hangups.came():
         gateway.request_reload()
 
 
-def _announce(config: GatewayConfig, output: LogOutput, url: str) -> None:
-    if config.log_format == "text":  # Programs that start a gateway wait for this line.
-        output.write(f"maitred: gateway on {url}, backends: {', '.join(config.backends)}\n".encode())
-    else:
-        log.info("gateway on %s, backends: %s", url, ", ".join(config.backends))
+def _announce(config: GatewayConfig, output: LogOutput, url: str, admin_url: str | None = None) -> None:
+    said = [f"gateway on {url}, backends: {', '.join(config.backends)}"]
+    if admin_url is not None:
+        said.append(f"the operator's pages on {admin_url}, {admin_need(config)}")
+    for line in said:
+        if config.log_format == "text":  # Programs that start a gateway wait for the first line.
+            output.write(f"maitred: {line}\n".encode())
+        else:
+            log.info("%s", line)
+
+
+def admin_need(config: GatewayConfig) -> str:
+    """Return in words what a request to `admin_port` needs."""
+    return "no key is needed there" if config.admin_auth == "none" else "keys as for clients"
 
 
 def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
@@ -123,7 +132,8 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         drain_secs=config.drain_secs,
         on_ready=partial(_on_ready, gateway, output),
         on_hangup=gateway.request_reload,
-        certificate=gateway.certificate,
+        certificate=gateway.certificates.port,
+        beside=gateway.admin_listener(),
     )
 
 

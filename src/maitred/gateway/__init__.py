@@ -15,7 +15,7 @@ The life of a request, and the file for each part of it:
 The gateway itself decides nothing. It reports every event to the cores, with the time at which it happened, and the cores
 decide. What they know of the fleet comes from `polling`, `engine_metrics`, `fleet`, `capacity` and, for backends that do not
 say how many requests they can run, `slot_learning`. What an operator sees is in `state`, `metrics` and `endpoints`, and
-`local_access` says which connections are those of an operator without a key; `reload` changes the configuration in service.
+`page_access` says who sees which of it (without a key: `local_access`); `reload` changes the configuration in service.
 `recording` writes down what happened (`append_file`), and `descriptor_watch` says when there are no file descriptors left.
 
 With agent programs, memory comes before the slot: `program_driver` asks the programs core, which knows the KV memory of the
@@ -27,6 +27,8 @@ The other files:
 
     app               the parts, and which of them serves which path; config: the keys
     inbound_head      tenant, class and headers of a request; passed_routes: routes that are only passed on
+    intake_rules      what the intake makes of a configuration; port_certificates: TLS of each port
+    tenant_views      what a tenant sees of the state; metric_rows: and of the metrics
     agent_headers     the session that the headers of an agent name; program_fields: which program a request belongs to
     body_budget       the bytes of all bodies; plain_runs: text of a large body that is not parsed
     body_members      members of a body that are changed; content_coding: bodies that are compressed

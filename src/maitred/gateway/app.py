@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,8 @@ from maitred.gateway.line_file import LineFile
 from maitred.gateway.logs import LogOutput
 from maitred.gateway.loop_lag import LoopLag
 from maitred.gateway.metrics import GatewayCollector, ejection_families, upstream_families
+from maitred.gateway.page_access import Page, Port
+from maitred.gateway.port_certificates import PortCertificates, PortFiles
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_parts import ProgramParts
@@ -47,12 +49,12 @@ from maitred.gateway.request_metrics import RequestMetrics
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.slot_learning import SlotLearning
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
+from maitred.gateway.tenant_views import TenantViews
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
-from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
 from maitred.wire.client import UpstreamClient
-from maitred.wire.exchange import Exchange, send_error
-from maitred.wire.server import App
+from maitred.wire.exchange import ApiError, Exchange, send_error
+from maitred.wire.server import App, Listener
 from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
@@ -87,8 +89,7 @@ class Gateway(App):
         self.config = config
         self.send_timeout_secs = config.send_timeout_secs
         self.counters = GatewayCounters(config.tenant_metric_top_n)
-        self.certificate = _certificate(config)
-        """That of the server which this gateway is served by, or None for plain HTTP."""
+        self.certificates = PortCertificates(config)
         self._cors = CrossOrigins(config.cors_origins) if config.cors_origins else None
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
@@ -123,7 +124,7 @@ class Gateway(App):
         self._log_output = log_output or LogOutput(config.log_format)
         self._access_log = AccessLog(self._log_output) if config.access_log else None
         self.request_metrics = RequestMetrics(config.model_metric_top_n)
-        self._observer = RequestObserver(self.request_metrics, self._access_log, self._recorder)
+        self._observer = RequestObserver(self.request_metrics, self.counters, self._access_log, self._recorder)
 
     def _make_intake(self) -> RequestIntake:
         """Return what turns the head and the body of a request into what the five questions ask about."""
@@ -137,7 +138,7 @@ class Gateway(App):
         """Return what reads the configuration again; now this one is in force."""
         admission, programs = self.core.config, self._programs_config
         settings = GatewaySettings(gateway=self.config, admission=admission, routing=routing, programs=programs)
-        return ConfigReloader(settings, reload, self._read_certificate, self._reconfigure, self.counters.reloads)
+        return ConfigReloader(settings, reload, self._read_certificates, self._reconfigure, self.counters.reloads)
 
     def _make_slot_learning(self) -> SlotLearning:
         """Return what learns how many requests each backend takes, with the source of each chosen."""
@@ -161,14 +162,15 @@ class Gateway(App):
         families.append(partial(ejection_families, self._fleet))
         if programs is not None:
             families.append(programs.metric_families)
-        self._collector = GatewayCollector(self.counters, self.core, self.state, families)
+        tenants = TenantViews(self._driver, self._fleet, self.counters, None if programs is None else programs.views)
+        self._collector = GatewayCollector(self.counters, self.core, self.state, tenants, families)
         endpoints = AdminEndpoints(
-            *(self._fleet, self._collector, self.state, self._reloader, self.settings),
-            lambda: self._intake.keys,
+            *(self._fleet, self._collector, self.state, tenants, self._reloader, self.settings),
+            lambda: self._intake.access,
             lambda: self._capacity.fallback,
         )
         if programs is not None:
-            pages = programs.endpoints(self._intake.identify)
+            pages = programs.endpoints()
             endpoints.add(pages.by_path, pages.by_prefix, programs.health_fields)
         return endpoints
 
@@ -250,13 +252,39 @@ class Gateway(App):
             return self._proxy.proxy_request(exchange)
         return self._answer(exchange, route)
 
+    async def answer_operator(self, exchange: Exchange) -> None:
+        """Answer a request that came on `admin_port`: what clients send elsewhere is not there."""
+        if exchange.path in ROUTES:
+            send_error(exchange, error_responses.no_route(exchange.path), exchange.path)
+        elif self._endpoints.answers(exchange.path):
+            await self._answer_page(exchange, Port.ADMIN)
+        else:
+            try:
+                operator = self._intake.access.viewer(Page.ENGINE, exchange, Port.ADMIN)
+            except ApiError as error:
+                send_error(exchange, error, exchange.path)
+            else:
+                await self._proxy.proxy_request(exchange, operator)
+
+    def admin_listener(self) -> Sequence[Listener]:
+        """Return the port of the operator, if there is to be one."""
+        config = self.config
+        if config.admin_port is None:
+            return ()
+        host = config.admin_host or config.host
+        return (Listener(host, config.admin_port, self.answer_operator, self.certificates.admin_port, "admin-"),)
+
+    async def _answer_page(self, exchange: Exchange, port: Port) -> None:
+        """Answer a request for a page of the gateway's own."""
+        began_at = monotonic_now()
+        await self._endpoints.answer_request(exchange, port)
+        if self._access_log is not None:
+            self._access_log.write_answer(exchange, exchange.status, "", began_at, monotonic_now())
+
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:
-        """Answer a request that is not forwarded."""
+        """Answer a request that is not forwarded, on the port of the clients."""
         if route is None:
-            began_at = monotonic_now()
-            await self._endpoints.answer_request(exchange)
-            if self._access_log is not None:
-                self._access_log.write_answer(exchange, exchange.status, "", began_at, monotonic_now())
+            await self._answer_page(exchange, self._intake.access.port)
         else:
             error = error_responses.method_not_allowed(exchange.method, "POST")
             send_error(exchange, error, exchange.path)
@@ -274,17 +302,14 @@ class Gateway(App):
         """Return whether the router or the admission policy reads what backends report of their load or memory."""
         return bool(self._router_signals & (Signals.LOAD | Signals.MEMORY)) or self.core.reads_load
 
-    def _read_certificate(self, config: GatewayConfig) -> CertificateFiles | None:
-        """Return the certificate that `config` names, or None if this gateway serves without TLS. Called in a thread. Raises
-        ConfigError."""
-        files = _certificate_files(config) or _certificate_files(self._reloader.settings.gateway)
-        return None if self.certificate is None or files is None else read_certificate(*files, where="gateway")
+    def _read_certificates(self, config: GatewayConfig) -> PortFiles:
+        """Return the certificates that `config` names. Called in a thread. Raises ConfigError."""
+        return self.certificates.read(config, self._reloader.settings.gateway)
 
-    def _reconfigure(self, settings: GatewaySettings, certificate: CertificateFiles | None) -> None:
+    def _reconfigure(self, settings: GatewaySettings, certificates: PortFiles) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
         self._capacity.reconfigure(settings.admission)
-        if self.certificate is not None and certificate is not None:
-            self.certificate.load(certificate)
+        self.certificates.load(certificates)
         self._on_slots_changed(self._fleet.pools.names)
         self._intake.reconfigure(settings.gateway, settings.programs)
         if self.programs is not None:
@@ -305,16 +330,6 @@ class Gateway(App):
 def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
     if not poll_task.cancelled():
         log.critical("backends are watched no more: restart the gateway", exc_info=poll_task.exception())
-
-
-def _certificate(config: GatewayConfig) -> ServerCertificate | None:
-    files = _certificate_files(config)
-    return None if files is None else ServerCertificate(*files, where="gateway")
-
-
-def _certificate_files(config: GatewayConfig) -> tuple[str, str] | None:
-    """Return the files of the certificate and of its key, or None without TLS."""
-    return None if config.tls_cert is None else (config.tls_cert, config.tls_key or config.tls_cert)
 
 
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:

@@ -1,4 +1,4 @@
-"""Authentication: whether a request may be served, and which tenant sends it.
+"""Authentication: whether a request may be served, and which tenant sends it. Which pages a sender may see: `page_access`.
 
 **API keys.** A key comes as `Authorization: Bearer KEY`, or without that header as `x-api-key: KEY`, which is how Anthropic's
 SDKs send it (`request_fields.read_credentials`). It is hashed and looked up, so that a check costs the same with one tenant and
@@ -20,18 +20,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
+from maitred.admission.tenants import KEY_TENANT_PREFIX
 from maitred.gateway import error_responses
 from maitred.gateway.config import HASH_PREFIX, keys_of_tenant
-from maitred.gateway.local_access import LocalAccess
 from maitred.gateway.request_fields import shorten_name
 from maitred.wire.exchange import ClientAddress
-from maitred.wire.messages import Headers
 
 
 class KeyRights(Enum):
@@ -40,7 +39,7 @@ class KeyRights(Enum):
     TENANT = auto()
     """Send requests."""
     ALL = auto()
-    """Send requests and use `/admin/*`: the shared key."""
+    """Send requests, and do what the operator may: the shared key."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -57,19 +56,15 @@ _NO_CALLER: Final[tuple[bytes, Caller | None]] = (bytes(32), None)
 class ApiKeys:
     """The keys that open the gateway. Without any key it is open to every client."""
 
-    def __init__(
-        self, shared: str | None, tenants: Mapping[str, str | tuple[str, ...]], admin_hosts: Iterable[str] = ()
-    ) -> None:
-        """`shared` and the values of `tenants`, one or several by tenant id, are hashes as `hash_api_key` returns them.
-        `admin_hosts` are the names under which an operator may come while there are no keys."""
-        self._local = LocalAccess(admin_hosts)
+    def __init__(self, shared: str | None, tenants: Mapping[str, str | tuple[str, ...]]) -> None:
+        """`shared` and the values of `tenants`, one or several by tenant id, are hashes as `hash_api_key` returns them."""
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, tuple[bytes, Caller | None]] = {}
         for tenant, given in tenants.items():
             for key in keys_of_tenant(given):
-                self._add(key, Caller(f"auth:{tenant}", KeyRights.TENANT))
+                self._add(key, Caller(f"{KEY_TENANT_PREFIX}{tenant}", KeyRights.TENANT))
         if shared is not None:
-            self._add(shared, Caller(f"auth:{shared.removeprefix(HASH_PREFIX)}", KeyRights.ALL))
+            self._add(shared, Caller(f"{KEY_TENANT_PREFIX}{shared.removeprefix(HASH_PREFIX)}", KeyRights.ALL))
 
     def __bool__(self) -> bool:
         return bool(self._callers)
@@ -91,21 +86,6 @@ class ApiKeys:
             raise error_responses.invalid_api_key()
         return caller
 
-    def require_administrator(self, credentials: bytes | None, client: ClientAddress, headers: Headers) -> None:
-        """Raise ApiError 401 or 403 unless the request has the shared key; or, without any configured key, comes from an
-        operator at this machine (`LocalAccess`)."""
-        caller = self.authenticate(credentials)
-        if caller is None:
-            problem = self.local_problem(client, headers)
-            if problem is not None:
-                raise error_responses.admin_forbidden(problem)
-        elif caller.rights is not KeyRights.ALL:
-            raise error_responses.admin_forbidden("this needs the gateway's own api_key; the key of a tenant is not enough")
-
-    def local_problem(self, client: ClientAddress, headers: Headers) -> str | None:
-        """Return why a request without a key does not come from an operator at this machine, or None if it does."""
-        return self._local.problem(client, headers)
-
     def _add(self, key: str, caller: Caller) -> None:
         digest = bytes.fromhex(key.removeprefix(HASH_PREFIX))
         self._callers[self._tag(digest)] = digest, caller
@@ -115,26 +95,6 @@ class ApiKeys:
 
 
 ANONYMOUS: Final = "anonymous"
-
-
-class Viewer(NamedTuple):
-    """The sender of a request that wants to see, or to change, what belongs to tenants."""
-
-    tenant: str
-    sees_all: bool
-    """Whether that is everything, and not only what belongs to `tenant`."""
-
-
-def identify_viewer(
-    keys: ApiKeys, credentials: bytes | None, header_value: bytes | None, client: ClientAddress, headers: Headers
-) -> Viewer:
-    """Return the viewer. With the shared key it sees all tenants; without any configured key, as an operator at this machine,
-    unless the request names a tenant. Raises ApiError 401."""
-    caller = keys.authenticate(credentials)
-    tenant = resolve_tenant(caller, header_value, client)
-    if caller is not None:
-        return Viewer(tenant, caller.rights is KeyRights.ALL)
-    return Viewer(tenant, keys.local_problem(client, headers) is None and not (header_value or b"").strip())
 
 
 def resolve_tenant(caller: Caller | None, header_value: bytes | None, client: ClientAddress) -> str:

@@ -68,6 +68,19 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """File with the certificate and its chain, in PEM; a reload reads it again. Null: plain HTTP."""
     tls_key: str | None = None
     """File with the private key of `tls_cert`, in PEM and without a password. Null: `tls_cert` holds it as well."""
+    admin_port: int | None = None
+    """Port for the pages and routes of the operator; 0 takes any free one. On `port` they answer 404 then. Null: they are on
+    `port`."""
+    admin_host: str | None = None
+    """Address to listen on with `admin_port`. Null: `host`."""
+    admin_auth: Literal["none"] | None = None
+    """`none`: whoever reaches `admin_port` is the operator, without a key. Null: keys count there as on `port`."""
+    admin_tls: Literal["none"] | None = None
+    """`none`: `admin_port` speaks plain HTTP, also if `port` speaks TLS. Null: TLS if there is a certificate for it."""
+    admin_tls_cert: str | None = None
+    """File with the certificate of `admin_port`, as `tls_cert`. Null: `tls_cert`, with `tls_key`."""
+    admin_tls_key: str | None = None
+    """File with the private key of `admin_tls_cert`. Null: `admin_tls_cert` holds it as well."""
     slots_per_backend: int | None = None
     """Requests that one backend may have in flight, for each model it serves; a base model and its adapters count as one. Null:
     as `slots` says."""
@@ -79,8 +92,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`none`: every client may send requests, without a key. Only with this word may a reload open a gateway that had keys.
     Null: every request needs a key as soon as one is configured."""
     admin_hosts: tuple[str, ...] = ()
-    """Names, without a port, under which `/admin/*` may be called from this machine while there are no keys, beside its
-    addresses, `localhost` and `host`."""
+    """Names, without a port, under which `/admin/*` may be called without a key where none is needed (from this machine while
+    there are no keys, or with `admin_auth: none`), beside addresses, `localhost`, `host` and `admin_host`."""
     api_key: str | None = None
     """The key that all clients share, as it is or as `sha256:HEX`. It is the only key that opens `/admin/*`."""
     tenant_api_keys: dict[str, str | tuple[str, ...]] = {}
@@ -156,8 +169,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retry: RetryConfig = RetryConfig()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65_535:
-            raise ValueError("port must be from 0 to 65535")
+        self._check_ports()
         if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MAX_SLOTS:
             raise ValueError(f"slots_per_backend must be from 1 to {MAX_SLOTS:,}")
         if self.slots_per_backend is not None and self.slots == "learned":
@@ -168,8 +180,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("tenant_header_name must be the name of a header")
         if not 0 <= self.refusals_per_sec <= MAX_REFUSALS_PER_SEC:
             raise ValueError(f"refusals_per_sec must be from 0 to {MAX_REFUSALS_PER_SEC:,}")
-        if self.tls_key is not None and self.tls_cert is None:
-            raise ValueError("tls_key needs tls_cert (give both, or neither)")
         self._check_names()
         self._check_counts()
         self._check_times()
@@ -177,6 +187,21 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         self._hash_keys()
         if self.backends:
             self._check_backends()
+
+    def _check_ports(self) -> None:
+        for name in ("port", "admin_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65_535:
+                raise ValueError(f"{name} must be from 0 to 65535")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError(f"admin_port must be another port than port, which is {self.port} as well")
+        for name in ("admin_host", "admin_auth", "admin_tls", "admin_tls_cert", "admin_tls_key"):
+            if self.admin_port is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} needs admin_port (give both, or neither)")
+        for prefix in ("", "admin_"):
+            if getattr(self, f"{prefix}tls_key") is not None and getattr(self, f"{prefix}tls_cert") is None:
+                raise ValueError(f"{prefix}tls_key needs {prefix}tls_cert (give both, or neither)")
+        if self.admin_tls == "none" and self.admin_tls_cert is not None:
+            raise ValueError("admin_tls: none contradicts admin_tls_cert (leave one of them out)")
 
     def _check_names(self) -> None:
         for name in self.admin_hosts:
@@ -227,6 +252,19 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"auth: none contradicts {next(iter(owners.values()))} (leave one of them out)")
         if self.upstream_api_key is not None and not is_valid_api_key(self.upstream_api_key):
             raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
+
+    @property
+    def tls_files(self) -> tuple[str, str] | None:
+        """The files of the certificate and of the key of `port`, or None if it speaks plain HTTP."""
+        return None if self.tls_cert is None else (self.tls_cert, self.tls_key or self.tls_cert)
+
+    @property
+    def admin_tls_files(self) -> tuple[str, str] | None:
+        """Those of `admin_port`, or None if it speaks plain HTTP, or there is none."""
+        if self.admin_port is None or self.admin_tls == "none":
+            return None
+        own = self.admin_tls_cert
+        return self.tls_files if own is None else (own, self.admin_tls_key or own)
 
     @property
     def learns_slots(self) -> bool:

@@ -62,10 +62,10 @@ class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
 class SlotLease:
     """A request in admission, from `submit` to `release`, and the task that serves it. It waits for a slot, then holds one."""
 
-    __slots__ = ("_preempted", "_task", "granted", "tenant")
+    __slots__ = ("_preempted", "_task", "granted", "request")
 
     def __init__(self, request: Request, task: asyncio.Task[None] | None) -> None:
-        self.tenant = request.tenant
+        self.request = request
         self._task = task
         self.granted: asyncio.Future[Decision] | None = None
         """Done with the decision by which the request holds a slot, or gets none. None if it has had one from the beginning."""

@@ -1,27 +1,27 @@
 """The paths that the gateway answers itself: its health, metrics, state and models, and what its operator may change.
 
-Which requests may use a path is said beside it (`EndpointAccess`). Paths that only some gateways have are added (`add`).
+Beside each path stands the row of the table (`page_access`) that says who may use it, and what of it they see. Paths that only
+some gateways have are added (`add`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from enum import Enum, auto
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from maitred.core.errors import ConfigError
 from maitred.gateway import error_responses
-from maitred.gateway.auth import ApiKeys
 from maitred.gateway.backend import Backend
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metrics import GatewayCollector
+from maitred.gateway.page_access import Page, PageAccess, Port, Viewer
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
-from maitred.gateway.request_fields import read_credentials
 from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayState
-from maitred.wire.exchange import ApiError, Exchange, Handler, send_bytes, send_error, send_json
+from maitred.gateway.tenant_views import TenantViews
+from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error, send_json
 
 MODEL_PATH_PREFIX: Final = "/v1/models/"
 """The path of one model without its name, which may contain slashes."""
@@ -29,22 +29,14 @@ READ_METHODS: Final = ("GET", "HEAD")
 WRITE_METHODS: Final = ("POST",)
 
 
-class EndpointAccess(Enum):
-    """What a request needs for an endpoint, once API keys are configured."""
-
-    OPEN = auto()
-    """Nothing."""
-    KEY = auto()
-    """Any valid key."""
-    ADMIN = auto()
-    """The shared key; without any configured key, a connection from this machine."""
+PageHandler: TypeAlias = Callable[[Exchange, Viewer], Awaitable[None]]
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One path: what answers it, under which methods, to which requests."""
+    """One path: what answers it, under which methods, and as which page."""
 
-    handler: Handler
-    access: EndpointAccess
+    handler: PageHandler
+    page: Page
     methods: tuple[str, ...] = READ_METHODS
 
 
@@ -73,36 +65,38 @@ class AdminEndpoints:
         fleet: BackendFleet,
         collector: GatewayCollector,
         take_snapshot: Callable[[], GatewayState],
+        tenants: TenantViews,
         reloader: ConfigReloader,
         settings: Callable[[], GatewaySettings],
-        keys: Callable[[], ApiKeys],
+        access: Callable[[], PageAccess],
         fallback: Callable[[], str | None],
     ) -> None:
-        """`settings` and `keys` return those in force; `fallback` returns why less than the configuration is in force, or
+        """`settings` and `access` return those in force; `fallback` returns why less than the configuration is in force, or
         None."""
         self._fleet = fleet
         self._collector = collector
         self._take_snapshot = take_snapshot
+        self._tenants = tenants
         self._reloader = reloader
         self._settings = settings
-        self._keys = keys
+        self._access = access
         self._fallback = fallback
         self._endpoints = {
-            "/health": Endpoint(self._health, EndpointAccess.OPEN),
-            "/ready": Endpoint(self._ready, EndpointAccess.OPEN),
-            "/liveness": Endpoint(self._liveness, EndpointAccess.OPEN),
-            "/readiness": Endpoint(self._readiness, EndpointAccess.OPEN),
-            "/get_loads": Endpoint(self._loads, EndpointAccess.KEY),
-            "/metrics": Endpoint(self._metrics, EndpointAccess.OPEN),
-            "/v1/models": Endpoint(self._models, EndpointAccess.KEY),
-            MODEL_PATH_PREFIX: Endpoint(self._models, EndpointAccess.KEY),
-            "/maitred/state": Endpoint(self._state, EndpointAccess.KEY),
-            "/admin/config": Endpoint(self._config, EndpointAccess.ADMIN),
-            "/admin/reload": Endpoint(self._reload, EndpointAccess.ADMIN, WRITE_METHODS),
-            "/admin/drain": Endpoint(self._drain, EndpointAccess.ADMIN, WRITE_METHODS),
-            "/admin/undrain": Endpoint(self._undrain, EndpointAccess.ADMIN, WRITE_METHODS),
+            "/health": Endpoint(self._health, Page.HEALTH),
+            "/ready": Endpoint(self._ready, Page.HEALTH),
+            "/liveness": Endpoint(self._liveness, Page.HEALTH),
+            "/readiness": Endpoint(self._readiness, Page.HEALTH),
+            "/get_loads": Endpoint(self._loads, Page.LOADS),
+            "/metrics": Endpoint(self._metrics, Page.METRICS),
+            "/v1/models": Endpoint(self._models, Page.MODELS),
+            MODEL_PATH_PREFIX: Endpoint(self._models, Page.MODELS),
+            "/maitred/state": Endpoint(self._state, Page.STATE),
+            "/admin/config": Endpoint(self._config, Page.ADMIN),
+            "/admin/reload": Endpoint(self._reload, Page.ADMIN, WRITE_METHODS),
+            "/admin/drain": Endpoint(self._drain, Page.ADMIN, WRITE_METHODS),
+            "/admin/undrain": Endpoint(self._undrain, Page.ADMIN, WRITE_METHODS),
         }
-        self._by_prefix = {MODEL_PATH_PREFIX: Endpoint(self._model, EndpointAccess.KEY)}
+        self._by_prefix = {MODEL_PATH_PREFIX: Endpoint(self._model, Page.MODELS)}
         self._health_fields: Callable[[], Mapping[str, Any]] | None = None
 
     def add(
@@ -126,32 +120,29 @@ class AdminEndpoints:
             (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
         )
 
-    async def answer_request(self, exchange: Exchange) -> None:
-        """Answer a request for any path that is not forwarded."""
+    async def answer_request(self, exchange: Exchange, port: Port) -> None:
+        """Answer a request for any path that is not forwarded, which came on `port`."""
         try:
-            await self._dispatch(exchange)
+            await self._dispatch(exchange, port)
         except ApiError as error:
             send_error(exchange, error, exchange.path)
 
-    async def _dispatch(self, exchange: Exchange) -> None:
+    async def _dispatch(self, exchange: Exchange, port: Port) -> None:
         path, method = exchange.path, exchange.method
         endpoint = self._endpoint(path)
         if endpoint is None:
             raise error_responses.no_route(path)
+        viewer = self._access().viewer(endpoint.page, exchange, port)
         if method not in endpoint.methods:
             raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
-        if endpoint.access is EndpointAccess.KEY:
-            self._keys().authenticate(read_credentials(exchange.headers))
-        elif endpoint.access is EndpointAccess.ADMIN:
-            self._keys().require_administrator(read_credentials(exchange.headers), exchange.client, exchange.headers)
-        await endpoint.handler(exchange)
+        await endpoint.handler(exchange, viewer)
 
-    async def _models(self, exchange: Exchange) -> None:
+    async def _models(self, exchange: Exchange, viewer: Viewer) -> None:
         if not self._fleet.healthy:
             raise error_responses.upstream_failed(None)
         send_json(exchange, 200, {"object": "list", "data": self._fleet.list_models()})
 
-    async def _model(self, exchange: Exchange) -> None:
+    async def _model(self, exchange: Exchange, viewer: Viewer) -> None:
         name = exchange.path.removeprefix(MODEL_PATH_PREFIX)
         for model in self._fleet.list_models():
             if model["id"] == name:
@@ -159,47 +150,53 @@ class AdminEndpoints:
                 return
         raise error_responses.model_unavailable(self._fleet, name)
 
-    async def _health(self, exchange: Exchange) -> None:
+    async def _health(self, exchange: Exchange, viewer: Viewer) -> None:
         """Answer 200 even if less than the configuration is in force: a restart would not help."""
         fallback = self._fallback()
-        status: dict[str, Any] = {"status": "ok"} if fallback is None else {"status": "degraded", "problems": [fallback]}
-        send_json(exchange, 200, status if self._health_fields is None else {**status, **self._health_fields()})
+        status: dict[str, Any] = {"status": "ok" if fallback is None else "degraded"}
+        if viewer.sees_all:
+            problems = {} if fallback is None else {"problems": [fallback]}
+            status |= problems | ({} if self._health_fields is None else dict(self._health_fields()))
+        send_json(exchange, 200, status)
 
-    async def _ready(self, exchange: Exchange) -> None:
-        state = self._take_snapshot()
-        fallback = self._fallback()
-        problems = {} if fallback is None else {"problems": [fallback]}
-        send_json(exchange, 200 if state.ready else 503, {"ready": state.ready, **problems, "backends": state.backends})
+    async def _ready(self, exchange: Exchange, viewer: Viewer) -> None:
+        is_ready = bool(self._fleet.healthy)
+        answer: dict[str, Any] = {"ready": is_ready}
+        if viewer.sees_all:
+            fallback = self._fallback()
+            answer |= {} if fallback is None else {"problems": [fallback]}
+            answer["backends"] = self._take_snapshot().backends
+        send_json(exchange, 200 if is_ready else 503, answer)
 
-    async def _liveness(self, exchange: Exchange) -> None:
+    async def _liveness(self, exchange: Exchange, viewer: Viewer) -> None:
         send_json(exchange, 200, {"status": "alive"})
 
-    async def _readiness(self, exchange: Exchange) -> None:
+    async def _readiness(self, exchange: Exchange, viewer: Viewer) -> None:
         """Answer as SMG does: ready while a backend is."""
         backends, healthy = self._fleet.backends, len(self._fleet.backends_serving(ANY_MODEL))
         status = {"status": "ready" if healthy else "not_ready", "healthy_workers": healthy, "total_workers": len(backends)}
         send_json(exchange, 200 if healthy else 503, status)
 
-    async def _loads(self, exchange: Exchange) -> None:
+    async def _loads(self, exchange: Exchange, viewer: Viewer) -> None:
         """Answer as SMG does, with the requests that each backend has from this gateway; -1 for one that is down."""
         loads = [{"worker": b.url, "load": b.in_flight if b.healthy else -1} for b in self._fleet.backends]
         send_json(exchange, 200, {"workers": loads})
 
-    async def _metrics(self, exchange: Exchange) -> None:
-        send_bytes(exchange, 200, self._collector.render(), b"text/plain; version=0.0.4; charset=utf-8")
+    async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
+        send_bytes(exchange, 200, self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def _state(self, exchange: Exchange) -> None:
-        send_json(exchange, 200, self._take_snapshot())
+    async def _state(self, exchange: Exchange, viewer: Viewer) -> None:
+        send_json(exchange, 200, self._take_snapshot() if viewer.sees_all else self._tenants.state(viewer.tenant))
 
-    async def _config(self, exchange: Exchange) -> None:
+    async def _config(self, exchange: Exchange, viewer: Viewer) -> None:
         send_json(exchange, 200, self._settings().redacted())
 
-    async def _drain(self, exchange: Exchange) -> None:
+    async def _drain(self, exchange: Exchange, viewer: Viewer) -> None:
         backend = await self._named_backend(exchange)
         self._fleet.drain(backend)
         _send_draining(exchange, backend)
 
-    async def _undrain(self, exchange: Exchange) -> None:
+    async def _undrain(self, exchange: Exchange, viewer: Viewer) -> None:
         backend = await self._named_backend(exchange)
         self._fleet.undrain(backend)
         _send_draining(exchange, backend)
@@ -215,7 +212,7 @@ class AdminEndpoints:
                 return backend
         raise error_responses.unknown_backend(named, [backend.url for backend in self._fleet.backends])
 
-    async def _reload(self, exchange: Exchange) -> None:
+    async def _reload(self, exchange: Exchange, viewer: Viewer) -> None:
         try:
             reloaded = await self._reloader.reload()
         except ConfigError as error:

@@ -9,6 +9,7 @@ from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.auth import ApiKeys
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.inbound_head import HeadReader
+from maitred.gateway.page_access import PageAccess
 from maitred.gateway.program_fields import OWN_HEADERS, ProgramReader
 from maitred.gateway.request_fields import API_KEY_HEADER, AUTHORIZATION_HEADER, RoutingHintReader
 from maitred.programs import ProgramsConfig
@@ -27,7 +28,7 @@ class IntakeRules:
         self.forwards_priority = config.forward_priority != "off"
         self.changes_forwarded = self.programs is not None or reads_usage or self.forwards_priority
         """Whether a backend may get something else than the client has sent."""
-        self.keys = ApiKeys(config.api_key, config.tenant_api_keys, (config.host, *config.admin_hosts))
+        self.keys = ApiKeys(config.api_key, config.tenant_api_keys)
         self.needs_key = bool(self.keys)
         self.passed_paths = frozenset(config.passed_paths)
         own = config.upstream_api_key
@@ -40,3 +41,4 @@ class IntakeRules:
             ],
             added=[(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else [],
         )
+        self.access = PageAccess(config, self.keys, self.heads)

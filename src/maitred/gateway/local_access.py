@@ -41,6 +41,10 @@ class LocalAccess:
         """Return why a request over the connection from `peer`, or from nowhere, may not do what an operator may; or None."""
         if not _is_loopback(peer):
             return "without an api_key this is allowed from the gateway's own machine only"
+        return self.page_problem(headers)
+
+    def page_problem(self, headers: Headers) -> str | None:
+        """Return why a page in a browser may have sent a request with these headers against the will of its user; or None."""
         named = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"]
         if not all(self._is_known(host) for host in named):
             return "without an api_key this is allowed under an IP address, localhost or a name in admin_hosts only"

@@ -9,7 +9,7 @@ The functions with names in `_families` make the metrics of one subject each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,7 +21,10 @@ from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 from maitred.gateway.backend import Backend
 from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.state import ClassState, GatewayCounters, GatewayState
+from maitred.gateway.metric_rows import rows_of_tenant, summary_rows
+from maitred.gateway.page_access import Shown, Viewer
+from maitred.gateway.state import ClassState, GatewayCounters, GatewayState, TenantRequests
+from maitred.gateway.tenant_views import TenantViews
 
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """The values of the labels, and the value."""
@@ -34,7 +37,17 @@ CLASS_HISTOGRAMS: Final = {
 }
 
 
-class GatewayCollector(Collector):
+class _Families(Collector):
+    """Metrics that are made already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class GatewayCollector:
     """Makes all metrics at every scrape."""
 
     def __init__(
@@ -42,19 +55,29 @@ class GatewayCollector(Collector):
         counters: GatewayCounters,
         core: Admission,
         take_snapshot: Callable[[], GatewayState],
+        tenants: TenantViews,
         more_families: Sequence[Callable[[], Iterable[Metric]]] = (),
     ) -> None:
         """`more_families` return the metrics that have no place in the state or the counters."""
+        self._tenants = tenants
         self._more_families = more_families
         self._counters = counters
         self._core = core
         self._take_snapshot = take_snapshot
 
-    def render(self) -> bytes:
-        """Return all metrics in the text format."""
+    def render(self, viewer: Viewer) -> bytes:
+        """Return what `viewer` gets of the metrics, in the text format."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
+        registry.register(_Families(self._rows_for(viewer)))
         return generate_latest(registry)
+
+    def _rows_for(self, viewer: Viewer) -> Iterable[Metric]:
+        if viewer.sees_all:
+            return self.collect()
+        if viewer.shown is Shown.SUMMARY:
+            return summary_rows(self.collect())
+        tenant = viewer.tenant
+        return rows_of_tenant(self.collect(), tenant, list(tenant_families({tenant: self._tenants.requests(tenant)})))
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, of one snapshot and of the counters at the same instant."""
@@ -64,7 +87,7 @@ class GatewayCollector(Collector):
             slot_families,
             limiter_families,
             model_families,
-            tenant_families,
+            lambda state: tenant_families(state.tenants),
             backend_families,
             learned_families,
         ):
@@ -105,6 +128,9 @@ class GatewayCollector(Collector):
         counters = self._counters
         refused = (([code], n) for code, n in counters.refused_before_admission.items())
         yield counter("maitred_refused", "Requests refused before admission.", ["code"], refused)
+        of_tenants = ((list(label), n) for label, n in counters.refusals_by_label().items())
+        text = "Requests that the gateway has answered with an error, before admission or after, by its code."
+        yield counter("maitred_tenant_refused", text, ["tenant", "code"], of_tenants)
         failures = (([reason], n) for reason, n in counters.upstream_failures.items())
         yield counter("maitred_upstream_failures", "Failed attempts.", ["reason"], failures)
         reloads = (([result], n) for result, n in counters.reloads.items())
@@ -187,9 +213,9 @@ def model_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge("maitred_num_requests_waiting", "Requests that wait for a slot.", ["model"], waiting)
 
 
-def tenant_families(state: GatewayState) -> Iterator[Metric]:
-    """Yield what each tenant holds and waits for."""
-    each = state.tenants.items()
+def tenant_families(tenants: Mapping[str, TenantRequests]) -> Iterator[Metric]:
+    """Yield what each tenant, by its label, holds and waits for."""
+    each = tenants.items()
     yield gauge("maitred_tenant_inflight", "Slots in use.", ["tenant"], (([name], t.in_flight) for name, t in each))
     yield gauge("maitred_tenant_queue_depth", "Requests waiting.", ["tenant"], (([name], t.waiting) for name, t in each))
 

@@ -26,10 +26,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from maitred.gateway.auth import ApiKeys
 from maitred.gateway.error_responses import no_route
-from maitred.gateway.request_fields import ROUTES, BodyFields, Route, decode_body_fields, read_credentials
-from maitred.wire.exchange import ApiError, Exchange
+from maitred.gateway.page_access import Page, PageAccess
+from maitred.gateway.request_fields import ROUTES, BodyFields, Route, decode_body_fields
+from maitred.wire.exchange import Exchange
 
 READ_PATHS: Final = frozenset(
     ("/get_model_info", "/get_server_info", "/health_generate", "/model_info", "/server_info", "/v1/loads", "/version")
@@ -51,19 +51,18 @@ _PARAMETER: Final = re.compile(rb';\s*([^\s;="]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|(
 _QUOTED_PAIR: Final = re.compile(rb"\\(.)")
 
 
-def read_passed(exchange: Exchange, body: bytes, keys: ApiKeys, passed_paths: Collection[str] = ()) -> tuple[Route, BodyFields]:
+def read_passed(
+    exchange: Exchange, body: bytes, access: PageAccess | None, passed_paths: Collection[str] = ()
+) -> tuple[Route, BodyFields]:
     """Return how to pass a request on, and what its body says. `passed_paths` are open to all clients beside those known here.
-    Raises ApiError 404 for a request that is for the operator alone."""
+    `access` says who the operator is; None: the sender is. Raises ApiError 404 for a request that is for the operator alone."""
     route = ROUTES.get(exchange.path)
     if route is not None:
         return route, find_fields(exchange, body)
     if exchange.method not in _METHODS:
         raise no_route(exchange.path)
-    if exchange.path not in passed_paths and not _only_reads(exchange):
-        try:
-            keys.require_administrator(read_credentials(exchange.headers), exchange.client, exchange.headers)
-        except ApiError as error:
-            raise no_route(exchange.path) from error
+    if access is not None and exchange.path not in passed_paths and not _only_reads(exchange):
+        access.viewer(Page.ENGINE, exchange, access.port)
     fields = find_fields(exchange, body)
     takes_slot = exchange.method == "POST" and fields.model is not None
     return _WITH_MODEL if takes_slot else _WITHOUT_MODEL, fields

@@ -5,20 +5,20 @@
     GET  /profiles, /profiles/ID averages of steps, with `programs.profile`
     GET  /programs/metrics       what ThunderAgent has at /metrics, where ours is Prometheus'
 
-They need a key, once keys are configured. A tenant sees and releases its own programs; the shared key, or a request from this
-machine while no keys are configured, all of them. Errors have ThunderAgent's form, `{"detail": ...}` and `{"error": ...}`.
+Who sees what of them is in `page_access`: a tenant sees and releases its own programs, the operator all of them. Errors have
+ThunderAgent's form, `{"detail": ...}` and `{"error": ...}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
-from maitred.gateway.auth import Viewer
-from maitred.gateway.endpoints import WRITE_METHODS, Endpoint, EndpointAccess
+from maitred.gateway.endpoints import WRITE_METHODS, Endpoint
+from maitred.gateway.page_access import Page, Viewer
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_views import ProgramViews
 from maitred.wire.exchange import ClientDisconnected, Exchange, send_json
@@ -35,31 +35,27 @@ class ProgramEndpoints:
         self,
         driver: RealTimePrograms,
         views: ProgramViews,
-        identify: Callable[[Exchange], Viewer],
         *,
         has_profiles: bool,
     ) -> None:
-        """`identify` returns the viewer that sends a request, or raises ApiError 401."""
         self._driver = driver
         self._views = views
-        self._identify = identify
         self._has_profiles = has_profiles
         self.by_path: Mapping[str, Endpoint] = {
-            "/programs": Endpoint(self._programs, EndpointAccess.KEY),
-            "/programs/metrics": Endpoint(self._metrics, EndpointAccess.KEY),
-            "/programs/release": Endpoint(self._release, EndpointAccess.KEY, WRITE_METHODS),
-            "/profiles": Endpoint(self._profiles, EndpointAccess.KEY),
+            "/programs": Endpoint(self._programs, Page.PROGRAMS),
+            "/programs/metrics": Endpoint(self._metrics, Page.LOADS),
+            "/programs/release": Endpoint(self._release, Page.PROGRAMS, WRITE_METHODS),
+            "/profiles": Endpoint(self._profiles, Page.PROGRAMS),
         }
-        self.by_prefix: Mapping[str, Endpoint] = {PROFILE_PATH_PREFIX: Endpoint(self._profile, EndpointAccess.KEY)}
+        self.by_prefix: Mapping[str, Endpoint] = {PROFILE_PATH_PREFIX: Endpoint(self._profile, Page.PROGRAMS)}
 
-    async def _programs(self, exchange: Exchange) -> None:
-        send_json(exchange, 200, self._views.list_programs(self._identify(exchange)))
+    async def _programs(self, exchange: Exchange, viewer: Viewer) -> None:
+        send_json(exchange, 200, self._views.list_programs(viewer))
 
-    async def _metrics(self, exchange: Exchange) -> None:
+    async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
         send_json(exchange, 200, self._views.metrics_page())
 
-    async def _release(self, exchange: Exchange) -> None:
-        viewer = self._identify(exchange)
+    async def _release(self, exchange: Exchange, viewer: Viewer) -> None:
         try:
             fields = msgspec.json.decode(await exchange.read_body(_MAX_BODY_BYTES))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -93,18 +89,18 @@ class ProgramEndpoints:
         released = tenant in owners and self._driver.release(tenant, name)
         send_json(exchange, 200, {"program_id": name, "released": released})
 
-    async def _profiles(self, exchange: Exchange) -> None:
+    async def _profiles(self, exchange: Exchange, viewer: Viewer) -> None:
         if self._has_profiles:
-            send_json(exchange, 200, self._views.list_profiles(self._identify(exchange)))
+            send_json(exchange, 200, self._views.list_profiles(viewer))
         else:
             _send_no_profiles(exchange)
 
-    async def _profile(self, exchange: Exchange) -> None:
+    async def _profile(self, exchange: Exchange, viewer: Viewer) -> None:
         if not self._has_profiles:
             _send_no_profiles(exchange)
             return
         name = unquote(exchange.path.removeprefix(PROFILE_PATH_PREFIX))
-        found = self._views.list_profiles(self._identify(exchange)).get(name)
+        found = self._views.list_profiles(viewer).get(name)
         if found is None:
             _send_error(exchange, 404, f"No steps of a program {name!r} are known")
         else:

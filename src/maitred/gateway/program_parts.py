@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -11,7 +11,6 @@ from prometheus_client.core import Metric
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
-from maitred.gateway.auth import Viewer
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.polling import KvPolling
 from maitred.gateway.program_driver import RealTimePrograms
@@ -23,7 +22,6 @@ from maitred.gateway.program_state import ProgramStateKeeper
 from maitred.gateway.program_store import ProgramStore
 from maitred.gateway.program_views import ProgramViews
 from maitred.programs import Programs, ProgramsConfig, RecordedPrograms
-from maitred.wire.exchange import Exchange
 
 log = logging.getLogger("maitred.gateway")
 NO_STATE = "none"
@@ -54,7 +52,7 @@ class ProgramParts:
         kv_polling = KvPolling(config.backend_type, config.metrics_interval_secs) if is_read else None
         fleet.observe(self.memories if self.keeper is None else self.keeper, kv_polling)
         self._collector = ProgramCollector(self.driver, self.memories)
-        self._views = ProgramViews(self.driver.core, self.memories, fleet, self.profiler)
+        self.views = ProgramViews(self.driver.core, self.memories, fleet, self.profiler)
 
     def start(self) -> None:
         """Begin to write files, inside this event loop."""
@@ -69,13 +67,13 @@ class ProgramParts:
             if part is not None:
                 await part.close()
 
-    def endpoints(self, identify: Callable[[Exchange], Viewer]) -> ProgramEndpoints:
-        """Return the paths that show programs. `identify` returns the viewer that sends a request, or raises ApiError 401."""
-        return ProgramEndpoints(self.driver, self._views, identify, has_profiles=self.profiler is not None)
+    def endpoints(self) -> ProgramEndpoints:
+        """Return the paths that show programs."""
+        return ProgramEndpoints(self.driver, self.views, has_profiles=self.profiler is not None)
 
     def health_fields(self) -> dict[str, Any]:
         """Return what /health says of the programs."""
-        return self._views.health_fields()
+        return self.views.health_fields()
 
     def metric_families(self) -> Iterator[Metric]:
         """Yield the metrics of the programs."""

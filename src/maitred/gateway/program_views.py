@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from maitred.gateway.auth import Viewer
 from maitred.gateway.backend import Backend
 from maitred.gateway.engine_report import EngineCounts
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.page_access import Viewer
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_profiles import ProfileSummary, ProgramProfiler
 from maitred.programs import BackendMemory, Program, Programs, ProgramState, ProgramStatus
@@ -25,7 +25,7 @@ class ProgramView(msgspec.Struct, kw_only=True):
     """One program. The first six fields are ThunderAgent's."""
 
     backend: str | None
-    """URL; null while the program is paused."""
+    """URL, or for a tenant `backend-N`, which tells one from another; null while the program is paused."""
     context_len: int
     """Characters of the body of its last request."""
     total_tokens: int
@@ -119,7 +119,8 @@ class ProgramViews:
     def list_programs(self, viewer: Viewer) -> dict[str, ProgramView]:
         """Return the programs that `viewer` may see, by name."""
         programs = self.visible_programs(viewer)
-        return dict(zip(_distinct_names(programs), map(self._view, programs), strict=True))
+        views = (self._view(program, names_backend=viewer.sees_all) for program in programs)
+        return dict(zip(_distinct_names(programs), views, strict=True))
 
     def list_profiles(self, viewer: Viewer) -> dict[str, ProfileSummary]:
         """Return the profiles that `viewer` may see, by name."""
@@ -160,10 +161,16 @@ class ProgramViews:
             "backends": {backend.url: self._memory_page(backend) for backend in self._fleet.backends},
         }
 
-    def _view(self, program: Program) -> ProgramView:
+    @property
+    def max_programs_per_tenant(self) -> int:
+        """Programs that a tenant may have."""
+        return self._core.config.max_programs_per_tenant
+
+    def _view(self, program: Program, *, names_backend: bool) -> ProgramView:
         target = None if program.backend is None else self._memories.target(program.backend)
+        backend = None if target is None else target.backend
         view = ProgramView(
-            backend=None if target is None else target.backend.url,
+            backend=None if backend is None else backend.url if names_backend else f"backend-{backend.index}",
             context_len=program.characters,
             total_tokens=program.tokens,
             step_count=program.step_count,

@@ -39,6 +39,7 @@ from maitred.gateway.attempts import Attempts, MemoryLost
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.page_access import Viewer
 from maitred.gateway.program_driver import ProgramRejected, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.refusal_pace import RefusalPace
@@ -86,9 +87,10 @@ class Proxy:
         )
         self._pace = RefusalPace(config.refusals_per_sec)
 
-    async def proxy_request(self, exchange: Exchange) -> None:
-        """Answer one request. An answer that breaks off is left without an end, and the server cuts the connection."""
-        proxied = await self._intake.take_in(exchange)
+    async def proxy_request(self, exchange: Exchange, operator: Viewer | None = None) -> None:
+        """Answer one request. An answer that breaks off is left without an end, and the server cuts the connection. `operator`
+        is the sender if that is known to be the operator."""
+        proxied = await self._intake.take_in(exchange, operator)
         if proxied is None:
             return
         writer = self._stream_writer(proxied, exchange) if proxied.request.stream else exchange

@@ -25,14 +25,15 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.gateway.bounded_thread import BoundedThread
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.port_certificates import PortFiles
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
-from maitred.wire.certificate import CertificateFiles
 
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
-    *("auth", "admin_hosts", "api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header", "tenant_header_name"),
-    *("max_body_bytes", "max_parked_body_bytes", "forward_priority", "tls_cert", "tls_key"),
+    *("auth", "admin_auth", "admin_hosts", "api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header"),
+    *("tenant_header_name", "max_body_bytes", "max_parked_body_bytes", "forward_priority"),
+    *("tls_cert", "tls_key", "admin_tls_cert", "admin_tls_key"),
 )
 """Keys of the section `gateway` that may change in service. So may all of `admission`."""
 FIXED_PROGRAM_KEYS: Final = (
@@ -82,15 +83,15 @@ class ConfigReloader:
         self,
         settings: GatewaySettings,
         read_settings: Callable[[], GatewaySettings] | None,
-        read_certificate: Callable[[GatewayConfig], CertificateFiles | None],
-        reconfigure: Callable[[GatewaySettings, CertificateFiles | None], object],
+        read_certificates: Callable[[GatewayConfig], PortFiles],
+        reconfigure: Callable[[GatewaySettings, PortFiles], object],
         results: Counter[str],
     ) -> None:
         """`settings` are in force now. `read_settings` reads the sources again, or is None if there are none, and
-        `read_certificate` the certificate that they name; both in a thread. `reconfigure` puts settings and the certificate in
+        `read_certificates` the certificates that they name; both in a thread. `reconfigure` puts settings and certificates in
         force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
         self.settings = settings
-        self._read_settings, self._read_certificate = read_settings, read_certificate
+        self._read_settings, self._read_certificates = read_settings, read_certificates
         self._reconfigure = reconfigure
         self._results = results
         self._lock = asyncio.Lock()
@@ -142,13 +143,10 @@ class ConfigReloader:
             )
         # In a thread, because reading files would hold up every request. From there on nothing is awaited, so that no request
         # sees one half of the change.
-        found, certificate = await self._reading.run(partial(self._read_sources, self._read_settings))
+        found, certificates = await self._reading.run(partial(self._read_sources, self._read_settings))
         if self.settings.gateway.has_keys:
             _refuse_to_open(found.gateway)
-        live = {key: getattr(found.gateway, key) for key in RELOADABLE_KEYS}
-        if (found.gateway.tls_cert is None) != (self.settings.gateway.tls_cert is None):
-            del live["tls_cert"], live["tls_key"]  # A port speaks TLS or not from the start on.
-        gateway = msgspec.structs.replace(self.settings.gateway, **live)
+        gateway = _with_live_keys(self.settings.gateway, found.gateway)
         fixed = {key: getattr(self.settings.programs, key) for key in FIXED_PROGRAM_KEYS}
         settings = GatewaySettings(
             gateway=gateway,
@@ -156,14 +154,27 @@ class ConfigReloader:
             routing=self.settings.routing,
             programs=msgspec.structs.replace(found.programs, **fixed),
         )
-        self._reconfigure(settings, certificate)
+        self._reconfigure(settings, certificates)
         warnings = [*_removed_keys(self.settings.gateway, gateway), *found.admission.warnings()]
         self.settings = settings
         return ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
 
-    def _read_sources(self, read_settings: Callable[[], GatewaySettings]) -> tuple[GatewaySettings, CertificateFiles | None]:
+    def _read_sources(self, read_settings: Callable[[], GatewaySettings]) -> tuple[GatewaySettings, PortFiles]:
         found = read_settings()
-        return found, self._read_certificate(found.gateway)
+        return found, self._read_certificates(found.gateway)
+
+
+def _with_live_keys(in_force: GatewayConfig, found: GatewayConfig) -> GatewayConfig:
+    """Return the configuration in force with what `found` may change in service. A port is there, and speaks TLS, from the
+    start on or not at all."""
+    live = {key: getattr(found, key) for key in RELOADABLE_KEYS}
+    if (found.tls_cert is None) != (in_force.tls_cert is None):
+        del live["tls_cert"], live["tls_key"]
+    if (found.admin_port is None) != (in_force.admin_port is None):
+        del live["admin_auth"], live["admin_tls_cert"], live["admin_tls_key"]
+    elif (found.admin_tls_files is None) != (in_force.admin_tls_files is None) or in_force.admin_tls == "none":
+        del live["admin_tls_cert"], live["admin_tls_key"]
+    return msgspec.structs.replace(in_force, **live)
 
 
 def _refuse_to_open(gateway: GatewayConfig) -> None:
@@ -180,7 +191,9 @@ def _refuse_to_open(gateway: GatewayConfig) -> None:
 
 
 def _removed_keys(before: GatewayConfig, now: GatewayConfig) -> Iterator[str]:
-    """Yield a warning for each key that opened the gateway before, and has no successor."""
+    """Yield a warning for each key that opened the gateway before and has no successor, and for a port that needs none now."""
+    if now.admin_auth == "none" and before.admin_auth is None:
+        yield "gateway.admin_auth is none: whoever reaches admin_port is the operator now, without a key"
     if now.auth == "none":
         if before.has_keys:
             yield "gateway.auth is none: every client may use this gateway now, without a key"

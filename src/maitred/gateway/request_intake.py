@@ -24,16 +24,22 @@ from maitred.admission.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
-from maitred.gateway.auth import ApiKeys, Viewer, identify_viewer, resolve_tenant
+from maitred.gateway.auth import resolve_tenant
 from maitred.gateway.body_budget import BodyBudget, BodyLease
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.content_coding import decode_body
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.inbound_head import InboundHead
 from maitred.gateway.intake_rules import IntakeRules
+from maitred.gateway.page_access import PageAccess, Viewer
 from maitred.gateway.passed_routes import read_passed
 from maitred.gateway.program_driver import ProgramStep
-from maitred.gateway.program_fields import NO_PROGRAM, ProgramOfRequest, ask_for_usage, count_characters
+from maitred.gateway.program_fields import (
+    NO_PROGRAM,
+    ProgramOfRequest,
+    ask_for_usage,
+    count_characters,
+)
 from maitred.gateway.request_fields import (
     NO_HINTS,
     REQUEST_ID_HEADER,
@@ -164,14 +170,9 @@ class RequestIntake:
         self.reconfigure(config, programs)
 
     @property
-    def keys(self) -> ApiKeys:
-        """The API keys in force."""
-        return self._rules.keys
-
-    def identify(self, exchange: Exchange) -> Viewer:
-        """Return the viewer that sends a request which is not forwarded. Raises ApiError 401."""
-        inbound = self._rules.heads.read_head(exchange)
-        return identify_viewer(self._rules.keys, inbound.credentials, inbound.tenant, exchange.client, exchange.headers)
+    def access(self) -> PageAccess:
+        """Who sees which page, as it is in force."""
+        return self._rules.access
 
     @property
     def parked_bytes(self) -> int:
@@ -187,18 +188,20 @@ class RequestIntake:
         self._rules = IntakeRules(config, programs, self._signals, reads_usage=self._observer.reads_usage)
         self._budget.limit = config.max_parked_body_bytes
 
-    async def take_in(self, exchange: Exchange) -> ProxyRequest | None:
-        """Return a request that may be forwarded, or None if it was refused, or if its client has disconnected.
+    async def take_in(self, exchange: Exchange, operator: Viewer | None = None) -> ProxyRequest | None:
+        """Return a request that may be forwarded, or None if it was refused, or if its client has disconnected. `operator` is
+        its sender if that is known to be the operator, who is not asked for a key again.
 
         Call `release` on its `body_lease` when the request has ended.
         """
         began_at, rules = self._now(), self._rules
         lease: BodyLease | None = None
         proxied: ProxyRequest | None = None
+        tenant: str | None = None
         try:
             inbound = rules.heads.read_head(exchange)
-            caller = rules.keys.authenticate(inbound.credentials) if rules.needs_key else None
-            tenant = resolve_tenant(caller, inbound.tenant, exchange.client)
+            caller = rules.keys.authenticate(inbound.credentials) if rules.needs_key and operator is None else None
+            tenant = resolve_tenant(caller, inbound.tenant, exchange.client) if operator is None else operator.tenant
             lease = BodyLease(self._budget, tenant, exchange.client)
             body = exchange.take_whole_body(rules.config.max_body_bytes)
             arrival = began_at
@@ -211,22 +214,25 @@ class RequestIntake:
                 lease.take_bytes(len(body))
             if inbound.content_coding is not None:
                 body = await decode_body(body, inbound.content_coding, rules.config.max_body_bytes, lease)
-            proxied = self._read_request(exchange, rules, inbound, tenant, lease, body, arrival)
+            proxied = self._read_request(exchange, rules, inbound, tenant, operator is not None, lease, body, arrival)
         except ApiError as error:
-            self._refuse(exchange, error, began_at)
+            self._refuse(exchange, error, began_at, tenant)
         except ClientDisconnected:
             self._observer.refuse(exchange, CLIENT_GONE, "", began_at)
         except Exception:
             log.exception("a request could not be taken in")
-            self._refuse(exchange, internal_error("gateway"), began_at)
+            self._refuse(exchange, internal_error("gateway"), began_at, tenant)
         finally:
             if proxied is None and lease is not None:
                 lease.release()
         return proxied
 
-    def _refuse(self, exchange: Exchange, error: ApiError, began_at: Micros) -> None:
-        """Answer with an error, and count it."""
-        self._counters.refused_before_admission[error.code or "invalid_request"] += 1
+    def _refuse(self, exchange: Exchange, error: ApiError, began_at: Micros, tenant: str | None) -> None:
+        """Answer with an error, and count it. `tenant` is None if it is not known."""
+        code = error.code or "invalid_request"
+        self._counters.refused_before_admission[code] += 1
+        if tenant is not None:
+            self._counters.count_refusal(tenant, code)
         if error.status == 401 and not self._core_config().preset.describes_unauthorized:
             send_bytes(exchange, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
         else:
@@ -239,6 +245,7 @@ class RequestIntake:
         rules: IntakeRules,
         inbound: InboundHead,
         tenant: str,
+        is_operator: bool,
         lease: BodyLease,
         body: bytes,
         arrival: Micros,
@@ -248,7 +255,7 @@ class RequestIntake:
         if route is not None and route.is_json:
             fields = parse_body_fields(body, route)
         else:
-            route, fields = read_passed(exchange, body, rules.keys, rules.passed_paths)
+            route, fields = read_passed(exchange, body, None if is_operator else rules.access, rules.passed_paths)
         model = self._served_model(route, fields)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else _DEFAULT_CLASS
         stream = fields.stream is True

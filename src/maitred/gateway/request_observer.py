@@ -17,14 +17,22 @@ from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.request_metrics import RequestMetrics
 from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
+from maitred.gateway.state import GatewayCounters
 from maitred.wire.exchange import Exchange
 
 
 class RequestObserver:
     """Observes all requests of a gateway."""
 
-    def __init__(self, metrics: RequestMetrics, access_log: AccessLog | None, recorder: TrafficRecorder | None) -> None:
+    def __init__(
+        self,
+        metrics: RequestMetrics,
+        counters: GatewayCounters,
+        access_log: AccessLog | None,
+        recorder: TrafficRecorder | None,
+    ) -> None:
         self.metrics = metrics
+        self._counters = counters
         self._access_log = access_log
         self._recorder = recorder
 
@@ -47,6 +55,8 @@ class RequestObserver:
             record.error_code = ERROR_IN_ANSWER
         elif not record.is_complete:
             record.error_code = "client_gone" if exchange.is_disconnected else "broken_off"
+        elif record.error_code:
+            self._counters.count_refusal(record.request.tenant, record.error_code)
         self.metrics.responses[record.status, record.error_code] += 1
         if record.sent_at is not None:
             _count_tokens(record)

@@ -16,6 +16,7 @@ import msgspec
 from maitred.admission import Admission, ClassView, PoolView, ReleaseReason
 from maitred.admission.config import MAX_SLOTS
 from maitred.admission.learned_slots import SlotController, SlotReason, SlotState
+from maitred.admission.tenants import KEY_TENANT_PREFIX
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.backend import Backend, SlotSource
@@ -47,6 +48,9 @@ class GatewayCounters:
         """Requests not sent once more because the retry budget was spent."""
         self.reloads: Counter[str] = Counter()
         """Reloads of the configuration, by result: `ok`, `failed`."""
+        self.refused_by_tenant: dict[str, Counter[str]] = {}
+        """Requests that the gateway has answered with an error, by tenant and code. Tenants with a key are as many as are
+        configured, and have their own names here; others are under their labels."""
         self._max_tenant_labels = max_tenant_labels
         self._labelled: set[str] = set()
 
@@ -58,6 +62,27 @@ class GatewayCounters:
             return OTHER_TENANTS
         self._labelled.add(tenant)
         return tenant
+
+    def count_refusal(self, tenant: str, code: str) -> None:
+        """Count a request that the gateway has answered with an error."""
+        self.refused_by_tenant.setdefault(self._own_name(tenant), Counter())[code] += 1
+
+    def refusals_of(self, tenant: str) -> dict[str, int] | None:
+        """Return the refusals of a tenant by code, or None if they are counted with those of others."""
+        name = self._own_name(tenant)
+        return None if name == OTHER_TENANTS else dict(self.refused_by_tenant.get(name, {}))
+
+    def refusals_by_label(self) -> Counter[tuple[str, str]]:
+        """Return all refusals by label of the tenant and code."""
+        found: Counter[tuple[str, str]] = Counter()
+        for name, codes in self.refused_by_tenant.items():
+            label = self.tenant_label(name)
+            for code, n in codes.items():
+                found[label, code] += n
+        return found
+
+    def _own_name(self, tenant: str) -> str:
+        return tenant if tenant.startswith(KEY_TENANT_PREFIX) else self.tenant_label(tenant)
 
 
 class ClassState(msgspec.Struct):
@@ -182,7 +207,7 @@ class BackendState(msgspec.Struct):
     ejection: EjectionState
 
 
-class TenantState(msgspec.Struct):
+class TenantRequests(msgspec.Struct):
     """The requests that one tenant has now."""
 
     in_flight: int = 0
@@ -206,7 +231,7 @@ class GatewayState(msgspec.Struct):
     pools: dict[str, PoolState]
     """The pools by model; modes off and legacy have one pool for all models, `*`."""
     models: dict[str, ModelState]
-    tenants: dict[str, TenantState]
+    tenants: dict[str, TenantRequests]
     """The tenants that have requests here; tenants without a label of their own are `other`."""
     backends: list[BackendState]
     num_connections: int
@@ -264,10 +289,10 @@ class StateSnapshots:
             dropped_lines=dropped_lines,
         )
 
-    def _tenants(self) -> dict[str, TenantState]:
-        tenants: dict[str, TenantState] = {}
+    def _tenants(self) -> dict[str, TenantRequests]:
+        tenants: dict[str, TenantRequests] = {}
         for lease in self._driver.leases:
-            tenant = tenants.setdefault(self._counters.tenant_label(lease.tenant), TenantState())
+            tenant = tenants.setdefault(self._counters.tenant_label(lease.request.tenant), TenantRequests())
             tenant.waiting += lease.is_waiting
             tenant.in_flight += not lease.is_waiting
         return tenants

@@ -43,12 +43,11 @@ BUFFER_BYTES: Final = 65_536
 class ServerCertificate:
     """The certificate of a server."""
 
-    def __init__(self, chain: str, key: str, *, where: str) -> None:
-        """`chain` and `key` are the paths of files in PEM; `where` is the section of the configuration that names them. Raises
-        ConfigError for files that are none, or do not fit each other."""
+    def __init__(self, chain: str, key: str, *, where: str, prefix: str = "") -> None:
+        """The arguments are those of `read_certificate`, which says what is raised."""
         self.context = _new_context()
         """What connections are made with."""
-        self.load(read_certificate(chain, key, where=where))
+        self.load(read_certificate(chain, key, where=where, prefix=prefix))
 
     def load(self, files: CertificateFiles) -> None:
         """Use these files for all further connections."""
@@ -67,19 +66,21 @@ class CertificateFiles(NamedTuple):
             context.load_cert_chain(chain, key, password=_no_password)
 
 
-def read_certificate(chain: str, key: str, *, where: str) -> CertificateFiles:
-    """Read the files of a certificate and of its key, and check that they can be used. `where` is the section of the
-    configuration that names them. Raises ConfigError."""
-    files = CertificateFiles(_read(chain, f"{where}.tls_cert"), _read(key, f"{where}.tls_key"))
+def read_certificate(chain: str, key: str, *, where: str, prefix: str = "") -> CertificateFiles:
+    """Read the files of a certificate and of its key, in PEM, and check that they can be used. `where` is the section of the
+    configuration whose keys `tls_cert` and `tls_key` name them, with `prefix` before their names. Raises ConfigError for files
+    that are none, or do not fit each other."""
+    cert_name, key_name = f"{where}.{prefix}tls_cert", f"{where}.{prefix}tls_key"
+    files = CertificateFiles(_read(chain, cert_name), _read(key, key_name))
     try:
         files.load_into(_new_context())
     except _EncryptedKey:
         hint = "give a key without a password, readable by the gateway alone"
-        raise ConfigError(f"the key in {key} is encrypted", where=f"{where}.tls_key", hint=hint) from None
+        raise ConfigError(f"the key in {key} is encrypted", where=key_name, hint=hint) from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             problem = f"the key in {key} is not that of the certificate in {chain}"
-            raise ConfigError(problem, where=f"{where}.tls_key") from error
+            raise ConfigError(problem, where=key_name) from error
         hint = "a certificate with its chain and a private key, both in PEM"
         raise ConfigError(f"{chain} and {key} cannot be used: {error.reason or error}", where=where, hint=hint) from error
     return files

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from maitred.wire.certificate import close_transport, end_sending, limit_buffers
-from maitred.wire.exchange import ApiError, ClientAddress, Exchange
+from maitred.wire.exchange import ApiError, ClientAddress, Exchange, Handler
 from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
 from maitred.wire.refusals import encode_refusal, framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
@@ -65,8 +65,9 @@ _SEND_RESPONSE: Final = State.SEND_RESPONSE
 class ServerConnection(asyncio.Protocol):
     """One connection, as the event loop, its exchange (`ExchangeConnection`) and the server call it."""
 
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
+    def __init__(self, context: ServerContext, handler: Handler) -> None:
+        """`handler` answers its requests."""
+        self._context, self._handler = context, handler
         self._loop, self._clock = context.loop, context.clock
         self._framing = ServerFraming(MAX_HEAD_BYTES, context.known_heads)
         self._exchange: Exchange | None = None
@@ -209,7 +210,7 @@ class ServerConnection(asyncio.Protocol):
     async def _serve(self, exchange: Exchange) -> None:
         """Run the handler, and end the exchange if the handler has not."""
         try:
-            await self._context.handler(exchange)
+            await self._handler(exchange)
         except asyncio.CancelledError:
             self._cut(exchange)
             raise

@@ -1,4 +1,4 @@
-"""Serve an app over HTTP/1.1 until told to stop.
+"""Serve an app over HTTP/1.1 until told to stop, on one port or several.
 
 The first SIGINT or SIGTERM stops accepting connections, closes those that are idle, and lets requests in flight end, for
 `drain_secs` at most; then their handlers are cancelled, and may still answer. A second signal ends at once. Either way the
@@ -15,16 +15,16 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
 from maitred.core.errors import ConfigError
 from maitred.wire.acceptor import BACKLOG, Acceptor
 from maitred.wire.certificate import ServerCertificate
-from maitred.wire.exchange import Exchange
+from maitred.wire.exchange import Exchange, Handler
 from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
 from maitred.wire.unix_signals import handle_signals
@@ -57,26 +57,41 @@ class App:
         """Release everything, after the last request has ended."""
 
 
+class Listener(NamedTuple):
+    """A port of a server."""
+
+    host: str
+    port: int
+    """0 takes any free port."""
+    handler: Handler
+    """Answers the requests that come on it."""
+    certificate: ServerCertificate | None = None
+    """With one it speaks TLS alone."""
+    flag_prefix: str = ""
+    """What stands before `host` and `port` in the names of the flags that say them."""
+
+
 def run_server(
     app: App,
     *,
     host: str,
     port: int,
     drain_secs: float = 30.0,
-    on_ready: Callable[[str], object] = lambda url: None,
+    on_ready: Callable[..., object] = lambda *urls: None,
     on_hangup: Callable[[], object] | None = None,
     certificate: ServerCertificate | None = None,
+    beside: Sequence[Listener] = (),
 ) -> None:
-    """Serve until a signal; port 0 takes any free port. With a `certificate`, over TLS alone.
+    """Serve until a signal; port 0 takes any free port. With a `certificate`, over TLS alone. `beside` are further ports.
 
-    `on_ready` is called with the URL once connections are accepted. `on_hangup` is called inside the loop for each SIGHUP;
-    without it, SIGHUP ends the process, as is its default. Raises ConfigError if the address cannot be listened on.
+    `on_ready` is called with the URL of each port once connections are accepted. `on_hangup` is called inside the loop for each
+    SIGHUP; without it, SIGHUP ends the process, as is its default. Raises ConfigError if an address cannot be listened on.
     """
-    listener = open_listener(host, port)
+    ports = _open_ports([Listener(host, port, app, certificate), *beside])
     _tune_garbage_collector()
     keep_freed_memory()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        uvloop.run(_serve_until_signal(app, listener, drain_secs, on_ready, on_hangup, certificate))
+        uvloop.run(_serve_until_signal(app, ports, drain_secs, on_ready, on_hangup))
 
 
 @contextlib.asynccontextmanager
@@ -87,54 +102,84 @@ async def running_server(
     port: int = 0,
     drain_secs: float = 1.0,
     certificate: ServerCertificate | None = None,
+    beside: Sequence[Listener] = (),
+    on_ready: Callable[..., object] = lambda *urls: None,
 ) -> AsyncIterator[str]:
-    """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL."""
-    listener = open_listener(host, port)
-    server = _Server(app, drain_secs, certificate)
-    await server.start(listener)
+    """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL; `on_ready` is
+    called with that of each port."""
+    ports = _open_ports([Listener(host, port, app, certificate), *beside])
+    server = _Server(app, drain_secs)
+    await server.start(ports)
+    urls = [port.url for port in ports]
+    on_ready(*urls)
     try:
-        yield listener_url(listener, certificate)
+        yield urls[0]
     finally:
         await server.stop()
 
 
+class _OpenPort(NamedTuple):
+    socket: socket.socket
+    listener: Listener
+
+    @property
+    def url(self) -> str:
+        return listener_url(self.socket, self.listener.certificate)
+
+
+def _open_ports(listeners: Sequence[Listener]) -> Sequence[_OpenPort]:
+    """Return the ports, all of them listening. Raises ConfigError, with none open, if one cannot be."""
+    ports: list[_OpenPort] = []
+    try:
+        for listener in listeners:
+            ports.append(_OpenPort(open_listener(listener.host, listener.port, listener.flag_prefix), listener))
+    except ConfigError:
+        for port in ports:
+            port.socket.close()
+        raise
+    return ports
+
+
 async def _serve_until_signal(
     app: App,
-    listener: socket.socket,
+    ports: Sequence[_OpenPort],
     drain_secs: float,
-    on_ready: Callable[[str], object],
+    on_ready: Callable[..., object],
     on_hangup: Callable[[], object] | None,
-    certificate: ServerCertificate | None,
 ) -> None:
-    server = _Server(app, drain_secs, certificate)
+    server = _Server(app, drain_secs)
     hangup = (signal.SIGHUP,) if on_hangup is not None and hasattr(signal, "SIGHUP") else ()  # not on Windows
     stops = (signal.SIGINT, signal.SIGTERM)
     with handle_signals(stops, server.on_stop_signal), handle_signals(hangup, on_hangup or server.on_stop_signal):
-        await server.start(listener)
-        on_ready(listener_url(listener, certificate))
+        await server.start(ports)
+        on_ready(*(port.url for port in ports))
         await server.told_to_stop.wait()
         await server.stop()
 
 
 class _Server:
-    def __init__(self, app: App, drain_secs: float, certificate: ServerCertificate | None) -> None:
+    def __init__(self, app: App, drain_secs: float) -> None:
         self.told_to_stop = asyncio.Event()
         self._app = app
         self._drain_secs = drain_secs
-        self._certificate = certificate
-        self._context = ServerContext(app, asyncio.get_running_loop(), app.send_timeout_secs)
+        self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs)
+        self._acceptors: list[Acceptor] = []
         self._told_twice = asyncio.Event()
 
-    async def start(self, listener: socket.socket) -> None:
+    async def start(self, ports: Sequence[_OpenPort]) -> None:
         """Accept connections."""
         await self._app.start(self._context)
         context = self._context
-        self._acceptor = Acceptor(listener, context.loop, partial(ServerConnection, context), self._certificate)
-        await self._acceptor.start()
+        for port in ports:
+            make_protocol = partial(ServerConnection, context, port.listener.handler)
+            acceptor = Acceptor(port.socket, context.loop, make_protocol, port.listener.certificate)
+            self._acceptors.append(acceptor)
+            await acceptor.start()
 
     async def stop(self) -> None:
         """Accept no more connections, let requests in flight end, and close everything."""
-        self._acceptor.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         context = self._context
         context.is_draining = True
         log.info("shutting down: requests in flight: %d; they may take %g s", len(context.tasks), self._drain_secs)
@@ -171,17 +216,19 @@ class _Server:
             wait.cancel()
 
 
-def open_listener(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises ConfigError if there can be none."""
+def open_listener(host: str, port: int, flag_prefix: str = "") -> socket.socket:
+    """Return a listening socket. Raises ConfigError if there can be none, which names the flags `--host` and `--port`, with
+    `flag_prefix` before their names."""
+    host_flag, port_flag = f"--{flag_prefix}host", f"--{flag_prefix}port"
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except socket.gaierror as error:
-        raise ConfigError(f"unknown host {host!r}", where="--host", hint="an address of this machine, or 0.0.0.0") from error
+        raise ConfigError(f"unknown host {host!r}", where=host_flag, hint="an address of this machine, or 0.0.0.0") from error
     except OverflowError as error:
-        raise ConfigError(f"{port} is no port", where="--port", hint="0 to 65535; 0 takes any free one") from error
+        raise ConfigError(f"{port} is no port", where=port_flag, hint="0 to 65535; 0 takes any free one") from error
     except OSError as error:
-        raise _listen_error(host, port, error) from error
+        raise _listen_error(host, port, error, host_flag, port_flag) from error
 
 
 def listener_url(listener: socket.socket, certificate: ServerCertificate | None = None) -> str:
@@ -207,11 +254,11 @@ def keep_freed_memory() -> None:
         set_option(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
 
 
-def _listen_error(host: str, port: int, error: OSError) -> ConfigError:
+def _listen_error(host: str, port: int, error: OSError, host_flag: str, port_flag: str) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"port {port} is in use", where="--port", hint="stop what listens there, or choose another port")
+        return ConfigError(f"port {port} is in use", where=port_flag, hint="stop what listens there, or choose another port")
     if error.errno == errno.EACCES:
-        return ConfigError(f"port {port} is not permitted", where="--port", hint="ports from 1024 up need no privilege")
+        return ConfigError(f"port {port} is not permitted", where=port_flag, hint="ports from 1024 up need no privilege")
     if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError(f"{host} is no address of this machine", where="--host", hint="127.0.0.1, or 0.0.0.0 for all")
-    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where="--port")
+        return ConfigError(f"{host} is no address of this machine", where=host_flag, hint="127.0.0.1, or 0.0.0.0 for all")
+    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", where=port_flag)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from maitred.wire.exchange import Handler
 from maitred.wire.known_heads import KnownHeads
 from maitred.wire.loop_clock import clock_of
 from maitred.wire.messages import RequestHead
@@ -31,11 +30,10 @@ class OpenConnection(Protocol):
 
 
 class ServerContext:
-    """What all connections of a server share."""
+    """What all connections of a server share, on whichever of its ports they came."""
 
-    def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop, send_timeout_secs: float = SEND_TIMEOUT_SECS) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, send_timeout_secs: float = SEND_TIMEOUT_SECS) -> None:
         """`send_timeout_secs` is the time over which the rate of a slow client is measured."""
-        self.handler = handler
         self.loop = loop
         self.clock = clock_of(loop)
         self.send_timeout_secs = send_timeout_secs

@@ -1,0 +1,55 @@
+"""The certificates of the ports of a gateway: which files each has, read at the start and again by each reload.
+
+    port          `tls_cert`, `tls_key`
+    admin_port    `admin_tls_cert`, `admin_tls_key`; else those of `port`, unless `admin_tls: none`
+
+A reload reads all of them before it changes any: what does not fit leaves every port as it was. Whether a port speaks TLS at
+all is settled at the start.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from maitred.gateway.config import GatewayConfig
+from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
+
+
+class PortFiles(NamedTuple):
+    """What was read for each port; None for one without TLS."""
+
+    port: CertificateFiles | None
+    admin_port: CertificateFiles | None
+
+
+class PortCertificates:
+    """The certificates of one gateway."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Raises ConfigError for files that cannot be used."""
+        files, admin_files = config.tls_files, config.admin_tls_files
+        self.port = None if files is None else ServerCertificate(*files, where="gateway")
+        """That of `port`, or None for plain HTTP."""
+        self.admin_port = None if admin_files is None else ServerCertificate(*admin_files, **_admin_keys(config))
+        """That of `admin_port`, or None for plain HTTP, or if there is no such port."""
+
+    def read(self, config: GatewayConfig, in_force: GatewayConfig) -> PortFiles:
+        """Return the files that `config` names for the ports that speak TLS, or those of `in_force` where it names none. To be
+        called in a thread. Raises ConfigError."""
+        files = config.tls_files or in_force.tls_files
+        admin_files = config.admin_tls_files or in_force.admin_tls_files
+        return PortFiles(
+            None if self.port is None or files is None else read_certificate(*files, where="gateway"),
+            None if self.admin_port is None or admin_files is None else read_certificate(*admin_files, **_admin_keys(config)),
+        )
+
+    def load(self, files: PortFiles) -> None:
+        """Use these files for all further connections."""
+        for certificate, read in zip((self.port, self.admin_port), files, strict=True):
+            if certificate is not None and read is not None:
+                certificate.load(read)
+
+
+def _admin_keys(config: GatewayConfig) -> dict[str, Any]:
+    """Return which keys name the certificate of `admin_port`, for errors."""
+    return {"where": "gateway", "prefix": "" if config.admin_tls_cert is None else "admin_"}

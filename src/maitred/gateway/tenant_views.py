@@ -1,0 +1,129 @@
+"""What a tenant sees of the gateway: its own requests, limits, refusals and programs, and nothing that names another tenant or
+a backend. `GET /maitred/state` with the key of a tenant; the rows of `/metrics` are in `metric_rows`.
+
+The fields that the whole page (`state.GatewayState`) has as well mean the same there, of this tenant alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from maitred.admission.config import TenantPolicy
+from maitred.core.request import PriorityClass
+from maitred.core.units import to_seconds
+from maitred.gateway.driver import RealTimeAdmission, SlotLease
+from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.page_access import Shown, Viewer
+from maitred.gateway.program_views import ProgramView, ProgramViews
+from maitred.gateway.state import GatewayCounters, TenantRequests
+
+
+class WaitingRequests(TenantRequests):
+    """Requests that the tenant has now, and how long the first of them waits."""
+
+    longest_wait_secs: float | None = None
+    """Seconds since the first of those that wait has come, or null if none waits."""
+
+
+class TenantLimits(msgspec.Struct):
+    """What the tenant may do; null: no limit of its own. See `admission.tenant_policies`."""
+
+    max_class: str
+    max_in_flight: int | None
+    max_queued: int | None
+    weight: float | None
+    budget: float | None
+    """Its share of all slots (`admission.tenant_budgets`)."""
+    max_programs: int | None
+    """Programs that it may have; null if requests are routed one by one."""
+
+
+class TenantState(msgspec.Struct):
+    """Everything."""
+
+    tenant: str
+    ready: bool
+    """Whether a backend is up."""
+    mode: str
+    """The mode of admission."""
+    in_flight: int
+    waiting: int
+    classes: dict[str, WaitingRequests]
+    """By class; all of them."""
+    models: dict[str, WaitingRequests]
+    """By model; those with requests of the tenant."""
+    limits: TenantLimits
+    refused: dict[str, int] | None
+    """Requests that the gateway has answered with an error, by its code, since it started; null if those of this tenant are not
+    counted by themselves (`tenant_metric_top_n`)."""
+    programs: dict[str, ProgramView] | None
+    """As `/programs` lists them; null if requests are routed one by one."""
+
+
+_CLASSES: Final = tuple(sorted(PriorityClass, reverse=True))
+
+
+class TenantViews:
+    """Makes the views of the tenants of one gateway. Each is made at one instant, in O(requests and programs that are here)."""
+
+    def __init__(
+        self, driver: RealTimeAdmission, fleet: BackendFleet, counters: GatewayCounters, programs: ProgramViews | None
+    ) -> None:
+        """`programs` is None if requests are routed one by one."""
+        self._driver = driver
+        self._fleet = fleet
+        self._counters = counters
+        self._programs = programs
+
+    def requests(self, tenant: str) -> WaitingRequests:
+        """Return the requests of a tenant."""
+        return self._sum(self._leases(tenant))
+
+    def state(self, tenant: str) -> TenantState:
+        """Return all that a tenant sees."""
+        leases = list(self._leases(tenant))
+        total, programs = self._sum(leases), self._programs
+        classes = {c: [lease for lease in leases if lease.request.priority_class is c] for c in _CLASSES}
+        models = {lease.request.model for lease in leases}
+        return TenantState(
+            tenant=tenant,
+            ready=bool(self._fleet.healthy),
+            mode=self._driver.core.config.mode,
+            in_flight=total.in_flight,
+            waiting=total.waiting,
+            classes={c.label: self._sum(of_class) for c, of_class in classes.items()},
+            models={model: self._sum(lease for lease in leases if lease.request.model == model) for model in sorted(models)},
+            limits=self._limits(tenant),
+            refused=self._counters.refusals_of(tenant),
+            programs=None if programs is None else programs.list_programs(Viewer(tenant, Shown.OWN)),
+        )
+
+    def _leases(self, tenant: str) -> Iterable[SlotLease]:
+        return (lease for lease in self._driver.leases if lease.request.tenant == tenant)
+
+    def _sum(self, leases: Iterable[SlotLease]) -> WaitingRequests:
+        total, arrivals = WaitingRequests(), []
+        for lease in leases:
+            if lease.is_waiting:
+                arrivals.append(lease.request.arrival)
+            else:
+                total.in_flight += 1
+        total.waiting = len(arrivals)
+        if arrivals:
+            total.longest_wait_secs = round(to_seconds(self._driver.now() - min(arrivals)), 3)
+        return total
+
+    def _limits(self, tenant: str) -> TenantLimits:
+        config = self._driver.core.config
+        policy = config.tenant_policies.get(tenant, TenantPolicy())
+        return TenantLimits(
+            max_class=config.class_cap(tenant).label,
+            max_in_flight=policy.max_in_flight,
+            max_queued=policy.max_queued,
+            weight=policy.weight,
+            budget=config.tenant_budgets.get(tenant),
+            max_programs=None if self._programs is None else self._programs.max_programs_per_tenant,
+        )
