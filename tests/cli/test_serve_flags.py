@@ -52,6 +52,19 @@ def test_a_wrong_flag_never_starts(refused: Refused) -> None:
     ]
 
 
+def test_two_ports_are_two(refused: Refused) -> None:
+    (said,) = refused(*BACKEND, "--port", "9000", "--admin-port", "9000")
+    assert said.startswith("maitred: error: --admin-port: ")
+    assert said.endswith("admin_port must differ from port, found 9000")
+    assert "admin_host needs admin_port" in refused(*BACKEND, "--admin-host", "127.0.0.1")[0]
+
+
+def test_each_origin_has_its_flag(refused: Refused) -> None:
+    (said,) = refused(*BACKEND, "--cors-origin", "https://app.example", "--cors-origin", "app.example")
+    assert said.startswith("maitred: error: --cors-origin: ")
+    assert "'app.example' is no origin" in said
+
+
 def test_every_wrong_flag_is_told(refused: Refused) -> None:
     said = refused(*BACKEND, "--admission", "prio", "--port", "70000", "--max-attempts", "0")
 

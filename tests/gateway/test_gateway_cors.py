@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from test_gateway_reload import Files, reload
 from world import ANSWER, Backend, BackendRequest, run, whole, world
 
 from maitred.gateway.config import GatewayConfig
@@ -39,6 +40,23 @@ def test_other_origins_are_told_nothing() -> None:
             status, headers, _ = await w.request(body=b"", method="OPTIONS", origin="https://evil.example", **ASKED)
             assert status == 405
             assert "access-control-allow-origin" not in headers
+
+    run(scenario())
+
+
+def test_a_reload_changes_the_origins() -> None:
+    files = Files()
+
+    async def scenario() -> None:
+        async with world(reload=files.read) as w:
+            for origins, allowed in (((APP,), APP), (("*",), "*"), ((), None)):
+                files.changed = {"cors_origins": origins}
+                assert (await reload(w)) == (
+                    200,
+                    {"reloaded": True, "ignored": [], "warnings": list(files.admission.warnings())},
+                )
+                _, headers, _ = await w.request(origin=APP)
+                assert headers.get("access-control-allow-origin") == allowed
 
     run(scenario())
 

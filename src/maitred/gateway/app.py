@@ -90,7 +90,7 @@ class Gateway(App):
         self.send_timeout_secs = config.send_timeout_secs
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config)
-        self._cors = CrossOrigins(config.cors_origins) if config.cors_origins else None
+        self._cors = _cross_origins(config)
         self._client = UpstreamClient(config.upstream)
         router = (routing or RoutingConfig()).router(random.Random(seed))
         self._router_signals = signals_read(router)
@@ -311,6 +311,7 @@ class Gateway(App):
         self._capacity.reconfigure(settings.admission)
         self.certificates.load(certificates)
         self._on_slots_changed(self._fleet.pools.names)
+        self._cors = _cross_origins(settings.gateway)
         self._intake.reconfigure(settings.gateway, settings.programs)
         if self.programs is not None:
             self.programs.reconfigure(settings.programs)
@@ -330,6 +331,10 @@ class Gateway(App):
 def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
     if not poll_task.cancelled():
         log.critical("backends are watched no more: restart the gateway", exc_info=poll_task.exception())
+
+
+def _cross_origins(config: GatewayConfig) -> CrossOrigins | None:
+    return CrossOrigins(config.cors_origins) if config.cors_origins else None
 
 
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:

@@ -193,7 +193,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if not 0 <= (getattr(self, name) or 0) <= 65_535:
                 raise ValueError(f"{name} must be from 0 to 65535")
         if self.admin_port and self.admin_port == self.port:
-            raise ValueError(f"admin_port must be another port than port, which is {self.port} as well")
+            raise ValueError("admin_port must differ from port")
         for name in ("admin_host", "admin_auth", "admin_tls", "admin_tls_cert", "admin_tls_key"):
             if self.admin_port is None and getattr(self, name) is not None:
                 raise ValueError(f"{name} needs admin_port (give both, or neither)")

@@ -31,7 +31,16 @@ from maitred.routing import RoutingConfig
 
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
-    *("auth", "admin_auth", "admin_hosts", "api_key", "tenant_api_keys", "upstream_api_key", "trust_tenant_header"),
+    *(
+        "auth",
+        "admin_auth",
+        "admin_hosts",
+        "cors_origins",
+        "api_key",
+        "tenant_api_keys",
+        "upstream_api_key",
+        "trust_tenant_header",
+    ),
     *("tenant_header_name", "max_body_bytes", "max_parked_body_bytes", "forward_priority"),
     *("tls_cert", "tls_key", "admin_tls_cert", "admin_tls_key"),
 )
