@@ -239,7 +239,8 @@ def test_smgs_own_routes() -> None:
             await w.backends[0].stop()
             await w.wait_until(lambda: not w.state.backends[0].healthy)
             assert (await w.request("/get_loads", b"", "GET"))[0] == 401
-            loads = msgspec.json.decode((await w.request("/get_loads", b"", "GET", **as_one("k")))[2])
+            assert (await w.request("/get_loads", b"", "GET", **as_one("k")))[0] == 403
+            loads = msgspec.json.decode((await w.request("/get_loads", b"", "GET", **as_one("root")))[2])
             assert loads == {"workers": [{"worker": first, "load": -1}, {"worker": second, "load": 0}]}
             await w.backends[1].stop()
             await w.wait_until(lambda: not w.state.backends[1].healthy)
