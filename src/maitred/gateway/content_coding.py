@@ -1,31 +1,165 @@
 """Request bodies that clients have compressed (`Content-Encoding`, RFC 9110, 8.4): decoded before anything is read from them.
 
-gzip and deflate are taken; of deflate also the form without a header and a checksum, which some clients send. Any other coding,
-and several on top of each other, are refused with 415, which names those that are taken. The backend gets the decoded body
-without the header.
+    gzip, deflate   always; of deflate also the form without a header and a checksum, which some clients send
+    zstd            with Python 3.14, or with backports.zstd, which is its `compression.zstd` for older ones
+    br              with brotli, from 1.2 on: older ones decode a piece without limit
 
-A body of 32 KB may stand for 32 MB. So it is decoded in pieces, and each piece counts against the size limit of a body and the
-budget of all bodies before the next one is made. The event loop runs between the pieces.
+The extra `encodings` installs both. Any other coding, and several on top of each other, are refused with 415, whose
+`Accept-Encoding` names those that are taken (RFC 7694). The backend gets the decoded body without the header.
+
+A body of 32 KB may stand for 32 MB, one of zstd for gigabytes. So it is decoded in pieces, and each piece counts against the
+size limit of a body and the budget of all bodies before the next one is made. The event loop runs between the pieces. What a
+decoder keeps of its output to refer to (its window, of zstd at most 8 MB as RFC 9659 has it) it fills with what it has put out
+already, so it keeps no more than is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
+import logging
 import zlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 from maitred.gateway.body_budget import BodyLease
 from maitred.wire.exchange import ApiError, body_too_large
 
-if TYPE_CHECKING:
-    from zlib import _Decompress
-
+log = logging.getLogger("maitred.gateway")
 PIECE_BYTES: Final = 256 * 1024
-"""Largest piece that is decoded at a time, in bytes."""
-TAKEN: Final = b"gzip, deflate"
-"""The codings that are taken, as a value of `Accept-Encoding`."""
+"""Size of the pieces that are read and decoded at a time, in bytes."""
 _GZIP_BITS, _ZLIB_BITS, _RAW_BITS = 31, 15, -15
 """What zlib calls the wrapping of a stream."""
+_ZSTD_WINDOW_LOG: Final = 23
+"""The largest window of zstd, as a power of two (RFC 9659)."""
+
+
+class Decoder(Protocol):
+    """Decodes one stream."""
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether all that was given is decoded."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the stream has come to its end."""
+        ...
+
+    @property
+    def unused(self) -> bytes:
+        """What was given beyond that end."""
+        ...
+
+    def decode(self, data: bytes) -> bytes:
+        """Return what comes next of what was given and of `data`, about a piece at most. Raises the errors of its coding."""
+        ...
+
+
+class Coding(NamedTuple):
+    """How bodies of one coding are decoded."""
+
+    start: Callable[[bytes], Decoder]
+    """Returns a decoder for a stream that begins with these bytes."""
+    errors: tuple[type[Exception], ...]
+    """What a decoder raises for a body that is not of its coding."""
+    may_follow: bool = False
+    """Whether a body may have several streams, one behind the other."""
+
+
+class _ZlibDecoder:
+    def __init__(self, bits: int) -> None:
+        self._stream = zlib.decompressobj(bits)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._stream.unconsumed_tail
+
+    @property
+    def is_finished(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused(self) -> bytes:
+        return self._stream.unused_data
+
+    def decode(self, data: bytes) -> bytes:
+        return self._stream.decompress(self._stream.unconsumed_tail or data, PIECE_BYTES)
+
+
+class _ZstdDecoder:
+    def __init__(self, zstd: Any) -> None:
+        self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
+
+    @property
+    def needs_input(self) -> bool:
+        return bool(self._frame.needs_input)
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self._frame.eof)
+
+    @property
+    def unused(self) -> bytes:
+        return bytes(self._frame.unused_data)
+
+    def decode(self, data: bytes) -> bytes:
+        return bytes(self._frame.decompress(data, max_length=PIECE_BYTES))
+
+
+class _BrotliDecoder:
+    unused = b""  # More behind the end is an error of the library.
+
+    def __init__(self, brotli: Any) -> None:
+        self._stream = brotli.Decompressor()
+
+    @property
+    def needs_input(self) -> bool:
+        return bool(self._stream.can_accept_more_data())
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self._stream.is_finished())
+
+    def decode(self, data: bytes) -> bytes:
+        return bytes(self._stream.process(data, output_buffer_limit=PIECE_BYTES))
+
+
+def _start_deflate(body: bytes) -> Decoder:
+    has_zlib_header = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0  # RFC 1950, 2.2
+    return _ZlibDecoder(_ZLIB_BITS if has_zlib_header else _RAW_BITS)
+
+
+def _find_library(*names: str) -> Any | None:
+    for name in names:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    return None
+
+
+def _find_codings() -> Mapping[str, Coding]:
+    """Return the codings that can be decoded in this environment, by name."""
+    found = {
+        "gzip": Coding(lambda body: _ZlibDecoder(_GZIP_BITS), (zlib.error,), may_follow=True),
+        "deflate": Coding(_start_deflate, (zlib.error,)),
+    }
+    brotli = _find_library("brotli")
+    if brotli is not None and hasattr(brotli.Decompressor, "can_accept_more_data"):
+        found["br"] = Coding(lambda body: _BrotliDecoder(brotli), (brotli.error,))
+    zstd = _find_library("compression.zstd", "backports.zstd")
+    if zstd is not None:
+        found["zstd"] = Coding(lambda body: _ZstdDecoder(zstd), (zstd.ZstdError,), may_follow=True)
+    return found
+
+
+CODINGS: Final = _find_codings()
+"""The codings that are taken, by name."""
+_ALIASES: Final = {"x-gzip": "gzip"}
+_OF_EXTRA: Final = frozenset(("br", "zstd"))
+_told_of: Final[set[str]] = set()
+"""Codings of the extra that clients have sent in vain, and the log has named."""
 
 
 async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) -> bytes:
@@ -35,61 +169,50 @@ async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) 
     Raises ApiError 400 for a body that is not of that coding, 413 for one that is too long, 415 for a coding that is not taken,
     and what `lease` raises.
     """
-    name = coding.strip().lower()
-    if name in (b"identity", b""):
+    name = coding.decode("latin-1").strip().lower()
+    if name in ("identity", ""):
         return body
-    bits = _choose_bits(name, body)
-    if bits is None:
-        raise _not_taken(coding)
+    found = CODINGS.get(_ALIASES.get(name, name))
+    if found is None:
+        raise _not_taken(name)
     decoded = bytearray()
-    decoder, at = zlib.decompressobj(bits), 0
+    decoder, at = found.start(body), 0
     while True:
-        # What zlib leaves of its input it copies, so it gets no more than a piece at a time.
-        data = decoder.unconsumed_tail or body[at : at + PIECE_BYTES]
-        at += 0 if decoder.unconsumed_tail else len(data)
-        piece = _decode_piece(decoder, data, name)
+        # What a decoder leaves of its input it copies, so it gets no more than a piece at a time.
+        data = body[at : at + PIECE_BYTES] if decoder.needs_input else b""
+        at += len(data)
+        try:
+            piece = decoder.decode(data)
+        except found.errors as error:
+            raise _invalid(name, str(error)) from error
         if len(decoded) + len(piece) > limit:
             raise body_too_large(limit)
         lease.take_bytes(len(piece))
         decoded += piece
-        if decoder.eof:
-            at -= len(decoder.unused_data)
+        if decoder.is_finished:
+            at -= len(decoder.unused)
             if at == len(body):
                 break
-            if bits != _GZIP_BITS:
+            if not found.may_follow:
                 raise _invalid(name, "more follows behind its end")
-            decoder = zlib.decompressobj(bits)  # gzip may have several members
-        elif not piece and not data:
+            decoder = found.start(body)
+        elif not piece and not data and decoder.needs_input:
             raise _invalid(name, "it ends too early")
         await asyncio.sleep(0)
     lease.return_bytes(len(body))
     return bytes(decoded)
 
 
-def _choose_bits(name: bytes, body: bytes) -> int | None:
-    """Return the wrapping that a coding stands for, or None if the coding is not taken."""
-    if name in (b"gzip", b"x-gzip"):
-        return _GZIP_BITS
-    if name != b"deflate":
-        return None
-    has_zlib_header = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0  # RFC 1950, 2.2
-    return _ZLIB_BITS if has_zlib_header else _RAW_BITS
-
-
-def _decode_piece(decoder: _Decompress, data: bytes, name: bytes) -> bytes:
-    """Return what comes of `data`, at most a piece."""
-    try:
-        return decoder.decompress(data, PIECE_BYTES)
-    except zlib.error as error:
-        raise _invalid(name, str(error)) from error
-
-
-def _invalid(name: bytes, problem: str) -> ApiError:
-    message = f"the request body is not what its Content-Encoding says, {name.decode('latin-1')}: {problem}"
+def _invalid(name: str, problem: str) -> ApiError:
+    message = f"the request body is not what its Content-Encoding says, {name}: {problem}"
     return ApiError(400, message, kind="invalid_request_error", code="invalid_content_encoding")
 
 
-def _not_taken(coding: bytes) -> ApiError:
-    message = f"the Content-Encoding {coding.decode('latin-1')[:40]!r} is not taken here; taken is one of: {TAKEN.decode()}"
-    headers = [(b"accept-encoding", TAKEN)]
+def _not_taken(name: str) -> ApiError:
+    if name in _OF_EXTRA and name not in _told_of:
+        _told_of.add(name)
+        log.warning("a client has sent a body in %s, which is refused: `pip install 'maitred[encodings]'` lets it in", name)
+    taken = ", ".join(CODINGS)
+    message = f"the Content-Encoding {name[:40]!r} is not taken here; taken is one of: {taken}"
+    headers = [(b"accept-encoding", taken.encode())]
     return ApiError(415, message, kind="invalid_request_error", code="unsupported_content_encoding", headers=headers)
