@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -120,6 +122,64 @@ def test_a_line_of_text_is_one_line_of_visible_ascii() -> None:
     assert " access client=127.0.0.1:" in text
     assert r' model="m\u001b[31m \u00e9" ' in text
     assert text.endswith(r' id="a\"b"')
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_line_has_what_cannot_be_printed(log_format: Any) -> None:
+    """In names that a client or a backend chooses: a model, an id, a path, a program, a header of the tenant."""
+    harmful = "m\u2028\u202e\x85\x9b2J\x7f\u200b"
+    output = Lines(log_format)
+    logger = logging.getLogger("maitred")
+    handler, level = LogHandler(output), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+
+    async def scenario() -> None:
+        settings = {"access_log": True, "log_output": output, "trust_tenant_header": True}
+        async with world(Backend(models=(harmful,)), **settings) as w:
+            raw = "m\u202e\x85"
+            assert (await w.request(body={"model": harmful}, x_request_id=raw, x_smg_tenant_id=raw))[0] == 200
+            assert (await w.request(body={"model": harmful + "?"}))[0] == 404
+            await w.request("/%E2%80%AE%C2%85", method="GET")
+
+    try:
+        run(scenario())
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert len(output.lines) >= 5
+    assert [line for line in output.lines if not line.decode().isprintable()] == []
+    if log_format == "json":
+        assert output.of_path("/v1/chat/completions")[0]["model"] == harmful
+
+
+def test_a_traceback_has_nothing_else_either() -> None:
+    output = Lines("text")
+    logger = logging.Logger("maitred.test")
+    logger.addHandler(LogHandler(output))
+    try:
+        raise ValueError("\x1b[2J\u202e")
+    except ValueError:
+        logger.exception("it failed")
+    (lines,) = output.lines
+    assert all(line.isprintable() for line in lines.decode().split("\n"))
+
+
+def test_a_line_has_the_time_of_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after that clock was set."""
+    output, ahead = Lines(), 0
+    read_clock = time.time_ns
+    monkeypatch.setattr("maitred.gateway.access_log.time.time_ns", lambda: read_clock() + ahead * 10**9)
+
+    async def scenario() -> None:
+        nonlocal ahead
+        async with world(access_log=True, log_output=output) as w:
+            for ahead in (0, 86_400, -86_400):  # noqa: B007  (the clock reads it)
+                assert (await w.request())[0] == 200
+
+    run(scenario())
+    days = [datetime.fromisoformat(line["time"]).toordinal() for line in output.of_path("/v1/chat/completions")]
+    assert [day - days[0] for day in days] in ([0, 1, -1], [0, 2, 0], [0, 0, -2])  # The last two: midnight came in between.
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ from maitred import __version__, is_compiled
 from maitred.cli import bench, calibration, check, demo, engine, listings, serve, simulate, study, traces, validation
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
-from maitred.cli.terminal import printable
 from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, WholeHelp, in_our_words, without_types
 from maitred.core.errors import MaitredError
+from maitred.core.printing import printable
 
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130  # 128 + SIGINT

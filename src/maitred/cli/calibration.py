@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
-from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from maitred.instance import InstanceConfig

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maitred.cli.serve import admin_need
-from maitred.cli.terminal import exit_if_any, printable
+from maitred.cli.terminal import exit_if_any
 from maitred.core.errors import ConfigError
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from maitred.admission import AdmissionConfig

@@ -13,7 +13,7 @@ import typer
 from maitred.cli.config_flags import ENGINE, HARDWARE, INSTANCE, SGLANG
 from maitred.cli.flags import command, flag
 from maitred.cli.shared_flags import InstanceFlags, instance_values
-from maitred.cli.terminal import printable
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from maitred.config import Config

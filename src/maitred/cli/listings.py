@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,8 +16,9 @@ from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_AD
 from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
 from maitred.cli.smg_flags import SmgFlags, smg_values
-from maitred.cli.terminal import exit_if_any, printable, raise_file_limit
+from maitred.cli.terminal import exit_if_any, raise_file_limit
 from maitred.core.errors import ConfigError
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from maitred.config import ConfigSources, LoadedConfig

@@ -22,9 +22,10 @@ from maitred.cli.flags import SWITCH, as_flag_error, command, flag, set_value
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
-from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
+from maitred.cli.terminal import ShowProgress, exit_on_signals, progress_bar
 from maitred.cli.traces import recorded_run, report_skipped
 from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.printing import printable
 from maitred.core.units import MILLISECOND, Micros
 
 if TYPE_CHECKING:

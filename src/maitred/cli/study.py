@@ -16,8 +16,9 @@ from maitred.cli.config_flags import WORKLOAD
 from maitred.cli.flags import SWITCH, CommandFlags, command, flag
 from maitred.cli.outputs import STANDARD_OUTPUT
 from maitred.cli.shared_flags import RunFlags, horizon, slo
-from maitred.cli.terminal import ShowProgress, exit_on_signals, printable, progress_bar
+from maitred.cli.terminal import ShowProgress, exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What all commands need of a terminal and a process: printable text, one progress bar, signals, the limit of open files."""
+"""What all commands need of a terminal and a process: one progress bar, signals, the limit of open files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ from typing import Any, Final, NoReturn, TypeAlias
 import typer
 
 from maitred.core.errors import ConfigError
+from maitred.core.printing import printable
 
 ShowProgress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done, from 0 to 1, and with a count such as `12,000 requests`."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
-
-
-def printable(text: str) -> str:
-    """Return `text`, which may hold names that users chose, with control characters and lone surrogates as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def exit_if_any(problems: Iterable[ConfigError]) -> None:

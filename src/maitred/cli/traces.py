@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Self, cast
 import typer
 
 from maitred.cli.flags import SWITCH
-from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from maitred.report import OutputFile

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.terminal import printable
 from maitred.core.errors import ConfigError
+from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.core.printing import printable_json
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
@@ -63,13 +64,16 @@ class DecisionLog:
 
     def log_input(self, room: str, verb: str, at: Micros, **what: Any) -> None:
         """Log that a core of `room` got the input `verb` with the arguments `what` (plain values or structs)."""
-        self._write(self._encode({"room": room, "input": verb, "at": at, **what}) + b"\n")
+        self._write_line({"room": room, "input": verb, "at": at, **what})
 
     def log_decisions(self, room: str, decisions: Iterable[msgspec.Struct]) -> None:
         """Log decisions of a core of `room`."""
         for decision in decisions:
-            self._write(self._encode({"room": room, "decision": decision}) + b"\n")
+            self._write_line({"room": room, "decision": decision})
 
     def log_change(self, room: str, change: msgspec.Struct) -> None:
         """Log what a core of `room` has changed by itself, about no single request."""
-        self._write(self._encode({"room": room, "change": change}) + b"\n")
+        self._write_line({"room": room, "change": change})
+
+    def _write_line(self, entry: Mapping[str, Any]) -> None:
+        self._write(printable_json(self._encode(entry)) + b"\n")

@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from maitred.core.printing import printable_json
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.logs import LogOutput
 from maitred.gateway.request_record import RequestRecord
@@ -35,7 +36,6 @@ class AccessLog:
 
     def __init__(self, output: LogOutput) -> None:
         self._output = output
-        self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
         self._second, self._second_text = -1, ""
 
     def write_record(self, exchange: Exchange, record: RequestRecord) -> None:
@@ -62,25 +62,26 @@ class AccessLog:
         if record.error_code:
             fields["error"] = record.error_code
         fields["id"] = request.client_id
-        self._write(fields, record.ended_at)
+        self._write(fields)
 
     def write_answer(self, exchange: Exchange, status: int, error_code: str, began_at: Micros, now: Micros) -> None:
         """Write the line of a request that the gateway has answered itself, or refused."""
         fields = _head(exchange, status, now - began_at)
         if error_code:
             fields["error"] = error_code
-        self._write(fields, now)
+        self._write(fields)
 
-    def _write(self, fields: dict[str, object], now: Micros) -> None:
+    def _write(self, fields: dict[str, object]) -> None:
         if self._output.is_json:
-            line = _encode({"time": self._time(now), "level": "info", "logger": "maitred.access", **fields})
+            line = printable_json(_encode({"time": self._time(), "level": "info", "logger": "maitred.access", **fields}))
         else:
-            line = f"{self._time(now)} access {_named(fields)}".encode()
+            line = f"{self._time()} access {_named(fields)}".encode()
         self._output.write(line + b"\n")
 
-    def _time(self, now: Micros) -> str:
-        """Return an instant of the monotonic clock in UTC, to the millisecond. The text of each second is made once."""
-        second, micros = divmod(now + self._epoch, 1_000_000)
+    def _time(self) -> str:
+        """Return what time it is in UTC, to the millisecond, by the wall clock, as the other lines of the log have it: that
+        clock may be set while the gateway serves. The text of each second is made once."""
+        second, micros = divmod(time.time_ns() // 1000, 1_000_000)
         if second != self._second:
             self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._second_text}.{micros // 1000:03d}Z"

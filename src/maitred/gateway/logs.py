@@ -8,8 +8,8 @@ or a pipe that nothing reads must not hold up requests. When 16 MiB wait, furthe
 `maitred_dropped_lines_total{file="log"}`. Before it serves and after it, they are written at once. Where standard error is a
 file (`2>> FILE`), SIGHUP opens it anew, as `mv` and logrotate expect it.
 
-A line of text is a line: control characters within a message stand as escapes. A traceback follows its line; in JSON it is a
-member. No message of the gateway has a key in it, nor the value of a header that may hold one.
+A line of text is a line: what cannot be printed stands as an escape (`core.printing`). A traceback follows its line; in JSON
+it is a member. No message of the gateway has a key in it, nor the value of a header that may hold one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from typing import Final
 
+from maitred.core.printing import printable
 from maitred.gateway.append_file import AppendFile
 from maitred.gateway.config import LogFormat, LogLevel
 from maitred.gateway.line_file import LineFile
-
-_CONTROL: Final = {number: repr(chr(number))[1:-1] for number in (*range(32), 127, *range(128, 160))}
-"""Control characters, as they are escaped."""
 
 
 class LogOutput:
@@ -96,8 +93,8 @@ class LogHandler(logging.Handler):
         if self._output.is_json:
             fields = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": message}
             return json.dumps(fields | ({"exception": trace} if trace else {}), separators=(",", ":")) + "\n"
-        line = f"{when} {record.levelname} {message.translate(_CONTROL)}\n"
-        return f"{line}{trace}\n" if trace else line
+        lines = [f"{when} {record.levelname} {printable(message)}", *map(printable, trace.split("\n") if trace else ())]
+        return "".join(f"{line}\n" for line in lines)
 
 
 @contextlib.contextmanager

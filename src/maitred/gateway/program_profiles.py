@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from maitred.core.errors import ConfigError, describe_os_error
+from maitred.core.printing import printable
 from maitred.core.units import Micros, to_seconds
 from maitred.files import check_file
 from maitred.gateway.background_writer import BackgroundWriter, BatchSource
@@ -37,7 +38,6 @@ MAX_CSV_BYTES: Final = 64 * 1024 * 1024
 MAX_PENDING: Final = 20_000
 """Rows that are kept while the disk does not take them; beyond, the oldest are dropped."""
 _WHERE: Final = "programs.profile_dir"
-_CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
 class ProfileSummary(msgspec.Struct, frozen=True):
@@ -205,11 +205,11 @@ def _measure(step: ProgramStep, last_end: Micros | None, now: Micros) -> StepPro
 
 
 def _row(name: str, step_id: int, step: StepProfile) -> str:
-    """Return a row; the id is quoted, and control characters in it are escaped, so that a row is one line."""
+    """Return a row; the id is quoted, and what cannot be printed of it is escaped, so that a row is one line."""
     line = io.StringIO()
     times = [f"{to_seconds(span):.4f}" for span in (step.prefill, step.decode, step.pause, step.tool)]
     hit_rate = "" if step.kv_hit_rate is None else f"{step.kv_hit_rate:.4f}"
-    quoted = name.translate(_CONTROL_CHARACTERS).replace('"', '""')
+    quoted = printable(name).replace('"', '""')
     csv.writer(line, lineterminator="\n").writerow([step_id, *times, hit_rate, f"{time.time_ns() / 1e9:.4f}"])
     return f'"{quoted}",{line.getvalue()}'
 

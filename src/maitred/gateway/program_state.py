@@ -49,8 +49,6 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         """The programs that have changed, the oldest change first; None: the program is forgotten."""
         self._by_serial: dict[int, Program] = {}
         """The programs that are in the file, or will be."""
-        # Times of the core are monotonic, those of the file are not.
-        self._epoch: Micros = time.time_ns() // 1000 - driver.now()
         self._drained = sorted(store.drained)
         """The URLs of the backends that are drained."""
         self._has_drained_changed = False
@@ -62,6 +60,11 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
     def failed(self) -> bool:
         """Whether the last changes could not be written."""
         return self._writer.failed
+
+    @property
+    def _epoch(self) -> Micros:
+        """The wall clock minus that of the core, which is monotonic: asked each time, because the wall clock may be set."""
+        return time.time_ns() // 1000 - self._driver.now()
 
     def start(self) -> None:
         """Drain what was drained, and begin to write, inside this event loop. Call this before the fleet polls its backends."""
