@@ -10,6 +10,7 @@ of these is an error that says what the path leads to:
     open_input     a file or stream of any size, such as a trace, to be read piece by piece
     open_output    a file, a device, or a pipe that something reads
     check_file     a file that a library opens by itself
+    check_own_file    the same for a file whose name we have made: no link is followed there
 
 A named pipe whose other end is not open within `PEER_SECS` is an error: by default, `open` would wait for ever and say nothing.
 What is wrong is raised as an OSError whose `strerror` completes "cannot be read: ...".
@@ -146,13 +147,13 @@ def open_input(path: Path) -> BufferedReader:
     return BufferedReader(file)
 
 
-def open_output(path: Path, flags: int) -> int:
-    """Return a descriptor of a file that is written, opened with `flags` (`O_WRONLY`, ...). Raises OSError, also for a pipe
-    that nothing reads."""
+def open_output(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Return a descriptor of a file that is written, opened with `flags` (`O_WRONLY`, ...). A file that is made gets `mode`,
+    less what umask takes away. Raises OSError, also for a pipe that nothing reads."""
     deadline = time.monotonic() + PEER_SECS
     while True:
         try:
-            descriptor = os.open(path, flags | _NOT_BLOCKING, 0o666)
+            descriptor = os.open(path, flags | _NOT_BLOCKING, mode)
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
@@ -170,6 +171,14 @@ def check_file(path: Path) -> None:
     """Raise OSError if `path` leads to anything but a regular file; nothing may be there yet."""
     with contextlib.suppress(FileNotFoundError):
         _check_kind(path, path.stat().st_mode)
+
+
+def check_own_file(path: Path) -> None:
+    """Raise OSError if `path`, which no user has named, leads to anything but a regular file, or is a symbolic link: who may
+    write in the folder could have put it there to have another file overwritten. Nothing may be there yet."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, and a file is needed", str(path))
+    check_file(path)
 
 
 def _open_to_read(path: Path) -> int:

@@ -256,7 +256,7 @@ def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path, caplog: pyte
     path.write_bytes(b"something else")
     with pytest.raises(ConfigError, match="holds something else"):
         LineFile(path, where="gateway.record", header=b"head\n")
-    LineFile(path, where="gateway.decision_log", begins=b"{").close()
+    LineFile(path, where="gateway.decision_log", begins=(b"{",)).close()
     assert path.read_bytes() == b"something else"
 
 

@@ -79,7 +79,7 @@ def run(flags: ServeFlags) -> None:
         flag_names={**run.flag_names, **PROGRAM_FLAG_NAMES, "gateway.tenant_api_keys": "--tenant-api-key"},
     )
     loaded = _load_config(sources, strict=bool(flags.strict_config))
-    with log_to_stderr(loaded.config.gateway.log_level, loaded.config.gateway.log_format) as output:
+    with log_to_stderr(loaded.config.gateway) as output:
         _log_warnings(loaded)
         raise_file_limit()
         _serve(sources, loaded, output)

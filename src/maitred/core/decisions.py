@@ -16,8 +16,8 @@ from maitred.core.printing import printable_json
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
-LOG_BEGINS: Final = b'{"'
-"""How every line of a log begins."""
+LOG_BEGINS: Final = (b'{"at":', b'{"change":{', b'{"decision":{', b'{"room":"log"')
+"""How a line of a log may begin: an input, a change, a decision, and missing lines."""
 GAP_ROOM: Final = "log"
 """The room of a line that stands for lines that are missing."""
 

@@ -120,8 +120,8 @@ class Gateway(App):
         """Open what is written: the log of decisions, the recording, the lines about requests; and what each request tells."""
         config = self.config
         self._decision_log = _open_decision_log(config)
-        self._recorder = None if config.record is None else TrafficRecorder(config.record)
-        self._log_output = log_output or LogOutput(config.log_format)
+        self._recorder = None if config.record is None else TrafficRecorder(config.record, config.file_mode)
+        self._log_output = log_output or LogOutput(config.log_format, file_mode=config.file_mode)
         self._access_log = AccessLog(self._log_output) if config.access_log else None
         self.request_metrics = RequestMetrics(config.model_metric_top_n)
         self._observer = RequestObserver(self.request_metrics, self.counters, self._access_log, self._recorder)
@@ -152,7 +152,9 @@ class Gateway(App):
         if self._programs_config.mode == "off":
             return None
         decisions = None if self._decision_log is None else DecisionLog(self._decision_log.write)
-        return ProgramParts(self._programs_config, self._fleet, self._driver.now(), default_state, decisions)
+        return ProgramParts(
+            self._programs_config, self._fleet, self._driver.now(), default_state, decisions, self.config.file_mode
+        )
 
     def _make_endpoints(self) -> AdminEndpoints:
         """Return the paths that the gateway answers itself."""
@@ -340,7 +342,7 @@ def _cross_origins(config: GatewayConfig) -> CrossOrigins | None:
 def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
     if config.decision_log is None:
         return None
-    file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS)
+    file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS, mode=config.file_mode)
     return AppendFile(file, "decisions", gap_line=encode_gap)
 
 

@@ -49,6 +49,7 @@ MAX_REFUSALS_PER_SEC: Final = 1_000_000
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
+_FILE_MODES: Final = {"owner": 0o600, "group": 0o640, "all": 0o644}
 _HOST_NAME: Final = re.compile(r"[0-9A-Za-z._-]+")
 _REQUEST_PATH: Final = re.compile(r"/[!-~]*")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s,A-Z]+")
@@ -158,6 +159,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     record: str | None = None
     """File to which every generating request is appended when it has ended, as a trace for `maitred simulate`. See
     docs/workloads.md#maitred-our-own. If a write fails, recording ends; if it hangs, rows are dropped; serving goes on."""
+    files_readable_by: Literal["owner", "group", "all"] = "owner"
+    """Who may read the files that the gateway makes (log, decision log, recording, state and profiles of programs), as far as
+    umask allows it: 0600, 0640 or 0644. A file that is there keeps its permissions."""
     log_level: LogLevel = "info"
     """What the log says: `debug`, `info`, `warning` or `error`, and what is more urgent."""
     log_format: LogFormat = "text"
@@ -270,6 +274,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def learns_slots(self) -> bool:
         """Whether the slots of a backend that reports none are learned."""
         return self.slots_per_backend is None and self.slots != "fixed"
+
+    @property
+    def file_mode(self) -> int:
+        """The permissions of files that are made."""
+        return _FILE_MODES[self.files_readable_by]
 
     @property
     def has_keys(self) -> bool:

@@ -5,6 +5,9 @@
     mv, then reopen   the lines that follow are in a new file under the old name
     a kill            half a line at the end of a file of ours is cut off when it is opened
 
+A file that is made is for its owner alone, unless the configuration says otherwise (`GatewayConfig.file_mode`), also when it
+is made anew under its name. One that is there keeps its permissions.
+
 It blocks while the disk does, so it belongs into a thread (`AppendFile`).
 """
 
@@ -23,6 +26,8 @@ from maitred.files import open_output
 
 log = logging.getLogger("maitred.gateway")
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+PRIVATE: Final = 0o600
+"""Permissions of a file that its owner alone may read."""
 _MAX_TAIL_BYTES: Final = 1 << 20
 """Longest half of a line that is looked for."""
 
@@ -30,25 +35,30 @@ _MAX_TAIL_BYTES: Final = 1 << 20
 class LineFile:
     """A file of lines that is open for appending."""
 
-    def __init__(self, path: Path, *, where: str, header: bytes = b"", begins: bytes = b"") -> None:
+    def __init__(
+        self, path: Path, *, where: str, header: bytes = b"", begins: tuple[bytes, ...] = (), mode: int = PRIVATE
+    ) -> None:
         """`where` is the key that names the file. `header` is the first line of every such file, and a file that has another
-        is refused; without one, `begins` is how a file of ours begins. Raises ConfigError if it cannot be written."""
+        is refused; without one, a file of ours begins with one of `begins`. `mode` is for a file that is made. Raises
+        ConfigError if it cannot be written."""
         self.num_written = 0
         """Bytes of the last `append` that are in the file: whole lines."""
         self.path: Path | None = path
-        self._where, self._header, self._begins = where, header, header or begins
+        self._where, self._header, self._begins = where, header, (header,) if header else begins
+        self._mode = mode
         self._is_regular, self._has_header = False, False
         self._standard: int | None = None
         self._descriptor = self._open(path)
 
     @classmethod
-    def of_standard(cls, descriptor: int, where: str) -> LineFile:
+    def of_standard(cls, descriptor: int, where: str, mode: int = PRIVATE) -> LineFile:
         """Return the file that a descriptor of this process, such as standard error, is open for. It is opened again by its
         name, if it has one; the descriptor leads to the new file then."""
         file = cls.__new__(cls)
         file.num_written = 0
         file.path = _path_of(descriptor)
-        file._where, file._header, file._begins, file._standard = where, b"", b"", descriptor
+        file._where, file._header, file._begins, file._standard = where, b"", (), descriptor
+        file._mode = mode
         file._descriptor = os.dup(descriptor)
         file._is_regular, file._has_header = file.path is not None, True
         if file._is_regular:  # A shell opens it without for `2> FILE`, and after copytruncate a hole would be left in front.
@@ -82,7 +92,7 @@ class LineFile:
 
     def _open(self, path: Path) -> int:
         try:
-            descriptor = open_output(path, _FLAGS)
+            descriptor = open_output(path, _FLAGS, self._mode)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {describe_os_error(error)}", where=self._where) from error
         self._look_at(path, descriptor)
@@ -105,8 +115,8 @@ class LineFile:
     def _check_content(self, path: Path, descriptor: int) -> None:
         """Raise ConfigError for a file with another header. Cut off half a line at the end of a file of ours."""
         with path.open("rb") as file:
-            begins = file.read(len(self._begins))
-            if begins and begins != self._begins:
+            begins = file.read(max(map(len, self._begins)))
+            if begins and not begins.startswith(self._begins):
                 if self._header:
                     hint = "name a new file, or one that was written for this"
                     raise ConfigError(f"{path} holds something else", where=self._where, hint=hint)

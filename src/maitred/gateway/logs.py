@@ -23,17 +23,17 @@ from collections.abc import Iterator
 
 from maitred.core.printing import printable
 from maitred.gateway.append_file import AppendFile
-from maitred.gateway.config import LogFormat, LogLevel
-from maitred.gateway.line_file import LineFile
+from maitred.gateway.config import GatewayConfig, LogFormat
+from maitred.gateway.line_file import PRIVATE, LineFile
 
 
 class LogOutput:
     """Where the lines of the log and of the access log go."""
 
-    def __init__(self, log_format: LogFormat = "text", descriptor: int = 2) -> None:
-        """`descriptor` is that of a file that is open for writing."""
+    def __init__(self, log_format: LogFormat = "text", descriptor: int = 2, file_mode: int = PRIVATE) -> None:
+        """`descriptor` is that of a file that is open for writing; `file_mode` is for a file that is made in its place."""
         self.is_json = log_format == "json"
-        self._descriptor = descriptor
+        self._descriptor, self._file_mode = descriptor, file_mode
         self._file: AppendFile | None = None
 
     @property
@@ -43,7 +43,8 @@ class LogOutput:
 
     def start(self) -> None:
         """Write in a thread from now on, inside this event loop."""
-        self._file = AppendFile(LineFile.of_standard(self._descriptor, "gateway.log_format"), "lines of the log")
+        file = LineFile.of_standard(self._descriptor, "gateway.log_format", self._file_mode)
+        self._file = AppendFile(file, "lines of the log")
         self._file.start()
 
     def reopen(self) -> None:
@@ -98,14 +99,14 @@ class LogHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def log_to_stderr(level: LogLevel, log_format: LogFormat) -> Iterator[LogOutput]:
-    """Send the log of this process to standard error while the block runs, and yield its output: what maitred logs from `level`
-    up, and warnings of all other libraries."""
-    output = LogOutput(log_format)
+def log_to_stderr(config: GatewayConfig) -> Iterator[LogOutput]:
+    """Send the log of this process to standard error while the block runs, and yield its output: what maitred logs from
+    `log_level` up, and warnings of all other libraries."""
+    output = LogOutput(config.log_format, file_mode=config.file_mode)
     root, own, handler = logging.getLogger(), logging.getLogger("maitred"), LogHandler(output)
     before = own.level
     root.addHandler(handler)
-    own.setLevel(level.upper())
+    own.setLevel(config.log_level.upper())
     try:
         yield output
     finally:

@@ -12,6 +12,7 @@ from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.line_file import PRIVATE
 from maitred.gateway.polling import KvPolling
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_endpoints import ProgramEndpoints
@@ -38,14 +39,15 @@ class ProgramParts:
         now: Micros,
         default_state: str | None = None,
         log: DecisionLog | None = None,
+        file_mode: int = PRIVATE,
     ) -> None:
         """`default_state` is the file that keeps the programs if the configuration names none; `log` gets every input and
-        decision, if there is one. Raises ConfigError."""
+        decision, if there is one; `file_mode` is for files that are made. Raises ConfigError."""
         self.driver = RealTimePrograms(Programs(config, now) if log is None else RecordedPrograms(config, log, now))
         self.memories = ProgramMemories(fleet, self.driver)
-        self.profiler = ProgramProfiler(self.driver, config.profile_dir) if config.profile else None
+        self.profiler = ProgramProfiler(self.driver, config.profile_dir, file_mode) if config.profile else None
         self.keeper: ProgramStateKeeper | None = None
-        store = _open_store(config, default_state)
+        store = _open_store(config, default_state, file_mode)
         if store is not None:
             self.keeper = ProgramStateKeeper(store, self.driver, self.memories, fleet)
         is_read = config.mode == "tr" or config.metrics
@@ -80,17 +82,17 @@ class ProgramParts:
         return self._collector.families(state_failed=None if self.keeper is None else self.keeper.failed)
 
 
-def _open_store(config: ProgramsConfig, default_state: str | None) -> ProgramStore | None:
+def _open_store(config: ProgramsConfig, default_state: str | None, file_mode: int) -> ProgramStore | None:
     """Return the file that keeps the programs, or None if there is none. A file that the user has not named may be impossible:
     then a warning is all."""
     if config.state == NO_STATE:
         return None
     if config.state is not None:
-        return ProgramStore(config.state)
+        return ProgramStore(config.state, file_mode)
     if default_state is None:
         return None
     try:
-        return ProgramStore(default_state)
+        return ProgramStore(default_state, file_mode)
     except ConfigError as error:
         log.warning("programs will not be known after a restart: %s", error)
         return None

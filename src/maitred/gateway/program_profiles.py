@@ -24,11 +24,10 @@ from typing import Final
 import msgspec
 
 from maitred.core.errors import ConfigError, describe_os_error
-from maitred.core.printing import printable
 from maitred.core.units import Micros, to_seconds
-from maitred.files import check_file
+from maitred.files import check_own_file
 from maitred.gateway.background_writer import BackgroundWriter, BatchSource
-from maitred.gateway.line_file import LineFile
+from maitred.gateway.line_file import PRIVATE, LineFile
 from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramState
 
@@ -38,6 +37,7 @@ MAX_CSV_BYTES: Final = 64 * 1024 * 1024
 MAX_PENDING: Final = 20_000
 """Rows that are kept while the disk does not take them; beyond, the oldest are dropped."""
 _WHERE: Final = "programs.profile_dir"
+_CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
 class ProfileSummary(msgspec.Struct, frozen=True):
@@ -102,14 +102,15 @@ class StepProfile(msgspec.Struct, frozen=True):
 class ProgramProfiler(BatchSource[Sequence[str]]):
     """Profiles the programs of one gateway."""
 
-    def __init__(self, driver: RealTimePrograms, folder: str | None) -> None:
-        """Raises ConfigError if `folder` cannot be written."""
+    def __init__(self, driver: RealTimePrograms, folder: str | None, file_mode: int = PRIVATE) -> None:
+        """`file_mode` is for files that are made. Raises ConfigError if `folder` cannot be written."""
         self._driver = driver
         self._profiles: dict[int, ProgramProfile] = {}
         """By serial number of the program."""
         self._rows: list[str] = []
         self._num_written = 0  # Rows of the last batch that are in the file; the thread sets it.
-        self._path = None if folder is None else _prepare(Path(folder))
+        self._path = None if folder is None else _prepare(Path(folder), file_mode)
+        self._file_mode = file_mode
         self._writer = BackgroundWriter(self, "step profiles")
         driver.observers.append(self._on_decisions)
         driver.step_observers.append(self._on_step_ended)
@@ -155,7 +156,7 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
         if self._path.exists() and self._path.stat().st_size >= MAX_CSV_BYTES:
             self._path.replace(_old(self._path))
         # Opened for each batch, by its name: it may have been moved.
-        with closing(LineFile(self._path, where=_WHERE, header=HEADER.encode())) as file:
+        with closing(_open(self._path, self._file_mode)) as file:
             rows = "".join(batch).encode()
             try:
                 file.append(rows)
@@ -166,12 +167,16 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
         self._rows = [*batch[self._num_written :], *self._rows][-MAX_PENDING:]
 
 
-def _prepare(folder: Path) -> Path:
+def _open(path: Path, file_mode: int) -> LineFile:
+    return LineFile(path, where=_WHERE, header=HEADER.encode(), mode=file_mode)
+
+
+def _prepare(folder: Path, file_mode: int) -> Path:
     """Return the path of the file, which may be appended to. A file with other columns is moved aside."""
     path = folder / CSV_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        check_file(path)
+        check_own_file(path)
         if path.exists():
             with path.open("rb") as file:
                 found = file.readline(len(HEADER) + 1)
@@ -179,7 +184,7 @@ def _prepare(folder: Path) -> Path:
                 path.replace(_old(path))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {describe_os_error(error)}", where=_WHERE) from error
-    LineFile(path, where=_WHERE, header=HEADER.encode()).close()
+    _open(path, file_mode).close()
     return path
 
 
@@ -205,11 +210,11 @@ def _measure(step: ProgramStep, last_end: Micros | None, now: Micros) -> StepPro
 
 
 def _row(name: str, step_id: int, step: StepProfile) -> str:
-    """Return a row; the id is quoted, and what cannot be printed of it is escaped, so that a row is one line."""
+    """Return a row; the id is quoted, and control characters in it are escaped, so that a row is one line."""
     line = io.StringIO()
     times = [f"{to_seconds(span):.4f}" for span in (step.prefill, step.decode, step.pause, step.tool)]
     hit_rate = "" if step.kv_hit_rate is None else f"{step.kv_hit_rate:.4f}"
-    quoted = printable(name).replace('"', '""')
+    quoted = name.translate(_CONTROL_CHARACTERS).replace('"', '""')
     csv.writer(line, lineterminator="\n").writerow([step_id, *times, hit_rate, f"{time.time_ns() / 1e9:.4f}"])
     return f'"{quoted}",{line.getvalue()}'
 

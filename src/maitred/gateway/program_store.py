@@ -7,7 +7,11 @@ file whole or not at all.
 Times in the file are those of the wall clock (µs since 1970), because no monotonic clock lasts longer than the machine is up.
 
 One file belongs to one gateway: a second one would overwrite the places that the first one has given. A lock on `FILE.lock`
-says so, and goes with the process, however that ends.
+says so, and goes with the process, however that ends. No link is followed at `FILE.lock` and the other names that are made of
+`FILE`: it could lead to a file of someone else.
+
+SQLite would make files that all users may read, so the database is made before it is opened. SQLite gives its own files
+beside it the same permissions.
 
 A file whose content is at fault is moved aside (`FILE.unreadable`) and begun anew: programs without a
 record are only placed as if they were new. SQLite reports damage in many words, some of which it also has for a disk that is
@@ -26,7 +30,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import IO, Annotated, Final, NamedTuple, TypeAlias
@@ -35,7 +39,8 @@ import msgspec
 
 from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.request import PriorityClass
-from maitred.files import check_file
+from maitred.files import check_file, check_own_file
+from maitred.gateway.line_file import PRIVATE
 from maitred.programs import ProgramKey
 
 log = logging.getLogger("maitred.gateway")
@@ -101,16 +106,18 @@ class StateChanges(NamedTuple):
 class ProgramStore:
     """One file. Its connection belongs to the thread that writes."""
 
-    def __init__(self, path: str) -> None:
-        """Raises ConfigError if `path` cannot be opened or made, or another gateway has it."""
-        self.path = Path(path)
+    def __init__(self, path: str, mode: int = PRIVATE) -> None:
+        """`mode` is for files that are made. Raises ConfigError if `path` cannot be opened or made, or another gateway has
+        it."""
+        self.path, self._mode = Path(path), mode
         self._connection: sqlite3.Connection | None = None
         with ExitStack() as on_error:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                for suffix in ("", ".lock", *_WRITE_LOGS):
-                    check_file(_beside(self.path, suffix))
-                self._lock = on_error.enter_context(_lock(self.path))
+                check_file(self.path)
+                for suffix in (".lock", *_WRITE_LOGS):
+                    check_own_file(_beside(self.path, suffix))
+                self._lock = on_error.enter_context(_lock(self.path, mode))
                 self.found: Sequence[StoredProgram]
                 """The programs of the last run, in the order of creation."""
                 self.drained: Sequence[str]
@@ -126,7 +133,7 @@ class ProgramStore:
     def write(self, changes: StateChanges) -> None:
         """Write changes in one transaction. Called in the thread of the writer. Raises sqlite3.Error."""
         if self._connection is None:
-            self._connection = _open(self.path)
+            self._connection = _open(self.path, self._mode)
         try:
             with self._connection as connection:
                 _write_changes(connection, changes)
@@ -148,13 +155,13 @@ class ProgramStore:
         if self.path.exists() and not self.path.stat().st_size:
             log.warning("%s is empty: programs of the last run are not known", self.path)
         try:
-            return _read(self.path)
+            return _read(self.path, self._mode)
         except _UNREADABLE as error:
             self._check_access(error)
             fresh = _beside(self.path, ".new")
             for suffix in ("", *_WRITE_LOGS):
                 _beside(fresh, suffix).unlink(missing_ok=True)
-            begun = _read(fresh)
+            begun = _read(fresh, self._mode)
             self._move_aside(error)
             fresh.replace(self.path)
             return begun
@@ -179,7 +186,9 @@ class ProgramStore:
         self.path.replace(aside)
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path, mode: int) -> sqlite3.Connection:
+    with suppress(FileExistsError):  # An open file must not be closed here: that would end SQLite's locks on it.
+        os.close(os.open(path.resolve(), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     # The writer's thread uses it, and after that has ended, `close`.
     connection = sqlite3.connect(path, timeout=_LOCK_SECS, check_same_thread=False)
     try:
@@ -191,11 +200,11 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _read(path: Path) -> tuple[Sequence[StoredProgram], Sequence[str]]:
+def _read(path: Path, mode: int) -> tuple[Sequence[StoredProgram], Sequence[str]]:
     """Return all rows that make sense, and make the tables if there are none. Raises an error of `_UNREADABLE`."""
     if path.exists() and 0 < path.stat().st_size < _HEADER_BYTES:  # SQLite would take it for an empty one.
         raise sqlite3.DatabaseError("it is cut off")
-    with closing(_open(path)) as connection, connection:
+    with closing(_open(path, mode)) as connection, connection:
         damage = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if damage != "ok":
             raise sqlite3.DatabaseError(" ".join(str(damage).split()))
@@ -232,10 +241,10 @@ def _free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _lock(path: Path) -> IO[bytes]:
-    """Return an open file whose lock stands for `path`; closing it gives the lock up. Raises ConfigError if another gateway has
-    it, and OSError."""
-    file = _beside(path, ".lock").open("wb")
+def _lock(path: Path, mode: int) -> IO[bytes]:
+    """Return an open file whose lock stands for `path`; closing it gives the lock up. Nothing is written to it. Raises
+    ConfigError if another gateway has it, and OSError."""
+    file = os.fdopen(os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

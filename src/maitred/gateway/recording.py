@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from maitred.core.request import Request, RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.gateway.append_file import AppendFile
-from maitred.gateway.line_file import LineFile
+from maitred.gateway.line_file import PRIVATE, LineFile
 from maitred.gateway.request_record import RequestRecord
 from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS, Measured, format_row
 from maitred.workload.lengths import MAX_TOKENS
@@ -71,10 +71,11 @@ class _HeldRow(NamedTuple):
 class TrafficRecorder:
     """Appends a row for each request that has ended."""
 
-    def __init__(self, path: str) -> None:
-        """Raises ConfigError if `path` cannot be written, or holds something other than a recording."""
+    def __init__(self, path: str, file_mode: int = PRIVATE) -> None:
+        """`file_mode` is for a file that is made. Raises ConfigError if `path` cannot be written, or holds something other than
+        a recording."""
         header = csv_line(RECORDED_COLUMNS).encode()
-        self._file = AppendFile(LineFile(Path(path), where="gateway.record", header=header), "requests")
+        self._file = AppendFile(LineFile(Path(path), where="gateway.record", header=header, mode=file_mode), "requests")
         self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
         self._last_ends: dict[tuple[str, str], _LastEnd] = {}
         """By tenant and program, the latest end last."""
