@@ -313,7 +313,7 @@ def test_few_models_have_labels_of_their_own() -> None:
     for number in range(5):
         for c in PriorityClass:
             series = metrics.series(c, f"m{number}")
-            series.reported_output += 1
+            series.tokens_of(f"auth:{number}").reported_output += 1
             assert series is metrics.series(c, f"m{number}")
     (counted,) = (family for family in metrics.families() if family.name == "maitred_generation_tokens")
     reported = [sample for sample in counted.samples if sample.labels["source"] == "reported"]

@@ -100,6 +100,7 @@ class Admission:
             slo_priority(request, config.slo_priorities),
             target,
             request.sequences,
+            request.client_id,
         )
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = EMPTY_LOAD) -> Sequence[Decision]:

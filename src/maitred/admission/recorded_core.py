@@ -29,7 +29,8 @@ from maitred.core.units import Micros
 
 LOG_ROOM: Final = "admission"
 LOGGED_TICKET_FIELDS: Final = ("id", "pool", "tenant", "cost", "prompt_tokens", "slo_priority", "slo_target")
-"""The fields of a ticket that the log has, beside its class; and `sequences`, if it is more than 1."""
+"""The fields of a ticket that the log has, beside its class; `sequences`, if it is more than 1; and `client_id`,
+if it has one."""
 
 
 class RecordedAdmission(Admission):
@@ -79,6 +80,8 @@ class RecordedAdmission(Admission):
         what = {name: getattr(ticket, name) for name in LOGGED_TICKET_FIELDS}
         if ticket.sequences != 1:
             what["sequences"] = ticket.sequences
+        if ticket.client_id:
+            what["client_id"] = ticket.client_id
         return self._record("submit", now, decisions, **what, **{"class": ticket.priority_class.label}, load=load)
 
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:

@@ -51,7 +51,8 @@ def _decode_ticket(entry: dict[str, Any]) -> Ticket:
     if priority_class is None:
         raise ValueError(f"the log speaks of a class {entry['class']!r}, and there is none")
     fields = {name: entry[name] for name in LOGGED_TICKET_FIELDS}
-    return Ticket(**fields, priority_class=priority_class, sequences=entry.get("sequences", 1))
+    more = {"sequences": entry.get("sequences", 1), "client_id": entry.get("client_id", "")}
+    return Ticket(**fields, **more, priority_class=priority_class)
 
 
 _REPLAYERS: Final[Mapping[str, Callable[[RecordedAdmission, dict[str, Any]], object]]] = {

@@ -113,6 +113,7 @@ class Ticket:
             "charged",
             "charged_in",
             "charged_until",
+            "client_id",
             "cost",
             "counters",
             "id",
@@ -138,8 +139,9 @@ class Ticket:
         slo_priority: int = 3,
         slo_target: Micros | None = None,
         sequences: int = 1,
+        client_id: str = "",
     ) -> None:
-        self.id = id
+        self.id, self.client_id = id, client_id  # the second one, by which its client knows it, for logs
         self.pool = pool
         """The model that it asks a slot of."""
         self.priority_class = priority_class

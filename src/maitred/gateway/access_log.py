@@ -4,6 +4,11 @@
         class=interactive model=llama tenant=ip:127.0.0.1 backend=http://10.0.0.1:8000 attempts=1 sent_secs=0.0001
         ttft_secs=0.021 prompt_tokens=21 output_tokens=34 bytes=5120 outcome=completed id=maitred-3f2a-17      (one line)
 
+A request that was refused before it was taken in, or that the gateway answers itself, has of these what is known by then:
+
+    2026-11-22T20:01:02.345Z access client=127.0.0.1:4711 method=POST path=/v1/chat/completions status=404 secs=0.0002
+        model=lama tenant=auth:acme error=model_not_found id=maitred-3f2a-18                                   (one line)
+
 Names and values are the same in JSON. What is not known is left out: a request that was never sent has no `backend`, an answer
 that is no stream no `ttft_secs`, one without a usage no tokens. A line has the path and not the query, and no header but the
 request id: queries and headers may hold keys, and no key is ever logged.
@@ -22,6 +27,7 @@ import msgspec
 
 from maitred.core.printing import printable_json
 from maitred.core.units import Micros, to_seconds
+from maitred.gateway.error_responses import abbreviate
 from maitred.gateway.logs import LogOutput
 from maitred.gateway.request_record import RequestRecord
 from maitred.wire.exchange import Exchange
@@ -50,7 +56,11 @@ class AccessLog:
         if record.backend is not None and sent_at is not None:
             fields["backend"] = record.backend.url
             fields["attempts"] = record.num_attempts
+            if record.num_failed:
+                fields["failed_attempts"] = record.num_failed
             fields["sent_secs"] = to_seconds(sent_at - request.arrival)
+        if record.num_preemptions:
+            fields["preemptions"] = record.num_preemptions
         if first_token_at is not None:
             fields["ttft_secs"] = to_seconds(first_token_at - request.arrival)
         if record.prompt_tokens is not None:
@@ -64,11 +74,19 @@ class AccessLog:
         fields["id"] = request.client_id
         self._write(fields)
 
-    def write_answer(self, exchange: Exchange, status: int, error_code: str, began_at: Micros, now: Micros) -> None:
-        """Write the line of a request that the gateway has answered itself, or refused."""
-        fields = _head(exchange, status, now - began_at)
+    def write_answer(
+        self, exchange: Exchange, status: int, error_code: str, span: Micros, request_id: bytes, tenant: str, model: str = ""
+    ) -> None:
+        """Write the line of a request that the gateway has answered itself, or refused, `span` after it came. Tenant and model
+        are empty if they are not known."""
+        fields = _head(exchange, status, span)
+        if model:
+            fields["model"] = abbreviate(model)
+        if tenant:
+            fields["tenant"] = tenant
         if error_code:
             fields["error"] = error_code
+        fields["id"] = request_id.decode("latin-1")
         self._write(fields)
 
     def _write(self, fields: dict[str, object]) -> None:

@@ -44,6 +44,7 @@ from maitred.gateway.proxy import Proxy
 from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.request_fields import ROUTES, Route
+from maitred.gateway.request_ids import RequestIds
 from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.request_metrics import RequestMetrics
 from maitred.gateway.request_observer import RequestObserver
@@ -124,14 +125,15 @@ class Gateway(App):
         self._log_output = log_output or LogOutput(config.log_format, file_mode=config.file_mode)
         self._access_log = AccessLog(self._log_output) if config.access_log else None
         self.request_metrics = RequestMetrics(config.model_metric_top_n)
+        self._ids = RequestIds()
         self._observer = RequestObserver(self.request_metrics, self.counters, self._access_log, self._recorder)
 
     def _make_intake(self) -> RequestIntake:
         """Return what turns the head and the body of a request into what the five questions ask about."""
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
         return RequestIntake(
-            *(self.config, lambda: self.core.config, self._fleet, self.counters, monotonic_now, self._observer, signals),
-            self._programs_config,
+            *(self.config, lambda: self.core.config, self._fleet, self.counters, monotonic_now, self._observer),
+            *(self._ids, signals, self._programs_config),
         )
 
     def _make_reloader(self, routing: RoutingConfig, reload: Callable[[], GatewaySettings] | None) -> ConfigReloader:
@@ -257,14 +259,14 @@ class Gateway(App):
     async def answer_operator(self, exchange: Exchange) -> None:
         """Answer a request that came on `admin_port`: what clients send elsewhere is not there."""
         if exchange.path in ROUTES:
-            send_error(exchange, error_responses.no_route(exchange.path), exchange.path)
+            self._refuse(exchange, error_responses.no_route(exchange.path))
         elif self._endpoints.answers(exchange.path):
             await self._answer_page(exchange, Port.ADMIN)
         else:
             try:
                 operator = self._intake.access.viewer(Page.ENGINE, exchange, Port.ADMIN)
             except ApiError as error:
-                send_error(exchange, error, exchange.path)
+                self._refuse(exchange, error)
             else:
                 await self._proxy.proxy_request(exchange, operator)
 
@@ -278,19 +280,25 @@ class Gateway(App):
 
     async def _answer_page(self, exchange: Exchange, port: Port) -> None:
         """Answer a request for a page of the gateway's own."""
-        began_at = monotonic_now()
-        await self._endpoints.answer_request(exchange, port)
+        began_at, request_id = monotonic_now(), self._ids.mark_answer(exchange)
+        error_code = await self._endpoints.answer_request(exchange, port)
         if self._access_log is not None:
-            self._access_log.write_answer(exchange, exchange.status, "", began_at, monotonic_now())
+            span, tenant = monotonic_now() - began_at, self._intake.access.tenant_of(exchange, port)
+            self._access_log.write_answer(exchange, exchange.status, error_code, span, request_id, tenant)
 
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:
         """Answer a request that is not forwarded, on the port of the clients."""
         if route is None:
             await self._answer_page(exchange, self._intake.access.port)
         else:
-            error = error_responses.method_not_allowed(exchange.method, "POST")
-            send_error(exchange, error, exchange.path)
-            self._observer.refuse(exchange, error.status, error.code or "", self._driver.now())
+            self._refuse(exchange, error_responses.method_not_allowed(exchange.method, "POST"))
+
+    def _refuse(self, exchange: Exchange, error: ApiError) -> None:
+        """Answer a request for a route of the engines with an error, before it is taken in."""
+        now, request_id = monotonic_now(), self._ids.mark_answer(exchange)
+        send_error(exchange, error, exchange.path)
+        tenant = self._intake.access.tenant_of(exchange, self._intake.access.port)
+        self._observer.refuse(exchange, error.status, error.code or "", now, request_id, tenant)
 
     def request_reload(self) -> None:
         """Open anew the files that are written for long, and start to reload the configuration (SIGHUP). The log says how it

@@ -321,6 +321,7 @@ class Attempts:
 
 def note_failure(proxied: ProxyRequest, error: UpstreamError) -> FailedAttempts:
     """Count a failed attempt of a request, and return all of them."""
+    proxied.record.num_failed += 1
     failed = proxied.failed
     if failed is None:
         failed = proxied.failed = FailedAttempts()

@@ -120,12 +120,15 @@ class AdminEndpoints:
             (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
         )
 
-    async def answer_request(self, exchange: Exchange, port: Port) -> None:
-        """Answer a request for any path that is not forwarded, which came on `port`."""
+    async def answer_request(self, exchange: Exchange, port: Port) -> str:
+        """Answer a request for any path that is not forwarded, which came on `port`. Return the code of the error, or "" for
+        none."""
         try:
             await self._dispatch(exchange, port)
         except ApiError as error:
             send_error(exchange, error, exchange.path)
+            return error.code or ""
+        return ""
 
     async def _dispatch(self, exchange: Exchange, port: Port) -> None:
         path, method = exchange.path, exchange.method

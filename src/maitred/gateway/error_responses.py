@@ -50,13 +50,13 @@ def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
     if not model:
         return upstream_failed(None)
     if fleet.may_serve(model):
-        message = f"no backend that serves `{_abbreviate(model)}` is up"
+        message = f"no backend that serves `{abbreviate(model)}` is up"
         return ApiError(503, message, kind="server_error", code="no_healthy_backend", headers=_RETRY_LATER)
-    message = f"The model `{_abbreviate(model)}` does not exist"
+    message = f"The model `{abbreviate(model)}` does not exist"
     return ApiError(404, message, kind="invalid_request_error", code="model_not_found", param="model")
 
 
-def _abbreviate(text: str) -> str:
+def abbreviate(text: str) -> str:
     """Return what a client has sent as an error repeats it: a model may have a name of megabytes."""
     return text if len(text) <= _MAX_REPEATED_CHARS else f"{text[:_MAX_REPEATED_CHARS]}..."
 
@@ -168,14 +168,14 @@ def upstream_busy(rest: Micros) -> ApiError:
 
 
 def no_route(path: str) -> ApiError:
-    return ApiError(404, f"there is nothing at {_abbreviate(path)}", kind="invalid_request_error", code="unknown_url")
+    return ApiError(404, f"there is nothing at {abbreviate(path)}", kind="invalid_request_error", code="unknown_url")
 
 
 def method_not_allowed(method: str, allowed: str) -> ApiError:
     headers = ((b"allow", allowed.encode()),)
     return ApiError(
         405,
-        f"{_abbreviate(method)} is not allowed here",
+        f"{abbreviate(method)} is not allowed here",
         kind="invalid_request_error",
         code="method_not_allowed",
         headers=headers,
@@ -208,7 +208,7 @@ def no_backend_named(problem: str) -> ApiError:
 
 def unknown_backend(named: str, known: Sequence[str]) -> ApiError:
     """Return the error for a backend that this gateway does not have."""
-    message = f"there is no backend {_abbreviate(named)}; the backends are {', '.join(known)}"
+    message = f"there is no backend {abbreviate(named)}; the backends are {', '.join(known)}"
     return ApiError(404, message, kind="invalid_request_error", code="unknown_backend")
 
 

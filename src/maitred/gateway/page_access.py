@@ -170,6 +170,13 @@ class PageAccess:
             raise error_responses.no_route(exchange.path)
         return Viewer(tenant, shown)
 
+    def tenant_of(self, exchange: Exchange, port: Port) -> str:
+        """Return the tenant that sends a request for a page, or "" if it is not known."""
+        try:
+            return self._identify(exchange, port)[1]
+        except ApiError:
+            return ""
+
     def _identify(self, exchange: Exchange, port: Port) -> tuple[Sender, str, str]:
         """Return the sender, its tenant, and why it is not the operator. Raises ApiError 401 for a key that is not valid."""
         inbound = self._heads.read_head(exchange)

@@ -184,6 +184,7 @@ class Proxy:
                 except asyncio.CancelledError:
                     if not slot.absorb_preemption():
                         raise
+                proxied.record.num_preemptions += 1
                 # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
                 # anything is sent to the client of the victim, which may be slow to read.
                 waits_again = self._admission.yield_slot(request.id)

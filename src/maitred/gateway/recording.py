@@ -5,6 +5,7 @@ There is one row for each request that generates:
     prompt, output and cached tokens                                 from the `usage` of the answer
     backend, when it was sent there, TTFT, the end                   as measured, in seconds from the arrival
     think time, whether the prompt continues the last one            from the last request of the same program
+    request id                                                       as in the answer and in the other logs (`request_ids`)
 
 The gateway asks the backend for the usage of a stream if the client has not, and keeps what answers that from the client. Where
 a backend reports none, the tokens are estimated, and the row says so: those of the prompt as in admission, those of a streamed
@@ -136,6 +137,7 @@ class TrafficRecorder:
             sent=None if record.sent_at is None else record.sent_at - request.arrival,
             ttft=None if record.first_token_at is None else record.first_token_at - request.arrival,
             e2e=record.ended_at - request.arrival,
+            request_id=request.client_id,
         )
         request = replace(request, arrival=request.arrival + self._epoch)
         return format_row(request, prompt, output, record.outcome, think_time, continues, measured)

@@ -7,15 +7,14 @@ Everything that can be decided about a request by itself is decided here, before
     3. the fields   only those that decisions depend on are parsed; an invalid body is refused
     4. the class    by its header, else by `service_tier`, else `default`; never above the cap of the tenant
 
-A request that is refused here is counted by its error code, and admission never sees it. Compiled (`tools/compile.py`).
+A request that is refused here is counted by its error code (`intake_refusals`), and admission never sees it. Compiled
+(`tools/compile.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Final
 
@@ -30,6 +29,7 @@ from maitred.gateway.config import GatewayConfig
 from maitred.gateway.content_coding import decode_body
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.inbound_head import InboundHead
+from maitred.gateway.intake_refusals import NO_FIELDS, IntakeRefusals
 from maitred.gateway.intake_rules import IntakeRules
 from maitred.gateway.page_access import PageAccess, Viewer
 from maitred.gateway.passed_routes import read_passed
@@ -50,8 +50,9 @@ from maitred.gateway.request_fields import (
     parse_body_fields,
     set_body_priority,
 )
+from maitred.gateway.request_ids import RequestIds
 from maitred.gateway.request_observer import RequestObserver
-from maitred.gateway.request_record import CLIENT_GONE, RequestRecord
+from maitred.gateway.request_record import RequestRecord
 from maitred.gateway.request_work import UsualOutputs, count_sequences, output_limit
 from maitred.gateway.retries import FailedAttempts
 from maitred.gateway.served_models import ANY_MODEL
@@ -61,7 +62,7 @@ from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
 from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
-from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_bytes, send_error
+from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
 from maitred.wire.server_context import ServerContext
@@ -152,6 +153,7 @@ class RequestIntake:
         counters: GatewayCounters,
         now: Callable[[], Micros],
         observer: RequestObserver,
+        ids: RequestIds,
         signals: Signals = Signals.NOTHING,
         programs: ProgramsConfig = ProgramsConfig(),
     ) -> None:
@@ -165,8 +167,8 @@ class RequestIntake:
         self._signals = signals
         self._budget = BodyBudget(config.max_parked_body_bytes, now)
         self.usual_outputs = UsualOutputs()
-        self._ids = itertools.count()
-        self._id_prefix = f"maitred-{secrets.token_hex(6)}-".encode()
+        self._ids = ids
+        self._refusals = IntakeRefusals(core_config, counters, observer, ids)
         self.reconfigure(config, programs)
 
     @property
@@ -198,6 +200,7 @@ class RequestIntake:
         lease: BodyLease | None = None
         proxied: ProxyRequest | None = None
         tenant: str | None = None
+        fields = NO_FIELDS
         try:
             inbound = rules.heads.read_head(exchange)
             caller = rules.keys.authenticate(inbound.credentials) if rules.needs_key and operator is None else None
@@ -206,56 +209,48 @@ class RequestIntake:
             body = exchange.take_whole_body(rules.config.max_body_bytes)
             arrival = began_at
             if body is None:
+                self._ids.mark_answer(exchange)  # Its connection may refuse it while its body comes.
                 lease.begin_upload(exchange.abort_body)
                 body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
                 lease.end_upload()
+                exchange.added_headers = None
                 arrival = self._now()  # After the body: a slow upload is not time that the request has waited.
             else:
                 lease.take_bytes(len(body))
             if inbound.content_coding is not None:
                 body = await decode_body(body, inbound.content_coding, rules.config.max_body_bytes, lease)
-            proxied = self._read_request(exchange, rules, inbound, tenant, operator is not None, lease, body, arrival)
+            route = inbound.route
+            if route is not None and route.is_json:
+                fields = parse_body_fields(body, route)
+            else:
+                route, fields = read_passed(exchange, body, None if operator is not None else rules.access, rules.passed_paths)
+            proxied = self._read_request(exchange, rules, inbound, route, fields, tenant, lease, body, arrival)
+            fields = NO_FIELDS  # They refer to the body, and compiled, the locals of a coroutine live long.
         except ApiError as error:
-            self._refuse(exchange, error, began_at, tenant)
+            self._refusals.refuse(exchange, error, began_at, tenant, fields)
         except ClientDisconnected:
-            self._observer.refuse(exchange, CLIENT_GONE, "", began_at)
+            self._refusals.note_disconnect(exchange, began_at, tenant)
         except Exception:
             log.exception("a request could not be taken in")
-            self._refuse(exchange, internal_error("gateway"), began_at, tenant)
+            self._refusals.refuse(exchange, internal_error("gateway"), began_at, tenant, fields)
         finally:
             if proxied is None and lease is not None:
                 lease.release()
         return proxied
-
-    def _refuse(self, exchange: Exchange, error: ApiError, began_at: Micros, tenant: str | None) -> None:
-        """Answer with an error, and count it. `tenant` is None if it is not known."""
-        code = error.code or "invalid_request"
-        self._counters.refused_before_admission[code] += 1
-        if tenant is not None:
-            self._counters.count_refusal(tenant, code)
-        if error.status == 401 and not self._core_config().preset.describes_unauthorized:
-            send_bytes(exchange, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
-        else:
-            send_error(exchange, error, exchange.path)
-        self._observer.refuse(exchange, error.status, error.code or "", began_at)
 
     def _read_request(
         self,
         exchange: Exchange,
         rules: IntakeRules,
         inbound: InboundHead,
+        route: Route,
+        fields: BodyFields,
         tenant: str,
-        is_operator: bool,
         lease: BodyLease,
         body: bytes,
         arrival: Micros,
     ) -> ProxyRequest:
-        """Read a request that is there whole since `arrival`. Raises ApiError for one that cannot be forwarded."""
-        route = inbound.route
-        if route is not None and route.is_json:
-            fields = parse_body_fields(body, route)
-        else:
-            route, fields = read_passed(exchange, body, None if is_operator else rules.access, rules.passed_paths)
+        """Return a request that is there whole since `arrival`. Raises ApiError for one that cannot be forwarded."""
         model = self._served_model(route, fields)
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else _DEFAULT_CLASS
         stream = fields.stream is True
@@ -265,9 +260,9 @@ class RequestIntake:
                 found = rules.programs.read(exchange.headers, body, route, stream=stream)
             if rules.hints is not None:
                 hints = rules.hints.read_hints(exchange.headers, body, model)
-        number = next(self._ids)
+        number = self._ids.next_number()
         limit, sequences = output_limit(fields), count_sequences(fields, route)
-        request_id = inbound.request_id or b"%b%d" % (self._id_prefix, number)
+        request_id = self._ids.id_of(inbound.request_id, number)
         request = Request(
             id=number,
             arrival=arrival,
@@ -353,6 +348,7 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:
     proxied.ends_program = found.is_last
     proxied.program = ProgramRequest(
         id=request.id,
+        client_id=request.client_id,
         model=request.model,
         tenant=request.tenant,
         program=found.program,

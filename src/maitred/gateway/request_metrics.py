@@ -5,7 +5,8 @@ from then on counting is an addition: no label is looked up for a token.
 
 Clients choose classes, and backends models. There are four classes; the first `model_metric_top_n` models get labels of their
 own, and all others are summed up as `other`: a page costs 1.6 ms for each model that is used by all classes, during which
-nothing else is served. A series begins with its first request.
+nothing else is served. A series begins with its first request. Tokens have the tenant beside that, where the first
+`tenant_metric_top_n` tenants have labels of their own (`GatewayCounters.tenant_label`).
 
 **Tokens.** The `usage` of an answer counts (source `reported`). An answer without one is estimated: the prompt from the size of
 the body, a stream from its events, any other answer from its bytes. For example, a stream of 21 events, of which the last only
@@ -15,9 +16,9 @@ says that it is the last, with `max_tokens: 16`, counts as 16 tokens with the so
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, itemgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 from prometheus_client.core import Metric
 
@@ -34,10 +35,22 @@ GAP_BOUNDS: Final = tuple(
 """Upper bounds for the time between two tokens, in µs."""
 
 
+class TokenCounts:
+    """The tokens of the requests of one class, model and tenant."""
+
+    __slots__ = ("estimated_output", "estimated_prompt", "reported_output", "reported_prompt")
+
+    def __init__(self) -> None:
+        self.reported_prompt = 0
+        self.estimated_prompt = 0
+        self.reported_output = 0
+        self.estimated_output = 0
+
+
 class RequestSeries:
     """What is counted for the requests of one class and model. Times are in µs."""
 
-    __slots__ = ("e2e", "estimated_output", "estimated_prompt", "itl", "reported_output", "reported_prompt", "ttft")
+    __slots__ = ("e2e", "itl", "tokens", "ttft")
 
     def __init__(self) -> None:
         self.ttft = Histogram(DURATION_BOUNDS)
@@ -46,10 +59,15 @@ class RequestSeries:
         """Between two pieces of a stream, as the engine sends them."""
         self.e2e = Histogram(DURATION_BOUNDS)
         """From the arrival of a request to the end of its complete answer."""
-        self.reported_prompt = 0
-        self.estimated_prompt = 0
-        self.reported_output = 0
-        self.estimated_output = 0
+        self.tokens: dict[str, TokenCounts] = {}
+        """By the label of the tenant."""
+
+    def tokens_of(self, tenant_label: str) -> TokenCounts:
+        """Return the tokens of the tenants with this label."""
+        found = self.tokens.get(tenant_label)
+        if found is None:
+            found = self.tokens[tenant_label] = TokenCounts()
+        return found
 
 
 class RequestMetrics:
@@ -82,13 +100,30 @@ class RequestMetrics:
             times = ((labels, histogram_of(series)) for labels, series in labelled)
             yield histogram(f"maitred_{name}_seconds", text, ["class", "model"], times)
         for name, (text, counts_of) in _TOKENS.items():
-            counts = (
-                ((*of, source), n) for of, series in labelled for source, n in zip(_SOURCES, counts_of(series), strict=True)
-            )
-            yield counter(f"maitred_{name}_tokens", text, ["class", "model", "source"], counts)
+            by_class, by_tenant = _sum_tokens(labelled, counts_of)
+            yield counter(f"maitred_{name}_tokens", text, ["class", "model", "source"], by_class.items())
+            yield counter(f"maitred_tenant_{name}_tokens", text, ["tenant", "model", "source"], by_tenant.items())
         text = "Answers to requests for forwarded routes; 499: the client left before its answer."
         answers = (([str(status), code], n) for (status, code), n in sorted(self.responses.items()))
         yield counter("maitred_http_responses", text, ["status_code", "error_code"], answers)
+
+
+_Labels: TypeAlias = tuple[str, str, str]
+
+
+def _sum_tokens(
+    labelled: Iterable[tuple[tuple[str, str], RequestSeries]], counts_of: Callable[[TokenCounts], tuple[int, int]]
+) -> tuple[dict[_Labels, int], dict[_Labels, int]]:
+    """Return tokens by class, model and source, and by tenant, model and source."""
+    by_class: dict[_Labels, int] = {}
+    by_tenant: Counter[_Labels] = Counter()
+    for (label, model), series in labelled:
+        by_class |= {(label, model, source): 0 for source in _SOURCES}
+        for tenant, tokens in series.tokens.items():
+            for source, n in zip(_SOURCES, counts_of(tokens), strict=True):
+                by_class[label, model, source] += n
+                by_tenant[tenant, model, source] += n
+    return by_class, by_tenant
 
 
 _HISTOGRAMS: Final[Mapping[str, tuple[str, Callable[[RequestSeries], Histogram]]]] = {
@@ -97,7 +132,7 @@ _HISTOGRAMS: Final[Mapping[str, tuple[str, Callable[[RequestSeries], Histogram]]
     "e2e_request_latency": ("Arrival to the end of a complete answer.", attrgetter("e2e")),
 }
 _SOURCES: Final = ("reported", "estimated")
-_TOKENS: Final[Mapping[str, tuple[str, Callable[[RequestSeries], tuple[int, int]]]]] = {
+_TOKENS: Final[Mapping[str, tuple[str, Callable[[TokenCounts], tuple[int, int]]]]] = {
     "prompt": ("Tokens of prompts that were sent to a backend.", attrgetter("reported_prompt", "estimated_prompt")),
     "generation": ("Tokens of answers.", attrgetter("reported_output", "estimated_output")),
 }

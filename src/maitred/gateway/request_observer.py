@@ -15,7 +15,7 @@ from maitred.core.units import Micros
 from maitred.gateway.access_log import AccessLog
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.recording import TrafficRecorder
-from maitred.gateway.request_metrics import RequestMetrics
+from maitred.gateway.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
 from maitred.gateway.state import GatewayCounters
 from maitred.wire.exchange import Exchange
@@ -59,27 +59,37 @@ class RequestObserver:
             self._counters.count_refusal(record.request.tenant, record.error_code)
         self.metrics.responses[record.status, record.error_code] += 1
         if record.sent_at is not None:
-            _count_tokens(record)
+            _count_tokens(record, record.series.tokens_of(self._counters.tenant_label(record.request.tenant)))
         if self._access_log is not None:
             self._access_log.write_record(exchange, record)
         if self._recorder is not None and record.generates:
             self._recorder.write_row(record)
 
-    def refuse(self, exchange: Exchange, status: int, error_code: str, began_at: Micros) -> None:
-        """Tell of a request that was refused before it was taken in, or of which the client has left by then."""
+    def refuse(
+        self,
+        exchange: Exchange,
+        status: int,
+        error_code: str,
+        began_at: Micros,
+        request_id: bytes,
+        tenant: str = "",
+        model: str = "",
+    ) -> None:
+        """Tell of a request that was refused before it was taken in, or of which the client has left by then. Tenant and model
+        are empty if they are not known."""
         self.metrics.responses[status, error_code] += 1
         if self._access_log is not None:
-            self._access_log.write_answer(exchange, status, error_code, began_at, monotonic_now())
+            span = monotonic_now() - began_at
+            self._access_log.write_answer(exchange, status, error_code, span, request_id, tenant, model)
 
 
-def _count_tokens(record: RequestRecord) -> None:
+def _count_tokens(record: RequestRecord, counts: TokenCounts) -> None:
     """Count the tokens of a request that was sent to a backend: of an answer that broke off, those that came."""
-    series = record.series
     if record.prompt_tokens is not None:
-        series.reported_prompt += record.prompt_tokens
+        counts.reported_prompt += record.prompt_tokens
     elif record.generates:
-        series.estimated_prompt += record.request.prompt_tokens
+        counts.estimated_prompt += record.request.prompt_tokens
     if record.output_tokens is not None:
-        series.reported_output += record.output_tokens
+        counts.reported_output += record.output_tokens
     elif record.generates and record.status == 200:
-        series.estimated_output += record.estimated_output()
+        counts.estimated_output += record.estimated_output()

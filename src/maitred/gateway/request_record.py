@@ -75,6 +75,10 @@ class RequestRecord:
     """The last backend that it was sent to."""
     num_attempts = 0
     """How often it was sent to a backend."""
+    num_failed = 0
+    """How many of these attempts a backend has failed; after the others it was preempted, or has its answer."""
+    num_preemptions = 0
+    """How often it lost its slot to a more urgent request."""
     sent_at: Micros | None = None
     first_data_at: Micros | None = None
     last_data_at: Micros = 0

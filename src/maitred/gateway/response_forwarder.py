@@ -188,26 +188,24 @@ class ResponseForwarder:
         return piece if self.reader is None else self.reader.take(piece, more=not self._response.is_complete)
 
     def _client_headers(self) -> Headers:
-        """Return the headers of the response for the client, with a request id if the backend set none."""
+        """Return the headers of the response for the client, with the request id of the gateway."""
         headers = self._end_to_end_headers()
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:
             headers = [header for header in headers if header[0] not in _HEADERS_FIXING_BODY]
-        for name, _ in headers:
-            if name == REQUEST_ID_HEADER:
-                return headers
         headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
         return headers
 
     def _end_to_end_headers(self) -> Headers:
-        """Return the headers that are meant for the client. Which they are is kept with a head that is known."""
+        """Return the headers that are meant for the client, without the backend's own request id. Which they are is kept with a
+        head that is known."""
         headers, memo = self._response.headers, self._response.memo
         if memo is None:
-            return end_to_end_headers(headers)
+            return [header for header in end_to_end_headers(headers) if header[0] != REQUEST_ID_HEADER]
         places = memo.value
         if not isinstance(places, list):
-            kept = {name for name, _ in end_to_end_headers(headers)}
+            kept = {name for name, _ in end_to_end_headers(headers)} - {REQUEST_ID_HEADER}
             memo.value = places = [place for place, (name, _) in enumerate(headers) if name in kept]
         return [headers[place] for place in places]
 

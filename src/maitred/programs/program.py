@@ -31,6 +31,8 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request of a program, as far as the programs room decides by it."""
 
     id: RequestId
+    client_id: str = ""
+    """The id by which its client knows the request, for logs."""
     model: str = ""
     tenant: str = ""
     program: str = ""

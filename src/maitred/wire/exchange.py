@@ -128,6 +128,11 @@ class Exchange:
     """The task of its handler."""
     cors_headers: Headers | None = None
     """What the answer says to a browser in place of its own Access-Control headers, or None to leave it as it is."""
+    added_headers: Headers | None = None
+    """Further headers of the answer, also of one with which the connection refuses the rest of the request; None: none."""
+    refusal: ApiError | None = None
+    """What the connection has answered in place of the handler, because the rest of the request came too slowly, or was not
+    HTTP; None: nothing."""
     unread_bytes = 0
     _body_is_whole = False
     _body_is_aborted = False
@@ -214,6 +219,8 @@ class Exchange:
         self.response_started, self.response_ended, self.status = True, not more, status
         if self.cors_headers is not None:
             headers = [*self.cors_headers, *(header for header in headers if not header[0].startswith(b"access-control-"))]
+        if self.added_headers is not None:
+            headers = [*headers, *self.added_headers]
         return self._connection.start_response(status, headers, piece, more)
 
     def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
@@ -252,6 +259,13 @@ class Exchange:
         self._body_is_whole = True
         if self._waiter is not None:
             self._wake()
+
+    def on_refused(self, error: ApiError) -> None:
+        """Take note that the connection answers with `error` in place of the handler, unless a response has started, and takes
+        nothing more."""
+        if not self.response_started:
+            self.refusal = error
+        self.on_disconnect()
 
     def on_disconnect(self) -> None:
         """Take note that the client has left, or cannot be understood any more."""

@@ -265,14 +265,15 @@ class ServerConnection(asyncio.Protocol):
         """Send `error` if no other response has started, and read no more."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            exchange.on_disconnect()
+            exchange.on_refused(error)
         if self._transport.is_closing():
             return
         if exchange is not None and exchange.response_started:
             self._close()
             return
         self._framing.keep_alive = False
-        self._write(encode_refusal(self._framing, error, self._framing.path_in_head if exchange is None else exchange.path))
+        path, added = (self._framing.path_in_head, None) if exchange is None else (exchange.path, exchange.added_headers)
+        self._write(encode_refusal(self._framing, error, path, added or []))
         self._linger()
 
     def _linger(self) -> None:

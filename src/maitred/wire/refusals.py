@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from maitred.wire.exchange import ApiError
-from maitred.wire.messages import FramingError
+from maitred.wire.messages import FramingError, Headers
 from maitred.wire.server_framing import ServerFraming
 
 FRAMING_CODES: Final = {
@@ -31,10 +31,10 @@ def internal_error(server: str = "server") -> ApiError:
     return ApiError(500, f"the {server} failed; its log says why", kind="server_error", code="internal_error")
 
 
-def encode_refusal(framing: ServerFraming, error: ApiError, path: str) -> bytes:
-    """Return the whole response that tells a client of `error`, which has asked for `path`, or "" if that is unknown. Raises
-    FramingMisuse if another one has started."""
+def encode_refusal(framing: ServerFraming, error: ApiError, path: str, added: Headers) -> bytes:
+    """Return the whole response that tells a client of `error`, with the headers `added`. The client has asked for `path`, or
+    "" if that is unknown. Raises FramingMisuse if another response has started."""
     body = error.body(path)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers.append((b"x-smg-error-code", (error.code or "").encode()))
-    return framing.start_response(error.status, headers) + framing.send_data(body, False)
+    return framing.start_response(error.status, [*headers, *added]) + framing.send_data(body, False)

@@ -45,7 +45,7 @@ from maitred.core.request import Request
 from maitred.core.units import from_seconds
 from maitred.files import open_input, read_input
 from maitred.workload import Job
-from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS
+from maitred.workload.formats.maitred import ALL_COLUMNS, COMPLETED, MEASURED_COLUMNS
 
 _MAX_COUNT = 1_000_000_000
 """More tokens than any step or request has."""
@@ -164,7 +164,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
 
 def is_recording(path: Path) -> bool:
     """Return whether the file is a recording of `maitred serve`, judging by its first line."""
-    return set(RECORDED_COLUMNS) <= set(read_header(path))
+    return {*ALL_COLUMNS, *MEASURED_COLUMNS} <= set(read_header(path))
 
 
 def read_recording(path: Path) -> tuple[list[MeasuredRequest], int]:

@@ -76,7 +76,7 @@ EXTRA_COLUMNS: Mapping[str, LostField] = {
 }
 """Columns that a written trace has if one of its first requests needs them, and what another request loses without them."""
 MEASURED_COLUMNS = ("tokens_from", "cached_tokens", "backend", "sent_secs", "ttft_secs", "e2e_secs")
-RECORDED_COLUMNS = (*ALL_COLUMNS, *MEASURED_COLUMNS)
+RECORDED_COLUMNS = (*ALL_COLUMNS, *MEASURED_COLUMNS, "request_id")
 COMPLETED = "completed"
 
 
@@ -94,6 +94,8 @@ class Measured(msgspec.Struct, frozen=True):
     """When the first data of the streamed answer came."""
     e2e: Micros
     """When the request ended, in whatever way."""
+    request_id: str
+    """The id of the request in its answer and in the logs of the gateway."""
 
 
 @FORMATS.register("maitred")
@@ -275,7 +277,7 @@ def format_row(
 def _measured_fields(measured: Measured) -> Sequence[object]:
     cached = "" if measured.cached_tokens is None else measured.cached_tokens
     times = map(format_seconds, (measured.sent, measured.ttft, measured.e2e))
-    return measured.tokens_from, cached, measured.backend, *times
+    return measured.tokens_from, cached, measured.backend, *times, measured.request_id
 
 
 @lru_cache(4096)

@@ -1,0 +1,39 @@
+"""Request ids: one name of a request in the answer, the access log, the recording and the decision log.
+
+A client may send one as `x-request-id`; otherwise the gateway gives one: `maitred-`, the run of the gateway, and the number of
+the request in that run, as in `maitred-5f0c2a91d3e4-17`. Ids of clients may repeat. So decisions are about numbers, and the
+line of a decision log in which a request comes in has both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+from maitred.core.request import RequestId
+from maitred.gateway.request_fields import REQUEST_ID_HEADER
+from maitred.wire.exchange import Exchange
+
+
+class RequestIds:
+    """Gives ids and numbers to the requests of one run."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._prefix = f"maitred-{secrets.token_hex(6)}-".encode()
+
+    def next_number(self) -> RequestId:
+        """Return a number that no other request of this run has."""
+        return next(self._numbers)
+
+    def id_of(self, given: bytes | None, number: RequestId) -> bytes:
+        """Return the id of the request with this number. `given` is the one that its client has sent, or None."""
+        return given or b"%b%d" % (self._prefix, number)
+
+    def mark_answer(self, exchange: Exchange) -> bytes:
+        """Have the answer to a request that gets no number, such as one that is refused, say its id, and return the id."""
+        added = exchange.added_headers
+        if added is None:
+            request_id = self.id_of(exchange.get_header(REQUEST_ID_HEADER), self.next_number())
+            exchange.added_headers = added = [(REQUEST_ID_HEADER, request_id)]
+        return added[0][1]
