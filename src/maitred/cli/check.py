@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,7 @@ def run(
 
     from maitred.compat.instance_rules import instance_rules
     from maitred.config.known_capacity import known_capacity, overcommit_error
+    from maitred.gateway.port_certificates import certificate_problems
 
     sources = _sources(file, admission_config)
     if capacity is not None and not sources.merged().is_given("admission", "mode"):
@@ -59,12 +61,14 @@ def run(
     config = sources.load()
     instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
     overcommit = overcommit_error(config, known_capacity(config) if capacity is None else capacity)
-    exit_if_any([] if overcommit is None else [overcommit])
+    exit_if_any([*([] if overcommit is None else [overcommit]), *certificate_problems(config.gateway, datetime.now(UTC))])
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     slots = _capacity(config) if capacity is None else capacity
     for line in _summary_lines(config, slots):
         typer.echo(f"  {printable(line)}")
-    for warning in _warnings(config, slots):
+    # Beside a file of admission alone, the gateway is given in flags of `maitred serve`.
+    has_gateway = sources.file is not None and sources.merged().is_given("gateway")
+    for warning in (*_warnings(config, slots), *(_gateway_warnings(config) if has_gateway else ())):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
 
@@ -191,6 +195,15 @@ def _warnings(config: Config, capacity: int) -> Iterator[str]:
     yield from config.routing.warnings()
     if config.admission.mode == "priority":
         yield from _overcommit_warnings(config.admission, capacity)
+
+
+def _gateway_warnings(config: Config) -> Iterator[str]:
+    """Yield what keeps a gateway from serving as it is meant, in a configuration that has something to say about it."""
+    from maitred.gateway.possible_tenants import tenant_warnings
+
+    if not config.gateway.backends:
+        yield "gateway.backends names no backend: maitred serve needs one, there or as --backend URL"
+    yield from tenant_warnings(config.gateway, config.admission)
 
 
 def _overcommit_warnings(admission: AdmissionConfig, capacity: int) -> Iterator[str]:

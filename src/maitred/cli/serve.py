@@ -209,12 +209,14 @@ def _problems(sources: ConfigSources) -> Sequence[ConfigError]:
 
 def _log_warnings(loaded: LoadedConfig) -> None:
     """Log what is wrong with a configuration, and what may be."""
+    from maitred.gateway.possible_tenants import tenant_warnings
     from maitred.routing import Signals
 
     if loaded.problem is not None:
         log.error("%s; serving with legacy admission until that is mended", printable(str(loaded.problem)))
     config = loaded.config
-    for warning in (*config.admission.warnings(), *config.routing.warnings(Signals.CACHES)):
+    tenants = tenant_warnings(config.gateway, config.admission)
+    for warning in (*config.admission.warnings(), *config.routing.warnings(Signals.CACHES), *tenants):
         log.warning("%s", printable(warning))
 
 

@@ -34,6 +34,7 @@ The other files:
     body_members      members of a body that are changed; content_coding: bodies that are compressed
     prompt_text       the text by which prompts are compared; request_work: slots and tokens of a request
     cors              pages of other origins that may use the gateway
+    possible_tenants  rules about tenants that no request can come from
     request_ids       one id of a request for all logs; intake_refusals: what is told of one that is refused
     attempts          one backend after the other; retries, retry_budget: whether again
     held_answer       the error of an engine that may be passed on

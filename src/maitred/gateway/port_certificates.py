@@ -9,8 +9,11 @@ all is settled at the start.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, NamedTuple
 
+from maitred.core.errors import ConfigError
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
 
@@ -48,6 +51,24 @@ class PortCertificates:
         for certificate, read in zip((self.port, self.admin_port), files, strict=True):
             if certificate is not None and read is not None:
                 certificate.load(read)
+
+
+def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[ConfigError]:
+    """Yield what is wrong with the files: what keeps a gateway from starting, and dates at which clients refuse a certificate."""
+    ports = {"": (config.tls_files, {"where": "gateway"})}
+    if config.admin_tls_cert is not None:  # Otherwise they are those of `port`.
+        ports["admin_"] = (config.admin_tls_files, _admin_keys(config))
+    for prefix, (files, keys) in ports.items():
+        if files is None:
+            continue
+        try:
+            problems = list(read_certificate(*files, **keys).date_problems(now))
+        except ConfigError as error:
+            yield error
+            continue
+        for problem in problems:
+            hint = "name a certificate that is valid now"
+            yield ConfigError(f"{files[0]}: {problem}", where=f"gateway.{prefix}tls_cert", hint=hint)
 
 
 def _admin_keys(config: GatewayConfig) -> dict[str, Any]:

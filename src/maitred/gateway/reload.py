@@ -26,6 +26,7 @@ from maitred.core.request import PriorityClass
 from maitred.gateway.bounded_thread import BoundedThread
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.port_certificates import PortFiles
+from maitred.gateway.possible_tenants import tenant_warnings
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 
@@ -164,7 +165,11 @@ class ConfigReloader:
             programs=msgspec.structs.replace(found.programs, **fixed),
         )
         self._reconfigure(settings, certificates)
-        warnings = [*_removed_keys(self.settings.gateway, gateway), *found.admission.warnings()]
+        warnings = [
+            *_removed_keys(self.settings.gateway, gateway),
+            *found.admission.warnings(),
+            *tenant_warnings(gateway, found.admission),
+        ]
         self.settings = settings
         return ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
 

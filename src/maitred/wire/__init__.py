@@ -17,7 +17,7 @@
     connection       one HTTP/1.1 connection to an upstream
     response         a response with a body that is still arriving
     tls, origin      the same client over TLS; scheme, host and port of an upstream
-    certificate      the certificate of a server, and how it is replaced
+    certificate      the certificate of a server, and how it is replaced; certificate_dates: when it is valid
     known_heads      heads that came before mean what they meant then
     unix_signals     signals of the process
     errors           limits of the client, and how a request can fail

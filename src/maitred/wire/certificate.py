@@ -19,17 +19,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import ssl
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from maitred.core.errors import ConfigError, describe_os_error
 from maitred.files import MAX_TEXT_BYTES, read_file
+from maitred.wire.certificate_dates import read_validities
 
+log = logging.getLogger("maitred.wire")
 HANDSHAKE_SECS: Final = 20.0
 """Seconds that a handshake may take; the head of a request may take as long."""
 CONFIRM_SECS: Final = 2.0
@@ -44,13 +48,16 @@ class ServerCertificate:
     """The certificate of a server."""
 
     def __init__(self, chain: str, key: str, *, where: str, prefix: str = "") -> None:
-        """The arguments are those of `read_certificate`, which says what is raised."""
+        """The arguments are those of `read_certificate`, which says what is raised. A certificate that is out of date is told in
+        the log, and used: some clients do not look."""
         self.context = _new_context()
         """What connections are made with."""
         self.load(read_certificate(chain, key, where=where, prefix=prefix))
 
     def load(self, files: CertificateFiles) -> None:
         """Use these files for all further connections."""
+        for problem in files.date_problems(datetime.now(UTC)):
+            log.error("TLS: %s", problem)
         files.load_into(self.context)
 
 
@@ -59,6 +66,13 @@ class CertificateFiles(NamedTuple):
 
     chain: bytes
     key: bytes
+
+    def date_problems(self, now: datetime) -> Iterator[str]:
+        """Yield why certificates of the chain are not valid at `now`: clients that look refuse the connection then."""
+        for number, validity in enumerate(read_validities(self.chain), 1):
+            problem = validity.problem(now)
+            if problem is not None:
+                yield f"{'the certificate' if number == 1 else f'certificate {number} of the chain'} {problem}"
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Load them. Raises ssl.SSLError, and `_EncryptedKey`."""

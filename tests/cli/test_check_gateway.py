@@ -1,0 +1,173 @@
+"""What `maitred check` says of a gateway before it serves: its certificate, its backends, and tenants that cannot occur."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maitred.wire.certificate import ServerCertificate
+from maitred.wire.certificate_dates import Validity, read_validities
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+NOW = datetime.now(UTC)
+DAY = timedelta(days=1)
+AUTHORITY = """
+[ca]
+default_ca = own
+[own]
+database = index.txt
+rand_serial = yes
+new_certs_dir = .
+default_md = sha256
+policy = any
+[any]
+commonName = supplied
+"""
+
+
+def make_certificate(folder: Path, name: str, begins: datetime, ends: datetime) -> None:
+    """Make NAME.pem and NAME.key, valid from `begins` to `ends`."""
+    (folder / "ca.cnf").write_text(AUTHORITY)
+    (folder / "index.txt").write_text("")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key")
+    openssl("req", "-new", *key, "-subj", "/CN=localhost", "-out", f"{name}.csr")
+    dates = ("-startdate", f"{begins:%Y%m%d%H%M%SZ}", "-enddate", f"{ends:%Y%m%d%H%M%SZ}")
+    files = ("-keyfile", f"{name}.key", "-in", f"{name}.csr", "-out", f"{name}.pem")
+    openssl("ca", "-config", "ca.cnf", "-batch", "-notext", "-selfsign", *dates, *files)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificate(folder, "good", NOW - DAY, NOW + DAY)
+    make_certificate(folder, "expired", NOW - 9 * DAY, NOW - DAY)
+    make_certificate(folder, "early", NOW + DAY, NOW + 9 * DAY)
+    make_certificate(folder, "long", NOW - DAY, NOW.replace(year=2070))  # in GeneralizedTime, with four digits
+    (folder / "nonsense.pem").write_text("no certificate")
+    (folder / "chain.pem").write_text((folder / "good.pem").read_text() + (folder / "expired.pem").read_text())
+    return folder
+
+
+TLS: dict[str, tuple[str, str, str]] = {
+    "missing": ("none.pem", "good.key", r"gateway.tls_cert: cannot read .*none.pem: .*"),
+    "no key": ("good.pem", "none.key", r"gateway.tls_key: cannot read .*none.key: .*"),
+    "unreadable": ("nonsense.pem", "good.key", r"gateway: .*nonsense.pem and .*good.key cannot be used: .*"),
+    "a folder": (".", "good.key", r"gateway.tls_cert: cannot read .*: .*directory.*"),
+    "the key of another": ("good.pem", "expired.key", r"gateway.tls_key: the key in .*expired.key is not that of .*good.pem"),
+    "expired": ("expired.pem", "expired.key", r"gateway.tls_cert: .*expired.pem: the certificate has expired at 20.*Z .*"),
+    "not yet valid": ("early.pem", "early.key", r"gateway.tls_cert: .*early.pem: the certificate is not valid before 20.*Z .*"),
+    "expired in the chain": ("chain.pem", "good.key", r"gateway.tls_cert: .*: certificate 2 of the chain has expired at .*"),
+}
+
+
+@needs_openssl
+@pytest.mark.parametrize(("chain", "key", "problem"), TLS.values(), ids=TLS)
+def test_a_certificate_that_cannot_serve_is_an_error(maitred: Any, folder: Path, chain: str, key: str, problem: str) -> None:
+    path = folder / "gateway.yaml"
+    path.write_text(f"gateway: {{backends: [http://a:1], tls_cert: {folder / chain}, tls_key: {folder / key}}}\n")
+    result = maitred("check", str(path))
+    assert (result.code, result.out) == (2, "")
+    (line,) = result.err.splitlines()
+    assert line.startswith("maitred: error: gateway")
+    assert re.fullmatch(f"maitred: error: {problem}", line), line
+
+
+@needs_openssl
+def test_the_certificate_of_the_admin_port_is_looked_at_as_well(maitred: Any, folder: Path) -> None:
+    path = folder / "gateway.yaml"
+    files = "{0}tls_cert: {2}/{1}.pem, {0}tls_key: {2}/{1}.key"
+    both = ", ".join((files.format("", "good", folder), files.format("admin_", "expired", folder)))
+    path.write_text(f"gateway: {{backends: [http://a:1], admin_port: 9000, {both}}}\n")
+    result = maitred("check", str(path))
+    assert result.code == 2
+    assert result.err.startswith(
+        f"maitred: error: gateway.admin_tls_cert: {folder}/expired.pem: the certificate has expired at"
+    )
+
+
+@needs_openssl
+@pytest.mark.parametrize("name", ["good", "long"])
+def test_a_certificate_that_can_is_none(maitred: Any, folder: Path, name: str) -> None:
+    path = folder / "gateway.yaml"
+    path.write_text(f"gateway: {{backends: [http://a:1], tls_cert: {folder}/{name}.pem, tls_key: {folder}/{name}.key}}\n")
+    result = maitred("check", str(path))
+    assert (result.code, result.err) == (0, "")
+
+
+@needs_openssl
+def test_a_gateway_serves_with_it_and_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A restart at night must not fail because of a date."""
+    ServerCertificate(str(folder / "expired.pem"), str(folder / "expired.key"), where="gateway")
+    assert "TLS: the certificate has expired at" in caplog.text
+
+
+@needs_openssl
+def test_dates_are_those_that_openssl_shows(folder: Path) -> None:
+    for name in ("good", "expired", "early", "long"):
+        command = ["openssl", "x509", "-in", f"{name}.pem", "-noout", "-dates"]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
+        dates = [line.split("=")[1] for line in shown.splitlines()]
+        expected = Validity(*(datetime.strptime(date, "%b %d %H:%M:%S %Y GMT").replace(tzinfo=UTC) for date in dates))
+        assert list(read_validities((folder / f"{name}.pem").read_bytes())) == [expected]
+
+
+@pytest.mark.parametrize("backends", ["", "backends: [], "])
+def test_a_gateway_without_backends_is_a_warning(maitred: Any, tmp_path: Path, backends: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"gateway: {{{backends}port: 9000}}\n")
+    result = maitred("check", str(path))
+    assert result.code == 0
+    assert "gateway.backends names no backend: maitred serve needs one, there or as --backend URL" in result.err
+    path.write_text("instance: {max_num_seqs: 4}\n")  # for a simulation
+    assert maitred("check", str(path)).err == ""
+
+
+IMPOSSIBLE: dict[str, tuple[str, str, str | None]] = {
+    "no keys": ("", "auth:acme", "there are no keys (gateway.tenant_api_keys)"),
+    "no trusted header": ("", "header:acme", "no header is trusted (gateway.trust_tenant_header)"),
+    "a trusted header": ("trust_tenant_header: true", "header:acme", None),
+    "an address": ("", "ip:10.0.0.1", None),
+    "a key": ("tenant_api_keys: {acme: k}", "auth:acme", None),
+    "a slip": (
+        "tenant_api_keys: {acme: k}",
+        "auth:acne",
+        "acne has no key in gateway.tenant_api_keys (did you mean 'acme'?)",
+    ),
+    "an address behind keys": (
+        "tenant_api_keys: {acme: k}",
+        "ip:10.0.0.1",
+        "every request needs a key, which names its tenant (auth:ID)",
+    ),
+    "a header behind the shared key": ("api_key: k", "header:a", "every request needs a key, which names its tenant (auth:ID)"),
+    "the shared key": ("api_key: k", "auth:8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a", None),
+}
+
+
+@pytest.mark.parametrize("rule", ["tenant_policies: {TENANT: {weight: 2}}"])
+@pytest.mark.parametrize(("keys", "tenant", "problem"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_rule_for_a_tenant_that_cannot_occur_is_a_warning(
+    maitred: Any, tmp_path: Path, keys: str, tenant: str, problem: str | None, rule: str
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    admission = rule.replace("TENANT", f'"{tenant}"')
+    path.write_text(f"gateway: {{backends: [http://a:1], {keys}}}\nadmission: {{mode: priority, {admission}}}\n")
+    result = maitred("check", str(path))
+    assert result.code == 0
+    said = f"admission.tenant_policies: no request can come from {tenant}: {problem}"
+    assert result.err == ("" if problem is None else f"maitred: warning: {said}\n")
+
+
+def test_a_trusted_header_that_a_key_beats_is_a_warning(maitred: Any, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("gateway: {backends: [http://a:1], api_key: k, trust_tenant_header: true}\n")
+    assert "gateway.trust_tenant_header has no effect" in maitred("check", str(path)).err
