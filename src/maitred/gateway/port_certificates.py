@@ -54,7 +54,7 @@ class PortCertificates:
 
 
 def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[ConfigError]:
-    """Yield what is wrong with the files: what keeps a gateway from starting, and dates at which clients refuse a certificate."""
+    """Yield what is wrong with the files: what keeps a gateway from starting, and dates that clients refuse."""
     ports = {"": (config.tls_files, {"where": "gateway"})}
     if config.admin_tls_cert is not None:  # Otherwise they are those of `port`.
         ports["admin_"] = (config.admin_tls_files, _admin_keys(config))

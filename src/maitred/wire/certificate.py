@@ -48,8 +48,8 @@ class ServerCertificate:
     """The certificate of a server."""
 
     def __init__(self, chain: str, key: str, *, where: str, prefix: str = "") -> None:
-        """The arguments are those of `read_certificate`, which says what is raised. A certificate that is out of date is told in
-        the log, and used: some clients do not look."""
+        """The arguments are those of `read_certificate`, which says what is raised. A certificate that is out of date is told
+        in the log, and used: some clients do not look."""
         self.context = _new_context()
         """What connections are made with."""
         self.load(read_certificate(chain, key, where=where, prefix=prefix))
