@@ -194,6 +194,7 @@ def test_a_tenant_sees_the_rows_of_its_own_metrics() -> None:
             assert b"tenant=" not in anyone
             assert b"127.0.0.1" not in anyone
             assert b"maitred_scheduler_arrivals_total" in anyone
+            assert b'maitred_tenant_refused_total{code="model_not_found"} 2.0' in anyone
             assert msgspec.json.decode(await get(w, "/maitred/state", "of-acme"))["refused"] == {"model_not_found": 1}
 
     run(scenario())

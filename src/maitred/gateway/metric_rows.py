@@ -1,9 +1,10 @@
-"""Which rows of the metrics a viewer gets (`page_access`): all; those with its tenant's label; those that name no tenant and no
-backend.
+"""Which rows of the metrics a viewer gets (`page_access`): all; those with its tenant's label; or a summary, which names no
+tenant and no backend.
 
-    maitred_tenant_inflight{tenant="auth:acme"} 3            of auth:acme
-    maitred_scheduler_inflight{class="default"} 5            of no tenant: for a summary
-    maitred_backend_inflight{backend="http://10.0.0.1"} 5    for the operator alone
+    maitred_scheduler_inflight{class="default"} 5                       in a summary, as it is
+    maitred_tenant_inflight{tenant="auth:acme"} 3, {tenant="..."} 2     in a summary the sum over tenants, 5; the first row
+                                                                        for auth:acme
+    maitred_backend_inflight{backend="http://10.0.0.1:8000"} 5          for the operator alone
 
 The gauges of a tenant's own page are those of its requests, whether it has a label of its own (`tenant_metric_top_n`) or not.
 Counters of a tenant without one are in the sums of `other`, so it gets none of them.
@@ -14,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric, Sample
 
 _TENANT: Final = "tenant"
-_NAMES_OF_OTHERS: Final = frozenset((_TENANT, "backend"))
+_BACKEND: Final = "backend"
 
 
 def label_names(family: Metric) -> Sequence[str]:
@@ -27,8 +28,21 @@ def label_names(family: Metric) -> Sequence[str]:
 
 
 def summary_rows(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield the metrics that name no tenant and no backend."""
-    return (family for family in families if _NAMES_OF_OTHERS.isdisjoint(label_names(family)))
+    """Yield the metrics without those of single backends, and summed up over tenants."""
+    for family in families:
+        names = label_names(family)
+        if _TENANT in names:
+            family.samples = _summed_over_tenants(family.samples)
+        if _BACKEND not in names:
+            yield family
+
+
+def _summed_over_tenants(samples: Sequence[Sample]) -> list[Sample]:
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in samples:
+        others = tuple((name, value) for name, value in sample.labels.items() if name != _TENANT)
+        sums[sample.name, others] = sums.get((sample.name, others), 0.0) + sample.value
+    return [Sample(name, dict(labels), value) for (name, labels), value in sums.items()]
 
 
 def rows_of_tenant(families: Iterable[Metric], tenant: str, gauges: Sequence[Metric]) -> Iterator[Metric]:
