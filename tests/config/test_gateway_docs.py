@@ -9,8 +9,8 @@ import maitred
 from maitred.cli.app import command_named
 from maitred.gateway import error_responses
 from maitred.gateway.reload import RELOADABLE_KEYS
-from maitred.gateway.request_fields import ROUTES
 from maitred.gateway.retries import AnsweredError
+from maitred.gateway.routes import ROUTES
 from maitred.wire import refusals
 from maitred.wire.errors import ConnectError, UpstreamError
 

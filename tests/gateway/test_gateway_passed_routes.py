@@ -137,6 +137,16 @@ CHANGING_PATHS = [
     "/collective_rpc",
     "/pause",
 ]
+OPERATORS_OF_VLLM = [
+    *("abort_requests", "collective_rpc", "fault_tolerance/apply", "fault_tolerance/status", "finish_weight_update"),
+    *("get_world_size", "inference/v1/abort_requests", "init_weight_transfer_engine", "is_paused", "is_scaling_elastic_ep"),
+    *("is_sleeping", "kv_event_sources", "pause", "ping", "release_kv_cache_memory", "reset_encoder_cache"),
+    *("reset_mm_cache", "reset_prefix_cache", "resume", "scale_elastic_ep", "shutdown_weight_transfer_engine", "sleep"),
+    *("start_draft_weight_update", "start_profile", "start_weight_update", "stop_profile", "tokenizer_info"),
+    *("update_weight_version", "update_weights", "v1/load_lora_adapter", "v1/unload_lora_adapter", "wake_up"),
+    *("weight_checker", "weight_info"),
+]
+"""What vLLM 0.33 serves beside what is open to clients."""
 NAMING_BODIES = {"json": ({"model": "m"}, {}), "a form": (FORM, {"content_type": FORM_TYPE})}
 
 
@@ -150,6 +160,35 @@ def test_naming_a_model_opens_no_path_of_the_operator(path: str, form: str) -> N
             assert code_of(await w.request(path, body, **headers, **as_one("k"))) == (404, "unknown_url")
             assert not w.backends[0].received
             assert (await w.request(path, body, **headers, **as_one("root")))[0] == 200
+
+    run(scenario())
+
+
+def test_what_vllm_serves_beyond_is_for_the_operator_alone() -> None:
+    async def scenario() -> None:
+        async with world(**KEYS) as w:
+            for path in OPERATORS_OF_VLLM:
+                for method, body in (("POST", {"model": "m"}), ("GET", b"")):
+                    answer = await w.request(f"/{path}", body, method, **as_one("k"))
+                    assert (code_of(answer), path) == ((404, "unknown_url"), path)
+            assert not w.backends[0].received
+
+    run(scenario())
+
+
+def test_what_vllm_takes_apart_takes_no_slot_but_in_the_middle() -> None:
+    async def scenario() -> None:
+        gated = GatedAnswer()
+        async with world(Backend(gated), **KEYS) as w:
+            middle = asyncio.create_task(w.request("/inference/v1/generate", {"token_ids": [1, 2]}, **as_one("k")))
+            await w.wait_until(lambda: w.backends[0].received)
+            assert w.state.in_flight == 1
+            halves = "messages/render", "responses/render", "chat/completions/derender", "completions/derender"
+            tasks = [asyncio.create_task(w.request(f"/v1/{half}", {"model": "m"}, **as_one("k"))) for half in halves]
+            await w.wait_until(lambda: len(w.backends[0].received) == 5)
+            assert w.state.in_flight == 1
+            gated.open.set()
+            assert [status for status, _, _ in await asyncio.gather(middle, *tasks)] == [200] * 5
 
     run(scenario())
 

@@ -11,7 +11,7 @@ from world import CHAT, Backend, run, world
 
 from maitred.gateway.agent_headers import SessionReader
 from maitred.gateway.program_fields import MAX_ID_CHARS, ProgramReader, count_characters
-from maitred.gateway.request_fields import ROUTES
+from maitred.gateway.routes import ROUTES
 from maitred.wire.exchange import ApiError
 
 ROUTE = ROUTES[CHAT]

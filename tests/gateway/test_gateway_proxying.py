@@ -16,7 +16,8 @@ from maitred.core.request import PriorityClass
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.gateway.inbound_head import HeadReader
-from maitred.gateway.request_fields import ROUTES, end_to_end_headers, parse_body_fields
+from maitred.gateway.request_fields import end_to_end_headers, parse_body_fields
+from maitred.gateway.routes import ROUTES
 from maitred.wire.exchange import ApiError, Exchange
 from maitred.wire.messages import HeadMemo, RequestHead
 

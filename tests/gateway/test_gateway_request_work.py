@@ -12,8 +12,9 @@ from world import Backend, BackendRequest, GatedAnswer, run, whole, world
 
 from maitred.admission import replay
 from maitred.core.decisions import DecisionLog
-from maitred.gateway.request_fields import ROUTES, parse_body_fields
+from maitred.gateway.request_fields import parse_body_fields
 from maitred.gateway.request_work import MAX_SEQUENCES, UsualOutputs, count_sequences, output_limit
+from maitred.gateway.routes import ROUTES
 
 TEXT = "x" * 20_000
 
@@ -35,6 +36,18 @@ def work(path: str, body: dict[str, Any] | bytes) -> tuple[int, int | None]:
         ("/v1/chat/completions", {"n": 10**30}, MAX_SEQUENCES),
         ("/v1/chat/completions", {"n": [8]}, 1),
         ("/v1/chat/completions/batch", {"messages": [[{}, {}], [{}]], "n": 2}, 4),
+        ("/v1/decisions", {"questions": [{"type": "predicate"}] * 3, "n": 2}, 3),
+        ("/v1/systemone", {"questions": {"a": {"type": "x"}, "b": {"type": "y"}}}, 2),
+        ("/v1/systemone", {"questions": {}}, 1),
+        ("/v1/systemone", {"questions": {f"question {i}": {} for i in range(30_000)}}, MAX_SEQUENCES),
+        ("/cohere/v2/chat", {"messages": [{}, {}]}, 1),
+        ("/v2/embed", {"texts": ["a", "b"], "images": ["c"]}, 2),
+        ("/generative_scoring", {"query": [1, 2], "items": [[1], [2], [3]]}, 3),
+        ("/inference/v1/generate", {"token_ids": [1, 2, 3], "sampling_params": {"n": 4}}, 4),
+        ("/invocations", {"messages": [{}, {}], "n": 2}, 2),
+        ("/invocations", {"prompt": ["a", "b"], "n": 2}, 4),
+        ("/v1/embeddings", {"messages": [{}, {}, {}]}, 1),
+        ("/v1/embeddings", {"messages": [[{}, {}], [{}], [{}]]}, 3),
         ("/v1/completions", {"prompt": "a, [b], c"}, 1),
         ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
         ("/v1/completions", {"prompt": []}, 1),

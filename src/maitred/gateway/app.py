@@ -43,11 +43,11 @@ from maitred.gateway.program_parts import ProgramParts
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.recording import TrafficRecorder
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
-from maitred.gateway.request_fields import ROUTES, Route
 from maitred.gateway.request_ids import RequestIds
 from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.request_metrics import RequestMetrics
 from maitred.gateway.request_observer import RequestObserver
+from maitred.gateway.routes import ROUTES, Route
 from maitred.gateway.slot_learning import SlotLearning
 from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
 from maitred.gateway.tenant_views import TenantViews

@@ -21,11 +21,10 @@ from maitred.gateway.request_fields import (
     COMMON_CONNECTION_VALUES,
     HOP_BY_HOP_HEADERS,
     REQUEST_ID_HEADER,
-    ROUTES,
-    Route,
     drop_named_headers,
     read_credentials,
 )
+from maitred.gateway.routes import ROUTES, Route
 from maitred.wire.client_framing import HeaderBlock
 from maitred.wire.exchange import Exchange
 from maitred.wire.messages import Headers

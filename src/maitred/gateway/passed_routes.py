@@ -28,11 +28,12 @@ import msgspec
 
 from maitred.gateway.error_responses import no_route
 from maitred.gateway.page_access import Page, PageAccess
-from maitred.gateway.request_fields import ROUTES, BodyFields, Route, decode_body_fields
+from maitred.gateway.request_fields import BodyFields, decode_body_fields
+from maitred.gateway.routes import ROUTES, Route
 from maitred.wire.exchange import Exchange
 
 READ_PATHS: Final = frozenset(
-    ("/get_model_info", "/get_server_info", "/health_generate", "/model_info", "/server_info", "/v1/loads", "/version")
+    ("/get_model_info", "/get_server_info", "/health_generate", "/load", "/model_info", "/server_info", "/v1/loads", "/version")
 )
 """Paths that an engine answers about itself. For clients with a key, under GET."""
 READ_PREFIXES: Final = ("/v1/responses/",)

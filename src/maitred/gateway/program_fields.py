@@ -26,7 +26,8 @@ import msgspec
 
 from maitred.gateway.agent_headers import SessionReader, is_last_request
 from maitred.gateway.body_members import change_members
-from maitred.gateway.request_fields import PROGRAM_HEADERS, Route
+from maitred.gateway.request_fields import PROGRAM_HEADERS
+from maitred.gateway.routes import Route
 from maitred.wire.exchange import ApiError
 from maitred.wire.messages import Headers
 

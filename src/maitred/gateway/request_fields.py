@@ -1,9 +1,8 @@
-"""Read from a request what decisions depend on: its route, hints, a few fields of its body.
+"""Read from a request what decisions depend on: hints, a few fields of its body.
 
-Everything else passes through untouched. Headers are read as bytes; those of the request are sorted in `inbound_head`.
+Everything else passes through untouched. Headers are read as bytes; those of the request are sorted in `inbound_head`. Which
+paths there are is in `routes`.
 
-    route            whether the request needs a slot: what makes an engine generate does, and may have to wait; what only uses
-                     its tokenizer does not, since it takes a millisecond and clients count tokens when engines are busiest
     routing hints    program       header x-maitred-program-id or x-program-id, else the session that the headers of an agent
                                    name (`agent_headers`), else `program_id` or `session_id` in the body
                      routing key   header x-smg-routing-key
@@ -31,74 +30,10 @@ from maitred.gateway.body_members import change_members
 from maitred.gateway.config import ForwardPriority
 from maitred.gateway.plain_runs import MARK, MIN_RUN_BYTES, shorten_plain_runs
 from maitred.gateway.prompt_text import PromptText
+from maitred.gateway.routes import Route
 from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, describe_body_error
 from maitred.wire.messages import Headers
-
-
-class Route(msgspec.Struct, frozen=True, gc=False):
-    """A path that is forwarded to a backend, under POST."""
-
-    path: str
-    needs_slot: bool = True
-    needs_model: bool = True
-    """Whether a body must name a model. If not, a body without one means the only model that is served."""
-    generates: bool = True
-    """Whether the response is generated token by token."""
-    reports_usage_on_demand: bool = False
-    """Whether a stream tells its usage only if `stream_options.include_usage` asks for it."""
-    is_json: bool = True
-    """Whether the body must be a JSON object; if not, it may be a form (`passed_routes`)."""
-    asks_each: bool = False
-    """Whether a backend that answers 404 is followed by another one."""
-    prompts_in: tuple[str, ...] = ()
-    """The fields of the body that may be lists of prompts, of which the engine makes a sequence each (`request_work`)."""
-    has_output: bool = True
-    """Whether the engine generates something, so that a request without a limit may take long; not where it reads only."""
-
-
-_SCORED: Final = ("text_1", "text_2", "queries", "items", "documents", "data_1", "data_2")
-
-ROUTES: Final[Mapping[str, Route]] = {
-    route.path: route
-    for route in (
-        Route("/v1/chat/completions", reports_usage_on_demand=True),
-        Route("/v1/completions", reports_usage_on_demand=True, prompts_in=("prompt",)),
-        Route("/v1/embeddings", generates=False, prompts_in=("input",), has_output=False),
-        Route("/v1/responses"),
-        Route("/v1/responses/compact"),
-        Route("/v1/messages"),
-        Route("/v1/rerank", generates=False, prompts_in=("documents",), has_output=False),
-        Route("/v1/classify", generates=False, prompts_in=("input",), has_output=False),
-        Route("/v1/moderations", generates=False, needs_model=False, prompts_in=("input",), has_output=False),
-        Route("/v1/chat/completions/batch", generates=False, prompts_in=("messages",)),
-        Route("/inference/v1/generate", needs_model=False, generates=False, prompts_in=("token_ids",)),
-        Route("/generate", needs_model=False, prompts_in=("prompt", "text", "input_ids", "inputs")),
-        Route("/rerank", needs_model=False, generates=False, prompts_in=("documents",), has_output=False),
-        Route("/v2/rerank", needs_model=False, generates=False, prompts_in=("documents",), has_output=False),
-        Route("/score", needs_model=False, generates=False, prompts_in=_SCORED, has_output=False),
-        Route("/v1/score", needs_model=False, generates=False, prompts_in=_SCORED, has_output=False),
-        Route("/classify", needs_model=False, generates=False, prompts_in=("input", "text"), has_output=False),
-        Route("/pooling", needs_model=False, generates=False, prompts_in=("input",), has_output=False),
-        Route("/encode", needs_model=False, generates=False, prompts_in=("text", "input_ids"), has_output=False),
-        Route("/v1/audio/speech", needs_model=False, generates=False),
-        Route("/v1/audio/transcriptions", needs_model=False, generates=False, is_json=False),
-        Route("/v1/audio/translations", needs_model=False, generates=False, is_json=False),
-        Route("/v1/images/generations", needs_model=False, generates=False),
-        Route("/v1/images/edits", needs_model=False, generates=False, is_json=False),
-        Route("/v1/images/variations", needs_model=False, generates=False, is_json=False),
-        Route("/v1/videos", needs_model=False, generates=False, is_json=False),
-        Route("/v1/messages/count_tokens", needs_slot=False, generates=False),
-        Route("/v1/responses/input_tokens", needs_slot=False, generates=False),
-        Route("/v1/chat/completions/render", needs_slot=False, generates=False),
-        Route("/v1/completions/render", needs_slot=False, generates=False),
-        Route("/v1/tokenize", needs_slot=False, needs_model=False, generates=False),
-        Route("/v1/detokenize", needs_slot=False, needs_model=False, generates=False),
-        Route("/tokenize", needs_slot=False, needs_model=False, generates=False),
-        Route("/detokenize", needs_slot=False, needs_model=False, generates=False),
-    )
-}
-"""What clients may ask of an engine, as vLLM and SGLang serve it."""
 
 HOP_BY_HOP_HEADERS = frozenset(
     (
@@ -156,6 +91,9 @@ class BatchFields(BodyFields, gc=False):
     text_2: msgspec.Raw = msgspec.Raw()
     data_1: msgspec.Raw = msgspec.Raw()
     data_2: msgspec.Raw = msgspec.Raw()
+    questions: msgspec.Raw = msgspec.Raw()
+    texts: msgspec.Raw = msgspec.Raw()
+    images: msgspec.Raw = msgspec.Raw()
     max_new_tokens: msgspec.Raw = msgspec.Raw()
     sampling_params: msgspec.Raw = msgspec.Raw()
     parameters: msgspec.Raw = msgspec.Raw()

@@ -44,7 +44,6 @@ from maitred.gateway.request_fields import (
     NO_HINTS,
     REQUEST_ID_HEADER,
     BodyFields,
-    Route,
     engine_priority,
     model_required,
     parse_body_fields,
@@ -55,6 +54,7 @@ from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.request_record import RequestRecord
 from maitred.gateway.request_work import UsualOutputs, count_sequences, output_limit
 from maitred.gateway.retries import FailedAttempts
+from maitred.gateway.routes import Route
 from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream

@@ -1,7 +1,8 @@
 """How much work a request is: the sequences that it makes in the engine, and the tokens that they may have.
 
     sequences   prompts times answers. Prompts are the items of the longest list that holds them, such as `prompt` or `input`;
-                answers are the largest of `n` and `best_of`. At most `MAX_SEQUENCES`
+                of `questions`, which are a prompt each, also the members of an object; of `messages`, conversations alone.
+                Answers are the largest of `n` and `best_of`. At most `MAX_SEQUENCES`
     answer      the largest limit that the body has under any name, since which of them counts depends on the engine; with
                 engines' readings of numbers: 500.0 and "500" are 500. Without a limit, what answers of the model had lately
     cost        prompt + answer · sequences, in tokens; admission corrects it when the usage has come (`Admission.release`)
@@ -21,7 +22,8 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.gateway.request_fields import BatchFields, BodyFields, Route
+from maitred.gateway.request_fields import BatchFields, BodyFields
+from maitred.gateway.routes import Route
 
 MAX_OUTPUT_LIMIT: Final = 10_000_000
 """Largest limit of an answer that counts, in tokens: more than any model generates."""
@@ -43,6 +45,9 @@ _Items: Final[Any] = msgspec.defstruct(
 """The first items of a list; the decoder passes over all others."""
 _decode_items: Final = msgspec.json.Decoder(_Items).decode
 _decode_short_list: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_MAX_OBJECT_BYTES: Final = 262_144
+"""Largest object of which the members are counted."""
 _WHITE_SPACE: Final = b" \t\r\n"
 _BEGINS_NUMBER: Final = frozenset(b"%c" % digit for digit in b"-0123456789")
 
@@ -79,7 +84,7 @@ def count_sequences(fields: BodyFields, route: Route) -> int:
     answers: list[object] = [fields.n, fields.best_of]
     prompts = 1
     if isinstance(fields, BatchFields):
-        prompts = max((_count_prompts(getattr(fields, name)) for name in route.prompts_in), default=1)
+        prompts = max((_count_prompts(name, getattr(fields, name)) for name in route.prompts_in), default=1)
         for sampling in _sampling_of(fields):
             answers += (_number(sampling.n), _number(sampling.best_of))
     num_answers = max(1, _largest(answers) or 1) if route.has_output else 1
@@ -124,14 +129,26 @@ def _sampling_of(fields: BatchFields) -> Iterator[_SamplingFields]:
                 yield _decode_sampling(_first_items(raw)[0] if _first_byte(raw) == b"[" else raw)
 
 
-def _count_prompts(raw: msgspec.Raw) -> int:
-    """Return how many prompts a value holds: the items of a list, at least 1; 1 for anything else, and for token ids."""
-    if _first_byte(raw) != b"[":
-        return 1
+def _count_prompts(name: str, raw: msgspec.Raw) -> int:
+    """Return how many prompts the field `name` holds: the items of a list, at least 1; 1 for anything else, and for token
+    ids."""
+    first = _first_byte(raw)
     try:
-        return max(1, len(_first_items(raw)))
+        if first == b"{" and name == "questions":
+            return _count_members(raw)
+        items = _first_items(raw) if first == b"[" else ()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 1
+    if name == "messages" and items and _first_byte(items[0]) != b"[":
+        return 1  # one conversation
+    return max(1, len(items))
+
+
+def _count_members(raw: msgspec.Raw) -> int:
+    """Return the members of an object, at least 1. A large one is not decoded, as it may have millions."""
+    if len(memoryview(raw)) > _MAX_OBJECT_BYTES:
+        return MAX_SEQUENCES
+    return max(1, len(_decode_members(raw)))
 
 
 def _first_items(raw: msgspec.Raw) -> Sequence[msgspec.Raw]:
