@@ -1,6 +1,6 @@
 """Routes that the gateway does not know, and bodies that are no JSON: what is found in them before they are passed on.
 
-An engine serves more than the gateway knows (`request_fields.ROUTES`), and some of it changes the engine or stops it. What a
+An engine serves more than the gateway knows (`routes.ROUTES`), and some of it changes the engine or stops it. What a
 path does cannot be read from the body that comes with it, so a path that nobody has named is the operator's, whatever the body:
 
     POST /v1/chat/completions              known: it takes a slot, in the class of the client
