@@ -140,7 +140,7 @@ CHANGING_PATHS = [
 OPERATORS_OF_VLLM = [
     *("abort_requests", "collective_rpc", "fault_tolerance/apply", "fault_tolerance/status", "finish_weight_update"),
     *("get_world_size", "inference/v1/abort_requests", "init_weight_transfer_engine", "is_paused", "is_scaling_elastic_ep"),
-    *("is_sleeping", "kv_event_sources", "pause", "ping", "release_kv_cache_memory", "reset_encoder_cache"),
+    *("is_sleeping", "kv_event_sources", "load", "pause", "ping", "release_kv_cache_memory", "reset_encoder_cache"),
     *("reset_mm_cache", "reset_prefix_cache", "resume", "scale_elastic_ep", "shutdown_weight_transfer_engine", "sleep"),
     *("start_draft_weight_update", "start_profile", "start_weight_update", "stop_profile", "tokenizer_info"),
     *("update_weight_version", "update_weights", "v1/load_lora_adapter", "v1/unload_lora_adapter", "wake_up"),

@@ -172,6 +172,24 @@ def test_a_retry_after_is_passed_on_if_no_other_backend_takes_the_request(progra
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"retry-after: 600\r\n",
+        b"retry-after: 600\r\nretry-after-ms: 600000\r\n",
+        b"date: Thu, 26 Nov 2026 01:00:00 GMT\r\nretry-after: Thu, 26 Nov 2026 02:00:00 GMT\r\n",
+    ],
+)
+def test_a_long_retry_after_is_told_as_one_that_every_sdk_obeys(headers: bytes) -> None:
+    async def scenario() -> None:
+        async with world(Backend(says("429 T", headers=headers))) as w:
+            status, told, body = await w.request()
+            assert (status, told["retry-after"], body) == (429, "59", PROBLEM)
+            assert "retry-after-ms" not in told
+
+    run(scenario())
+
+
 def test_a_retry_after_outlives_a_backend_that_cannot_be_reached() -> None:
     async def scenario() -> None:
         first, second = Backend(says("503 S", headers=b"retry-after: 7\r\n")), Backend()

@@ -33,7 +33,7 @@ from maitred.gateway.routes import ROUTES, Route
 from maitred.wire.exchange import Exchange
 
 READ_PATHS: Final = frozenset(
-    ("/get_model_info", "/get_server_info", "/health_generate", "/load", "/model_info", "/server_info", "/v1/loads", "/version")
+    ("/get_model_info", "/get_server_info", "/health_generate", "/model_info", "/server_info", "/v1/loads", "/version")
 )
 """Paths that an engine answers about itself. For clients with a key, under GET."""
 READ_PREFIXES: Final = ("/v1/responses/",)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from http import HTTPStatus
 from typing import Final
 
 from maitred.gateway import error_responses
@@ -24,6 +25,7 @@ from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.gateway.request_record import RequestRecord
+from maitred.gateway.retries import cap_retry_after
 from maitred.gateway.stream_dialects import dialect_of
 from maitred.gateway.waiting_stream import is_open_ended
 from maitred.wire import sse
@@ -190,6 +192,8 @@ class ResponseForwarder:
     def _client_headers(self) -> Headers:
         """Return the headers of the response for the client, with the request id of the gateway."""
         headers = self._end_to_end_headers()
+        if self._response.status >= HTTPStatus.BAD_REQUEST:
+            headers = cap_retry_after(headers)
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:

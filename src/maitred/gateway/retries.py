@@ -26,7 +26,13 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from maitred.core.units import Micros, from_seconds
-from maitred.gateway.error_responses import BackendAbandoned, NotFoundThere, UsageRefused
+from maitred.gateway.error_responses import (
+    MAX_RETRY_AFTER_SECS,
+    BackendAbandoned,
+    NotFoundThere,
+    UsageRefused,
+    retry_after_header,
+)
 from maitred.gateway.retry_budget import RetryBudget, RetryConfig
 from maitred.wire.errors import ConnectError, Disconnected, LocalError, PoolTimeout, Truncated, UpstreamError
 from maitred.wire.messages import Headers
@@ -77,6 +83,17 @@ def read_retry_after(headers: Headers) -> Micros | None:
         return from_seconds(max(0.0, (until - answered).total_seconds()))
     except (ValueError, TypeError):
         return None
+
+
+def cap_retry_after(headers: Headers) -> Headers:
+    """Return the headers of an engine's error, with a `Retry-After` of at most `MAX_RETRY_AFTER_SECS`: some SDKs give up at a
+    longer one, and others come back at once."""
+    span, longest = read_retry_after(headers), from_seconds(MAX_RETRY_AFTER_SECS)
+    if span is None or span <= longest:
+        return headers
+    # `retry-after-ms`, which an engine may send beside it and SDKs prefer, says the same.
+    kept = [header for header in headers if header[0] not in (b"retry-after", b"retry-after-ms")]
+    return [*kept, *retry_after_header(span)]
 
 
 RETRYABLE_ERRORS = (
