@@ -5,7 +5,8 @@ the token budget, the sequence limit and the KV blocks go. It owns the running b
 next, `kv` what memory is left, and the instance when a step begins and ends.
 
     running_batch.py      RunningBatch: the books of a batch, whoever plans its steps; StepPlan: what was decided about one
-    continuous.py         ContinuousBatch: as vLLM plans its steps; plan_ahead.py: the same one step ahead
+    continuous.py         ContinuousBatch: as vLLM plans its steps; plan_ahead.py: the same one step ahead;
+                          prefill_cadence.py: when it computes no prompts
     limits.py             the limits of a step, and which sequence loses its KV
     schedulers.py         the interfaces of TensorRT-LLM: capacity first, then the micro-batch; llm_request.py: a request as
                           they see it

@@ -26,7 +26,8 @@ backends from `kv_pages` and `program_memories`; `waiting_stream` sends comments
 The other files:
 
     app               the parts, and which of them serves which path; config: the keys
-    inbound_head      tenant, class and headers of a request; passed_routes: routes that are only passed on
+    inbound_head      tenant, class and headers of a request; routes: the paths that clients may ask for; passed_routes: those
+                      that are only passed on
     intake_rules      what the intake makes of a configuration; port_certificates: TLS of each port
     tenant_views      what a tenant sees of the state; metric_rows: and of the metrics
     agent_headers     the session that the headers of an agent name; program_fields: which program a request belongs to
