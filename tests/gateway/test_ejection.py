@@ -143,7 +143,11 @@ def test_one_that_was_ejected_is_tried_early_when_those_in_use_fail() -> None:
     # One more may not be ejected. Of the two that are, the first may be well again.
     assert fail(d, 2, 3 * SECOND) == [Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
     assert fail(d, 2, 3 * SECOND, 9) == []  # one at a time
-    assert probe(d, 0, 4 * SECOND, fails=True) == [Transition(0, EJECTED, EjectionReason.PROBE_FAILED, 11 * SECOND)]
+    half = 3 * SECOND + SECOND // 2
+    assert probe(d, 0, half, fails=True) == [Transition(0, EJECTED, EjectionReason.EARLY_PROBE_FAILED, 11 * SECOND)]
+    assert fail(d, 2, half) == [Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
+    assert probe(d, 1, half, fails=True)[0].until == 12 * SECOND
+    assert fail(d, 2, 4 * SECOND - 1) == []  # Both were tried within a second.
     assert fail(d, 2, 4 * SECOND) == [Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
     assert [change for _ in range(3) for change in probe(d, 0, 5 * SECOND)] == [
         Transition(0, CLOSED, EjectionReason.PROBES_SUCCEEDED, None)
@@ -154,9 +158,9 @@ def test_one_that_was_ejected_is_tried_early_when_those_in_use_fail() -> None:
 def test_one_is_tried_early_for_a_request_that_all_others_have_failed() -> None:
     d = detector(3)
     fail(d, 1, 0, 5)
-    assert d.try_early([0, 2]) == ()
-    assert d.try_early([1]) == (Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
-    assert d.try_early([1]) == ()
+    assert d.try_early([0, 2], SECOND) == ()
+    assert d.try_early([1], SECOND) == (Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
+    assert d.try_early([1], SECOND) == ()
     assert d.begin_probe(1)
 
 
@@ -224,7 +228,7 @@ def test_whatever_comes_some_backend_is_left_and_every_ejection_ends(events: lis
         elif kind == "reset":
             changes += d.reset(index, now)
         elif kind == "early":
-            changes += d.try_early(range(index + 1))
+            changes += d.try_early(range(index + 1), now)
         elif kind in ("probe", "lost") and d.wants_probe(index):
             if kind == "probe":
                 changes += probe(d, index, now, fails=bool(passed % 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -130,6 +131,32 @@ def test_a_share_that_is_used_up_cuts_slow_uploads_of_the_same_tenant_alone() ->
     uploads.clock.now += 60 * SECOND
     assert taken(uploads.begin("", "a"), 200)
     assert uploads.cut == ["own"]
+
+
+def fill(budget: BodyBudget, tenants: Sequence[str]) -> None:
+    """Take as much as there is for a body of each of these tenants."""
+    for tenant in tenants:
+        with contextlib.suppress(ApiError):
+            BodyLease(budget, tenant, None).take_bytes(50)
+
+
+class Parked:
+    """A server that has read further requests of its connections."""
+
+    parked_bytes = 10
+
+    def drop_parked(self) -> None:
+        self.parked_bytes = 0
+
+
+def test_requests_that_wait_behind_others_are_kept_while_memory_is_left() -> None:
+    """A tenant that has used up its share does not cost other clients theirs."""
+    budget = BodyBudget(1_000, lambda: 0)
+    budget.server = parked = Parked()
+    fill(budget, ["a"] * 20)
+    assert parked.parked_bytes == 10
+    fill(budget, [f"tenant-{number}" for number in range(40)])
+    assert parked.parked_bytes == 0
 
 
 async def begin(w: GatewayWorld, body: bytes, promised: int) -> ClientConnection:

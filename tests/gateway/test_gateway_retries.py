@@ -246,6 +246,8 @@ def test_a_retry_after_that_is_a_date_counts_from_the_date_of_the_answer() -> No
     date, until = b"Wed, 21 Oct 2015 07:28:00 GMT", b"Wed, 21 Oct 2015 07:28:30 GMT"
     assert read_retry_after([(b"date", date), (b"retry-after", until)]) == 30 * SECOND
     assert read_retry_after([(b"retry-after", until)]) is None
+    beyond = b"Mon, 99999999999999999999 Jan 2020 00:00:00 GMT"
+    assert read_retry_after([(b"date", date), (b"retry-after", beyond)]) is None
 
 
 def test_an_answer_that_is_held_is_let_go_with_its_client() -> None:

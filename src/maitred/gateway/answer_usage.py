@@ -36,6 +36,8 @@ from maitred.wire.sse import EVENT_END, event_data
 
 _MAX_EVENT_BYTES: Final = 1024 * 1024
 """Size of the beginning of an event that is kept until its end comes; the usage of a larger one is not read."""
+_MAX_BLANK_BYTES: Final = 3
+"""Most bytes of a blank line, with the line end before it, that can have come without the last one."""
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 """Size of a whole answer that is kept; the usage of a larger one is not read."""
 _MAX_PIECE_BYTES: Final = 32 * 1024 * 1024
@@ -118,10 +120,12 @@ class AnswerReader:
         if not self._kept and (num_events := count_plain_events(piece)):
             self._count_events(num_events)
             return piece
-        stream = self._kept.pop() + piece if self._kept else piece
+        kept = self._kept.pop() if self._kept else b""
+        stream = kept + piece
         shown: list[bytes] = []
         start = 0
-        for blank in EVENT_END.finditer(stream):
+        # What was kept has no end of an event but at its own end: looked through once, however many pieces an event has.
+        for blank in EVENT_END.finditer(stream, max(0, len(kept) - _MAX_BLANK_BYTES)):
             if more and blank.end() == len(stream) and stream.endswith(b"\r"):
                 break  # A line feed may follow that belongs to this blank line.
             is_shown = self._read_event(stream[start : blank.start()])

@@ -32,7 +32,7 @@ from maitred.core.contracts import Router
 from maitred.core.errors import MaitredError
 from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
-from maitred.gateway.backend import Backend, UpstreamRequest
+from maitred.gateway.backend import Backend, UpstreamRequest, others_serving
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import RealTimeAdmission
@@ -49,7 +49,7 @@ from maitred.gateway.retries import RETRYABLE_STATUSES, AnsweredError, FailedAtt
 from maitred.gateway.state import GatewayCounters
 from maitred.wire.client import UpstreamClient
 from maitred.wire.client_framing import NO_BLOCK
-from maitred.wire.errors import ConnectError, UpstreamError
+from maitred.wire.errors import ConnectError, PoolTimeout, UpstreamError
 from maitred.wire.exchange import ResponseWriter
 from maitred.wire.response import UpstreamResponse
 
@@ -97,82 +97,107 @@ class Attempts:
         off. Raises ApiError if no backend answers; nothing has been sent then."""
         fleet, model = self._fleet, proxied.request.model
         untried: Sequence[Backend] = fleet.backends_serving(model)
-        if fleet.ejection.is_restricted:
+        asks_each = proxied.route.asks_each
+        if fleet.ejection.is_restricted and not asks_each:  # What one of them has stored is asked of each.
             untried = fleet.ejection.candidates(model, untried, may_probe=proxied.failed is None)
         tried: list[Backend] = []
         while untried:
-            proxied.may_be_elsewhere = proxied.route.asks_each and len(untried) > 1
             choice = self._router.choose(proxied.request, fleet.with_free_slots(untried), monotonic_now())
             backend = fleet.backends[choice.instance]
+            proxied.may_be_elsewhere = asks_each and bool(others_serving(fleet.backends, model, [*tried, backend]))
             try:
                 return await self._try_backend(backend, proxied, writer)
             except UpstreamError as error:
                 failed = note_failure(proxied, error)
-            if not await self._may_retry(failed):
+            if not self._retries.allows_retry(failed):
                 break
             # The polls of an abandoned backend say when it may have the request again.
             if not isinstance(failed.failure, BackendAbandoned | UsageRefused):
                 tried.append(backend)
-            untried = self._untried(model, tried, failed)
+            # Without another backend there is nothing to wait for, and nothing that the budget should pay.
+            if not self._untried(proxied, tried, failed) or not await self._may_retry(failed):
+                break
+            untried = self._untried(proxied, tried, failed)
             if untried and await self._admission.leave_backend(proxied.request.id):
                 tried.clear()  # It has waited for a slot, and what has failed it may be well again.
-                untried = self._untried(model, tried, failed)
+                untried = self._untried(proxied, tried, failed)
             self._counters.retries += bool(untried)
         return await self._give_up(proxied)
 
     async def send_granted(self, step: ProgramStep, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
         """Do the same at the backend where the program of the request has memory. If that fails, the program moves.
 
+        No program has memory at a half-open backend: single requests are sent there, and their programs stay where they are.
         Raises MemoryLost if it has to wait for memory elsewhere, or gets none: the slot must be free then.
         """
         assert self._memories is not None
         assert self._programs is not None
+        tried: list[Backend] = []
         while step.memory is not None:
             memory, target = step.memory, self._memories.target(step.memory)
-            is_willing = target.backend.takes(proxied.request.model) and target.backend.circuit.rests_until is None
+            probed = self._backend_to_probe(proxied, target.backend, tried)
+            backend, rank = (target.backend, target.rank) if probed is None else (probed, None)
+            is_willing = probed is not None or (backend.takes(proxied.request.model) and backend.circuit.rests_until is None)
             if is_willing:
                 try:
-                    return await self._try_backend(target.backend, proxied, writer, target.rank)
+                    return await self._try_backend(backend, proxied, writer, rank)
                 except UpstreamError as error:
                     failed = note_failure(proxied, error)
                 if isinstance(failed.failure, UsageRefused):
                     continue
+                tried.append(backend)
+                if not self._retries.allows_retry(failed) or (failed.is_busy and not self._others(proxied, tried)):
+                    break
                 if not await self._may_retry(failed):
                     break
                 self._counters.retries += 1
+                if probed is not None:
+                    continue
                 self._admission.set_stranded(proxied.request.id, stranded=False)  # It keeps its slot, since it has its memory.
-                self._others(proxied.request.model, (target.backend,))  # The program can move to one that is tried early.
                 if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
                     await self._fleet.poll_now(target.backend)
             # Not read from the step: compiled, its memory would still be taken for an int.
             moved_to = self._programs.move(step)
-            if moved_to == memory and not is_willing:  # No other backend takes it either.
+            # No other backend takes it either. All connections to this one carried requests for as long as may be waited.
+            if moved_to == memory and (not is_willing or isinstance(failed.failure, PoolTimeout)):
                 break
         else:
             raise MemoryLost
         return await self._give_up(proxied)
 
-    def _untried(self, model: str, tried: Sequence[Backend], failed: FailedAttempts) -> Sequence[Backend]:
+    def _backend_to_probe(self, proxied: ProxyRequest, target: Backend, tried: Sequence[Backend]) -> Backend | None:
+        """Return the half-open backend that gets a request of a program, as a probe or because all others have failed it; None
+        if its program's own backend, `target`, is to have it."""
+        if proxied.failed is None:
+            return self._fleet.ejection.backend_to_probe(proxied.request.model)
+        others = self._others(proxied, tried) if target in tried else ()
+        return others[0] if others and others[0].circuit.is_ejected else None
+
+    def _untried(self, proxied: ProxyRequest, tried: Sequence[Backend], failed: FailedAttempts) -> Sequence[Backend]:
         """Return the backends that may have a request next. The fleet is asked anew, because backends may have come up or gone
         down meanwhile."""
-        untried = self._others(model, tried)
-        if not untried and tried and failed.may_be_sent_again and tried[-1] in self._willing(model):
+        untried = self._others(proxied, tried)
+        if not untried and tried and failed.may_be_sent_again and tried[-1] in self._willing(proxied.request.model):
             return tried[-1:]
         return untried
 
-    def _others(self, model: str, tried: Sequence[Backend]) -> Sequence[Backend]:
-        """Return the backends other than those of `tried`; if all others are ejected, one of them is tried early."""
+    def _others(self, proxied: ProxyRequest, tried: Sequence[Backend]) -> Sequence[Backend]:
+        """Return the backends other than those of `tried`. If all others are ejected, one of them is tried early; what a
+        backend has stored is asked of them without that."""
+        model = proxied.request.model
         others = [backend for backend in self._willing(model) if backend not in tried]
-        return others if others or not tried else self._fleet.ejection.last_resort(model, tried)
+        if others or not tried:
+            return others
+        if proxied.route.asks_each:
+            return others_serving(self._fleet.backends, model, tried)
+        return self._fleet.ejection.last_resort(model, tried)
 
     def _willing(self, model: str) -> Sequence[Backend]:
         ejection = self._fleet.ejection
         return ejection.candidates(model, self._fleet.backends_serving(model), may_probe=False)
 
     async def _may_retry(self, failed: FailedAttempts) -> bool:
-        """Return whether a request may be sent once more, after the time that must pass before."""
-        if not self._retries.allows_retry(failed):
-            return False
+        """Return whether the budget lets a request be sent once more, after the time that must pass before."""
         if not self._retries.is_within_budget(failed, self._fleet.ejection.num_answers, monotonic_now()):
             self._counters.retries_over_budget += 1
             return False
@@ -220,11 +245,12 @@ class Attempts:
                 await forwarder.wait_for_data()
             if proxied.hides_usage and status in _REFUSALS and STREAM_OPTIONS in forwarder.withheld:
                 proxied.body, proxied.hides_usage = withdraw_usage(proxied.body), False
+                self._count_answer(sent, is_whole=True)
                 raise UsageRefused(f"{backend.url} rejects stream_options")
             if status in RETRYABLE_STATUSES or (record.error is not None and forwarder.can_be_replaced):
                 answer, response = HeldAnswer(sent, forwarder, response), None  # It stays open until it is closed.
                 raise answer
-            self._count_answer(sent)
+            self._count_answer(sent, is_whole=not forwarder.is_stream)
             sent.response_started = True  # From here on the backend is not abandoned for this request.
             self._confirm_first_byte(proxied, forwarder)
             rest = forwarder.forward()
@@ -259,7 +285,11 @@ class Attempts:
     def _complete(self, sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
         """Note that a response was sent whole. Return FAILED if it says itself that it has failed, else DRAINED."""
         record.on_complete()
-        return _DRAINED if record.error is None else self._count_error_in_answer(sent, record)
+        if record.error is not None:
+            return self._count_error_in_answer(sent, record)
+        if sent.backend.circuit.needs_attention and record.is_stream:
+            self._fleet.ejection.on_success(sent)
+        return _DRAINED
 
     def _confirm_first_byte(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
         """From here on the request is no victim. Raises ApiError if it has lost its slot already."""
@@ -283,12 +313,16 @@ class Attempts:
             response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
         )
 
-    def _count_answer(self, sent: UpstreamRequest) -> None:
-        """Count an answer that is no failure of its backend."""
+    def _count_answer(self, sent: UpstreamRequest, *, is_whole: bool) -> None:
+        """Count an answer that has begun as no failure of its backend. That of a stream may still break off, so it is a success
+        at its end."""
         circuit = sent.backend.circuit
         circuit.num_answers += 1
         if circuit.needs_attention:
-            self._fleet.ejection.on_success(sent)
+            if is_whole:
+                self._fleet.ejection.on_success(sent)
+            else:
+                self._fleet.ejection.on_answer_begins(sent)
 
     def _count_error_in_answer(self, sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
         """Count an answer that was passed on whole and says that it has failed, if its status is 200."""
@@ -307,12 +341,12 @@ class Attempts:
         return abandoned
 
     def _count_failure(self, sent: UpstreamRequest, error: UpstreamError) -> None:
-        """Tell everything that counts failures of one. A backend that could not be reached is down."""
+        """Tell everything that counts failures of one."""
         ejection = self._fleet.ejection
         if not isinstance(error, NotFoundThere | UsageRefused):
             self._counters.upstream_failures[error.reason] += 1
         if isinstance(error, ConnectError):
-            self._fleet.mark_down(sent.backend, str(error))
+            self._fleet.note_unreachable(sent, error)
         elif not is_blameless(error):
             ejection.on_failure(sent, str(error))
         if isinstance(error, AnsweredError):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -108,12 +109,16 @@ class Backend:
         """Why the backend is not healthy, or "" if it is."""
 
     def takes(self, model: str) -> bool:
-        """Return whether a request for `model` may be sent to it: as a probe, or because its program has memory there."""
+        """Return whether a request for `model` may be sent to it because its program has memory there."""
         return not self.is_left and self.serves(model)
 
     def serves(self, model: str) -> bool:
         """Return whether it serves `model`, be it ejected or not."""
         return self.healthy and not self.is_draining and (not model or model in self.models)
+
+    def has_answered(self, since: Micros, num_answers: int) -> bool:
+        """Return whether a piece of an answer has come since an instant at which it had given `num_answers`."""
+        return self.circuit.num_answers != num_answers or any(sent.last_data_at >= since for sent in self.requests)
 
     def note_load(self, report: EngineReport | None) -> None:
         """Take over what the backend reports now, or None. The last report once more says that a look has found no other one:
@@ -152,6 +157,12 @@ class Backend:
         return 0
 
 
+def others_serving(backends: Sequence[Backend], model: str, tried: Sequence[Backend]) -> Sequence[Backend]:
+    """Return those of `backends` that serve `model` and are not in `tried`; ejected ones only if there are no others."""
+    others = [backend for backend in backends if backend.serves(model) and backend not in tried]
+    return [backend for backend in others if not backend.circuit.is_ejected] or others
+
+
 class AnswerTimes(Protocol):
     """What is known of an answer: `RequestRecord`, as far as the fleet needs it."""
 
@@ -173,6 +184,8 @@ class UpstreamRequest:
     """Whether it may be taken away from a backend that is down: it was not too often."""
     is_probe = False
     """Whether its answer decides about a half-open backend."""
+    is_unanswered_probe = False
+    """Whether it is a probe of which no answer has come: no other one is sent meanwhile."""
     record: AnswerTimes | None = None
     """What is known of its answer."""
     own: OwnRequest | None = None
@@ -193,6 +206,11 @@ class UpstreamRequest:
         """Return whether it was sent at `instant` or before, and nothing of its answer has come."""
         record = self.record
         return record is not None and record.first_data_at is None and (record.sent_at or instant) <= instant
+
+    @property
+    def sent_at(self) -> Micros:
+        """When it was sent; 0 if that is not known."""
+        return 0 if self.record is None else self.record.sent_at or 0
 
     @property
     def last_data_at(self) -> Micros:

@@ -91,9 +91,10 @@ class BodyBudget:
 
     def make_room(self, lease: BodyLease, size: int) -> bool:
         """Let others go until `lease` may hold `size` more bytes, and return whether it may."""
-        if self.server is not None and self.server.parked_bytes:
-            self.server.drop_parked()
         is_full = self.parked_bytes + size > self.limit
+        if is_full and self.server is not None and self.server.parked_bytes:
+            self.server.drop_parked()
+            is_full = self.parked_bytes + size > self.limit
         overdue = min(self.now(), lease.due)
         slow = [other for other in self.uploads if other.due < overdue and (is_full or other.tenant == lease.tenant)]
         for other in sorted(slow, key=attrgetter("due")):

@@ -104,6 +104,7 @@ class EjectionReason(StrEnum):
     CONSECUTIVE_FAILURES = "consecutive_failures"
     FAILURE_RATE = "failure_rate"
     PROBE_FAILED = "probe_failed"
+    EARLY_PROBE_FAILED = "early_probe_failed"
     TIME_IS_UP = "time_is_up"
     OTHERS_FAIL = "others_fail"
     PROBES_SUCCEEDED = "probes_succeeded"
@@ -128,6 +129,7 @@ class Circuit:
     __slots__ = (
         "closed_at",
         "consecutive_failures",
+        "early_until",
         "needs_attention",
         "num_answers",
         "num_ejections",
@@ -152,6 +154,8 @@ class Circuit:
         """Ejections in a row."""
         self.until: Micros = 0
         """End of the ejection, if there is one."""
+        self.early_until: Micros = 0
+        """Until when it is not tried early again."""
         self.closed_at: Micros = 0
         """When the last ejection ended with successes."""
         self.num_probes = 0
@@ -218,7 +222,7 @@ class OutlierDetector:
             if reason is not None and self._may_eject(index):
                 changes.append(self._eject(index, reason, now))
             elif reason is not None and index in self._in_use:
-                changes += self.try_early(self._in_use)
+                changes += self.try_early(self._in_use, now)
         return changes
 
     def on_busy(self, index: int, retry_after: Micros | None, now: Micros) -> None:
@@ -253,14 +257,17 @@ class OutlierDetector:
         circuit = self.circuits[index]
         return circuit.state is CircuitState.HALF_OPEN and not circuit.num_probes
 
-    def try_early(self, indices: Collection[int]) -> Sequence[Transition]:
-        """Make that backend of `indices` half-open of which the ejection is over first, if none is half-open yet."""
-        if any(self.circuits[index].state is CircuitState.HALF_OPEN for index in indices):
+    def try_early(self, indices: Collection[int], now: Micros) -> Sequence[Transition]:
+        """Make that backend of `indices` half-open of which the ejection is over first, if none is half-open yet. Each of them
+        at most once in a tenth of `base_ejection_secs`, because all may be broken."""
+        circuits = self.circuits
+        if any(circuits[index].state is CircuitState.HALF_OPEN for index in indices):
             return ()
-        ejected = [index for index in indices if self.circuits[index].state is CircuitState.EJECTED]
+        ejected = [i for i in indices if circuits[i].state is CircuitState.EJECTED and circuits[i].early_until <= now]
         if not ejected:
             return ()
-        first = min(ejected, key=lambda index: (self.circuits[index].until, index))
+        first = min(ejected, key=lambda index: (circuits[index].until, index))
+        circuits[first].early_until = now + self._base // 10
         return (self._open_half(first, EjectionReason.OTHERS_FAIL),)
 
     def reset(self, index: int, now: Micros) -> Sequence[Transition]:
@@ -319,9 +326,10 @@ class OutlierDetector:
         if circuit.state is CircuitState.CLOSED:
             circuit.num_ejections = max(0, circuit.num_ejections - (now - circuit.closed_at) // self._base)
         circuit.state, circuit.needs_attention = CircuitState.EJECTED, True
-        if not was_tried_early:
-            circuit.num_ejections += 1
-            circuit.until = now + min(self._base * circuit.num_ejections, self._longest)
+        if was_tried_early:
+            return Transition(index, circuit.state, EjectionReason.EARLY_PROBE_FAILED, circuit.until)
+        circuit.num_ejections += 1
+        circuit.until = now + min(self._base * circuit.num_ejections, self._longest)
         return Transition(index, circuit.state, reason, circuit.until)
 
     def _open_half(self, index: int, reason: EjectionReason) -> Transition:

@@ -50,9 +50,17 @@ class SilenceWatch:
         since = now - self._longest_silence()
         if heard.at > since:
             return ()
-        waiting = [sent for sent in backend.requests if not sent.response_started and sent.waits_since(since)]
+        waiting = [
+            sent
+            for sent in backend.requests
+            if not sent.response_started and sent.waits_since(since) and self._has_another(backend, sent.model)
+        ]
         enough = 1 if backend.circuit.is_ejected else self._config.consecutive_failures
         return waiting if len(waiting) >= enough else ()
+
+    def _has_another(self, backend: Backend, model: str) -> bool:
+        """Return whether another backend could have a request. Without one, a slow engine is better than none."""
+        return any(b is not backend and b.serves(model) and not b.circuit.is_ejected for b in self._backends)
 
     def _longest_silence(self) -> Micros:
         times = Histogram()
@@ -94,17 +102,22 @@ class RealTimeEjection:
     def candidates(self, model: str, serving: Sequence[Backend], *, may_probe: bool) -> Sequence[Backend]:
         """Return the backends of which one may get a request: that which wants a probe, if `may_probe`, or those of `serving`
         that do not rest."""
-        if may_probe:
-            for backend in self._backends:
-                if self.detector.wants_probe(backend.index) and backend.takes(model):
-                    return (backend,)
+        probed = self.backend_to_probe(model) if may_probe else None
+        if probed is not None:
+            return (probed,)
         return tuple(backend for backend in serving if backend.circuit.rests_until is None)
+
+    def backend_to_probe(self, model: str) -> Backend | None:
+        """Return the half-open backend that wants a request of `model` as a probe, or None."""
+        if not self.is_restricted:
+            return None
+        return next((b for b in self._backends if self.detector.wants_probe(b.index) and b.serves(model)), None)
 
     def last_resort(self, model: str, tried: Sequence[Backend]) -> Sequence[Backend]:
         """Return the ejected backend that is tried early with a request of `model`, which all others have failed, or none.
         O(backends)."""
         ejected = {b.index: b for b in self._backends if b.circuit.is_ejected and b.serves(model) and b not in tried}
-        self._settle(self.detector.try_early(ejected))
+        self._settle(self.detector.try_early(ejected, monotonic_now()))
         return [b for b in ejected.values() if b.circuit.state is CircuitState.HALF_OPEN and b.circuit.rests_until is None]
 
     def rest_time(self, serving: Sequence[Backend]) -> Micros | None:
@@ -115,13 +128,20 @@ class RealTimeEjection:
 
     def begin(self, sent: UpstreamRequest) -> None:
         """A request is sent to a backend of which the circuit needs attention."""
-        sent.is_probe = self.detector.begin_probe(sent.backend.index)
+        sent.is_probe = sent.is_unanswered_probe = self.detector.begin_probe(sent.backend.index)
+        self._settle(())
+
+    def on_answer_begins(self, sent: UpstreamRequest) -> None:
+        """The first data of a stream has come, which decides nothing; but if it is a probe, the next one may be sent."""
+        self._answer_probe(sent)
         self._settle(())
 
     def end(self, sent: UpstreamRequest) -> None:
-        """A probe has left its backend without an outcome."""
+        """A probe has left its backend without an outcome. If it had no answer, its client may have waited in vain."""
         sent.is_probe = False
-        self._settle(self.detector.lose_probe(sent.backend.index, monotonic_now()))
+        if sent.is_unanswered_probe:
+            sent.is_unanswered_probe = False
+            self._settle(self.detector.lose_probe(sent.backend.index, monotonic_now()))
 
     def on_success(self, sent: UpstreamRequest) -> None:
         """A backend has answered a request, and its circuit needs attention."""
@@ -156,9 +176,13 @@ class RealTimeEjection:
 
     def _end_probe(self, sent: UpstreamRequest) -> bool:
         was_probe, sent.is_probe = sent.is_probe, False
-        if was_probe:
-            self.detector.end_probe(sent.backend.index)
+        self._answer_probe(sent)
         return was_probe
+
+    def _answer_probe(self, sent: UpstreamRequest) -> None:
+        if sent.is_unanswered_probe:
+            sent.is_unanswered_probe = False
+            self.detector.end_probe(sent.backend.index)
 
     def _on_due(self) -> None:
         self._settle(self.detector.advance(monotonic_now()))
@@ -179,11 +203,13 @@ class RealTimeEjection:
     def _log(self, change: Transition) -> None:
         backend = self._backends[change.backend]
         if change.state is CircuitState.EJECTED:
+            if change.reason is EjectionReason.EARLY_PROBE_FAILED:  # Nothing has changed.
+                return
             why = _WORDS[change.reason].format(failures=backend.circuit.consecutive_failures)
             secs, last = to_seconds((change.until or 0) - monotonic_now()), self._last_problem[change.backend]
             log.warning("backend %s is ejected for %.3g s: %s, the last: %s", backend.url, secs, why, last)
         elif change.state is CircuitState.HALF_OPEN:
-            why = " before its time, because the others fail" if change.reason is EjectionReason.OTHERS_FAIL else ""
-            log.info("backend %s is half-open%s: single requests are sent to it as probes", backend.url, why)
+            if change.reason is EjectionReason.TIME_IS_UP:
+                log.info("backend %s is half-open: single requests are sent to it as probes", backend.url)
         elif change.reason is EjectionReason.PROBES_SUCCEEDED:
             log.warning("backend %s is in use again: its probes have succeeded", backend.url)

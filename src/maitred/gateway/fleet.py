@@ -40,7 +40,7 @@ from maitred.gateway.polling import BackendPoller, KvPolling, PollResult
 from maitred.gateway.served_models import ServedModels
 from maitred.gateway.slot_pools import SlotPools
 from maitred.wire.client import UpstreamClient
-from maitred.wire.errors import ConnectError, LocalError
+from maitred.wire.errors import ConnectError, LocalError, PoolTimeout
 
 log = logging.getLogger("maitred.gateway")
 
@@ -182,7 +182,8 @@ class BackendFleet:
         """A request has ended where no new ones come: its slot ends with it (`SlotPools.total_slots`)."""
         if sent.backend.is_draining and not sent.backend.requests:
             log.warning("backend %s is drained: it has no request any more", sent.backend.url)
-        self._on_slots_changed((self.pools.pool_of(sent.model),))
+        if sent.model:
+            self._on_slots_changed((self.pools.pool_of(sent.model),))
 
     def list_models(self) -> Sequence[dict[str, Any]]:
         """Return what `/v1/models` lists: the models of the healthy backends, each once."""
@@ -198,6 +199,11 @@ class BackendFleet:
         async with asyncio.TaskGroup() as polls:
             for backend in self.backends:
                 polls.create_task(self._poll_repeatedly(backend))
+
+    def note_unreachable(self, sent: UpstreamRequest, error: ConnectError) -> None:
+        """No connection could be made for a request: its backend is down, unless it has said something since: it is busy."""
+        if error.is_refusal or not sent.backend.has_answered(sent.sent_at, sent.backend.circuit.num_answers):
+            self.mark_down(sent.backend, str(error))
 
     def mark_down(self, backend: Backend, problem: str) -> None:
         """Send nothing more to `backend` until a poll of it succeeds."""
@@ -276,24 +282,23 @@ class BackendFleet:
         except ConnectError as error:
             # Refused: the process has ended, or finishes its requests; they are left to it. Any other failure to connect may
             # lie in the network and last, so it counts towards taking the requests away.
-            if error.is_refusal or not _has_answered(backend, began_at, num_answers):
+            if error.is_refusal or not backend.has_answered(began_at, num_answers):
                 self.mark_down(backend, str(error))
                 if not error.is_refusal:
                     self._count_failure(backend, str(error))
-        except LocalError as error:
+        except (LocalError, PoolTimeout) as error:
             # This says nothing about the backend, so its health stays as it was.
             if backend.problem != str(error):
                 backend.problem = str(error)
                 log.error("backend %s cannot be polled: %s", backend.url, error)
         except TimeoutError:
-            if _has_answered(backend, began_at, num_answers):
+            if backend.has_answered(began_at, num_answers):
                 backend.failures_in_a_row = 0
             else:
                 self._count_failure(backend, f"no answer within {self._config.health_timeout_secs:g} s")
         except Exception as error:  # A backend may answer anything, and an error here would end the polls of all of them.
-            self._count_failure(
-                backend, f"{type(error).__name__}: {error}" if not isinstance(error, MaitredError) else str(error)
-            )
+            words = str(error) if isinstance(error, MaitredError) else f"{type(error).__name__}: {error}"
+            self._count_failure(backend, words)
         else:
             # A request may have found the backend down during the poll, which says nothing then.
             if backend.healthy or not was_healthy:
@@ -345,7 +350,7 @@ class BackendFleet:
         """Take requests that have no response yet away from their backend, if another one serves their model."""
         for sent in requests:
             is_left = sent.response_started or sent.is_abandoned or not sent.may_be_abandoned
-            if not is_left and self.backends_serving(sent.model):
+            if not is_left and any(other is not sent.backend for other in self.backends_serving(sent.model)):
                 sent.abandon()
 
     def _mark_up(self, backend: Backend, found: PollResult) -> None:
@@ -393,8 +398,3 @@ class BackendFleet:
             if not at_backends and (self.pools.is_shared(model) or self._on_vanished(self.pools.pool_of(model))):
                 self._models.forget(model)
                 self.pools.forget(model)
-
-
-def _has_answered(backend: Backend, since: Micros, num_answers: int) -> bool:
-    """Return whether a piece of an answer has come from `backend` since an instant at which it had given `num_answers`."""
-    return backend.circuit.num_answers != num_answers or any(sent.last_data_at >= since for sent in backend.requests)

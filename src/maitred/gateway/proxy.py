@@ -94,7 +94,7 @@ class Proxy:
         if proxied is None:
             return
         writer = self._stream_writer(proxied, exchange) if proxied.request.stream else exchange
-        record = proxied.record = self._observer.begin(proxied.request, generates=proxied.route.generates)
+        record = proxied.record = self._observer.begin(proxied.request, proxied.route)
         task = proxied.task = exchange.task or cast("asyncio.Task[None]", asyncio.current_task())
         exchange.watch_disconnect(task.cancel)
         try:

@@ -15,6 +15,7 @@ from maitred.core.units import Micros
 from maitred.gateway.access_log import AccessLog
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.recording import TrafficRecorder
+from maitred.gateway.request_fields import Route
 from maitred.gateway.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
 from maitred.gateway.state import GatewayCounters
@@ -41,12 +42,14 @@ class RequestObserver:
         """Whether the usage of every answer that is generated must be known."""
         return self._recorder is not None
 
-    def begin(self, request: Request, *, generates: bool) -> RequestRecord:
+    def begin(self, request: Request, route: Route) -> RequestRecord:
         """Return the record of a request that was taken in."""
-        if self._recorder is not None and generates:
+        if self._recorder is not None and route.generates:
             self._recorder.open_row(request)
-        series = self.metrics.series(request.priority_class, request.model)
-        return RequestRecord(request, series, generates=generates)
+        record = RequestRecord(request, self.metrics.series(request.priority_class, request.model), generates=route.generates)
+        if route.asks_each:
+            record.is_stored = True
+        return record
 
     def end(self, record: RequestRecord, exchange: Exchange) -> None:
         """Tell of a request that has ended, in whatever way."""

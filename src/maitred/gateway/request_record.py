@@ -71,6 +71,8 @@ class RequestRecord:
     """One request. `Proxy` sets what it learns; `RequestObserver` reads it at the end."""
 
     # What most requests leave as it is stands in the class: to set all of it for each request takes half a microsecond.
+    is_stored = False
+    """Whether what is asked for was made before. Then an error in it is what became of an earlier request."""
     backend: Backend | None = None
     """The last backend that it was sent to."""
     num_attempts = 0
@@ -133,7 +135,7 @@ class RequestRecord:
         self.first_data_at = self.last_data_at = now = monotonic_now()
         self.num_bytes, self._last_piece, self._last_pieces = len(piece), piece, b""
         if not self.is_stream:
-            self.error = error_in_body(piece)
+            self.error = error_in_body(piece) if not self.is_stored else None
             return
         self._first_piece = piece
         self._count_events((b"\n" + piece).count(_EVENT), now)  # The first event has no line end before it.
@@ -181,7 +183,7 @@ class RequestRecord:
 
     def _look_at_end(self) -> None:
         """Look for an error in the last two pieces of an answer that has ended. The first one was looked into when it came."""
-        if self.error is not None or not self._last_pieces:
+        if self.error is not None or not self._last_pieces or self.is_stored:
             return
         tail = self._last_pieces + self._last_piece
         if not self.is_stream:

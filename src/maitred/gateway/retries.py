@@ -81,7 +81,7 @@ def read_retry_after(headers: Headers) -> Micros | None:
         until = parsedate_to_datetime(text.decode("latin-1"))
         answered = parsedate_to_datetime(values.get(b"date", b"").decode("latin-1"))
         return from_seconds(max(0.0, (until - answered).total_seconds()))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 
@@ -183,6 +183,11 @@ class FailedAttempts:
     def may_be_sent_again(self) -> bool:
         """Whether the backend of the last failure may have the request once more, where no other one is left."""
         return isinstance(self.failure, AnsweredError) and not self.failure.is_busy
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last failure is an engine that has no room."""
+        return isinstance(self.failure, AnsweredError) and self.failure.is_busy
 
     def close(self) -> None:
         """Drop the answer that is held. Idempotent."""

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from maitred.gateway.ejection import CircuitState
-
 if TYPE_CHECKING:
     from maitred.gateway.backend import Backend
 
@@ -67,8 +65,7 @@ class ServedModels:
         self._serving = {name: _not_ejected(tuple(b for b in usable if name in b.models)) for name in names}
         for backend in self._backends:
             backend.is_in_use = backend in self._usable
-            is_ejected = backend.circuit.state is CircuitState.EJECTED
-            backend.is_left = is_ejected and all(backend not in self._serving[name] for name in backend.models)
+            backend.is_left = backend.circuit.is_ejected and all(backend not in self._serving[name] for name in backend.models)
         self.vanished = [name for name in names if name not in listed]
         return list(names)
 
