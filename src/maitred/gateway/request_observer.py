@@ -15,9 +15,9 @@ from maitred.core.units import Micros
 from maitred.gateway.access_log import AccessLog
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.recording import TrafficRecorder
-from maitred.gateway.request_fields import Route
 from maitred.gateway.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
+from maitred.gateway.routes import Route
 from maitred.gateway.state import GatewayCounters
 from maitred.wire.exchange import Exchange
 
