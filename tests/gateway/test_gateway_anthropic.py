@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import Backend, BackendRequest, GatedAnswer, GatewayWorld, run, world
+from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, run, whole, world
 
 from maitred.wire.exchange import ApiError
 
@@ -64,6 +64,7 @@ def test_refusals_of_the_gateway() -> None:
         ) -> tuple[int, str]:
             status, headers, answered = await w.request(path, body, method, **h)
             assert headers["content-type"] == "application/json"
+            assert headers["request-id"] == headers["x-request-id"]  # where Anthropic's SDKs look for it
             return status, read_error(answered)
 
         async with world(api_key="k", tenant_api_keys={"acme": "t"}, max_body_bytes=1000) as w:
@@ -112,6 +113,36 @@ def test_failures_of_backends_and_full_queues() -> None:
             assert "retry-after" in headers
 
     run(scenario())
+
+
+def test_each_answer_says_the_id_of_its_request_where_the_sdks_look_for_it() -> None:
+    async def answer_with_own(received: BackendRequest) -> None:
+        await received.send(whole(ANSWER, headers=b"request-id: of-the-engine\r\nx-request-id: of-the-engine\r\n"))
+
+    async def scenario() -> None:
+        async with world(Backend(answer_with_own)) as w:
+            _, headers, _ = await w.request(MESSAGES + "?beta=true", x_request_id="mine")
+            assert (headers["request-id"], headers["x-request-id"]) == ("mine", "mine")
+            assert (await w.request())[1]["request-id"] == "of-the-engine"  # no header of that API: passed on
+            w.backends[0].status = b"500 no"
+            await w.wait_until(lambda: not w.state.backends[0].healthy)
+            status, headers, body = await w.request(MESSAGES)
+            assert (status, read_error(body)) == (503, "overloaded_error")
+            assert headers["request-id"].startswith("maitred-")
+
+    async def waiting() -> None:
+        gate = GatedAnswer()
+        async with world(Backend(gate), sse_keepalive_secs=0.01) as w:
+            client = await w.connect()
+            await client.send_request(MESSAGES, {"model": "m", "stream": True})
+            status, headers = await client.read_head()
+            assert (status, headers["request-id"]) == (200, headers["x-request-id"])
+            gate.open.set()
+            while await client.read_chunk():
+                pass
+
+    run(scenario())
+    run(waiting())
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def silences(path: str, headers: Headers, *pieces: bytes) -> list[list[bytes]]:
 
     async def scenario() -> list[list[bytes]]:
         written = Written()
-        stream = WaitingStream(written, dialect_of(path), b"id", 0.0, 0.001)
+        stream = WaitingStream(written, dialect_of(path), [], 0.0, 0.001)
         stream.on_stream_head(headers)
         found = []
         for number, piece in enumerate((b"", *pieces)):

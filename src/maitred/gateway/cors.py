@@ -18,7 +18,7 @@ ANY_ORIGIN: Final = "*"
 _METHODS: Final = b"DELETE, GET, HEAD, PATCH, POST, PUT"
 _MAX_AGE: Final = b"600"
 """Seconds for which a browser may keep the answer to a preflight."""
-_EXPOSED: Final = b"retry-after, x-request-id, x-smg-error-code"
+_EXPOSED: Final = b"request-id, retry-after, x-request-id, x-smg-error-code"
 
 
 class CrossOrigins:

@@ -43,7 +43,7 @@ from maitred.gateway.page_access import Viewer
 from maitred.gateway.program_driver import ProgramRejected, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.refusal_pace import RefusalPace
-from maitred.gateway.request_fields import REQUEST_ID_HEADER
+from maitred.gateway.request_ids import id_headers
 from maitred.gateway.request_intake import ProxyRequest, RequestIntake, ask_for_plain_answer
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.state import GatewayCounters
@@ -136,7 +136,8 @@ class Proxy:
             return writer
         ask_for_plain_answer(proxied)
         dialect = dialect_of(proxied.route.path)
-        proxied.waiting_stream = WaitingStream(writer, dialect, proxied.request_id, memory_secs, stream_secs)
+        told = id_headers(proxied.path, proxied.request_id)
+        proxied.waiting_stream = WaitingStream(writer, dialect, told, memory_secs, stream_secs)
         return proxied.waiting_stream
 
     async def _hold_memory(
@@ -212,7 +213,7 @@ class Proxy:
 
 def _send_error(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
     proxied.record.on_refused(error.status, error.code)
-    send_error(writer, error, proxied.path, [(REQUEST_ID_HEADER, proxied.request_id)])
+    send_error(writer, error, proxied.path, id_headers(proxied.path, proxied.request_id))
 
 
 def _send_error_or_cut(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
+from maitred.gateway.request_ids import MESSAGES_ID_HEADER, id_headers
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.gateway.request_record import RequestRecord
 from maitred.gateway.retries import cap_retry_after
@@ -198,7 +199,10 @@ class ResponseForwarder:
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:
             headers = [header for header in headers if header[0] not in _HEADERS_FIXING_BODY]
-        headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
+        told = id_headers(self._proxied.path, self._proxied.request_id)
+        if len(told) > 1:
+            headers = [header for header in headers if header[0] != MESSAGES_ID_HEADER]
+        headers += told
         return headers
 
     def _end_to_end_headers(self) -> Headers:

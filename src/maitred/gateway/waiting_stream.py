@@ -28,7 +28,6 @@ from typing import Final
 
 from maitred.gateway.error_responses import upstream_failed
 from maitred.gateway.program_driver import ProgramStep
-from maitred.gateway.request_fields import REQUEST_ID_HEADER
 from maitred.gateway.stream_dialects import StreamDialect
 from maitred.wire import sse
 from maitred.wire.errors import ProtocolError
@@ -49,13 +48,13 @@ class WaitingStream:
     """Stands between the proxy and the writer of one streamed response. Must be stopped."""
 
     def __init__(
-        self, writer: ResponseWriter, dialect: StreamDialect, request_id: bytes, memory_secs: float, stream_secs: float
+        self, writer: ResponseWriter, dialect: StreamDialect, id_headers: Headers, memory_secs: float, stream_secs: float
     ) -> None:
-        """`memory_secs` is the silence in seconds that is filled while the request waits for memory, `stream_secs` that which
-        is filled at any time. One of them may be 0, for never."""
+        """`id_headers` tell the client the id of its request. `memory_secs` is the silence in seconds that is filled while the
+        request waits for memory, `stream_secs` that which is filled at any time. One of them may be 0, for never."""
         self._writer = writer
         self._dialect = dialect
-        self._request_id = request_id
+        self._id_headers = id_headers
         self._memory_secs = memory_secs
         self._stream_secs = stream_secs
         self._secs = stream_secs
@@ -190,7 +189,7 @@ class WaitingStream:
         headers = [
             (b"content-type", sse.EVENT_STREAM_TYPE),
             (b"cache-control", b"no-cache"),
-            (REQUEST_ID_HEADER, self._request_id),
+            *self._id_headers,
         ]
         self._busy = self._writer.start_response(200, headers, self._dialect.keepalive, True)
 

@@ -44,6 +44,11 @@ _ANTHROPIC_TYPES: Final = {
 """Anthropic's `type` by status; of other statuses `invalid_request_error` below 500, and `api_error` from there."""
 
 
+def is_messages_path(path: str) -> bool:
+    """Return whether a path, which may have a query behind it, is of Anthropic's API: /v1/messages and what is below."""
+    return path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/", "?")
+
+
 def messages_error_type(status: int) -> str:
     """Return Anthropic's `type` of an error with this status."""
     return _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
@@ -71,9 +76,9 @@ class ApiError(MaitredError):
         super().__init__(message)
 
     def body(self, path: str) -> bytes:
-        """Return the JSON error object for a request to `path`, which may have a query behind it, or be "" if it is unknown. It
-        is that of Anthropic's API for /v1/messages and what is below, else that of OpenAI's."""
-        if path.startswith(_MESSAGES) and path[len(_MESSAGES) :][:1] in ("", "/", "?"):
+        """Return the JSON error object for a request to `path`, which may have a query behind it, or be "" if it is unknown: an
+        object of Anthropic's API, or of OpenAI's."""
+        if is_messages_path(path):
             return _encode({"type": "error", "error": {"type": messages_error_type(self.status), "message": self.message}})
         return _encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
 
