@@ -134,7 +134,7 @@ class RealTimeAdmission:
     def submit(self, request: Request, cost: int, task: asyncio.Task[None] | None = None) -> SlotLease:
         """Ask for a slot for the request that `task` serves; None: the current one. `cost` is in tokens, prompt and answer.
 
-        Raises AdmissionRejected. Call `release` afterwards, even for a rejected request.
+        Raises AdmissionRejected, and then nothing is left of the request. Otherwise call `release` afterwards.
         """
         core, now = self.core, self.now()
         pool = self._pool_of(request.model)

@@ -34,9 +34,11 @@ from typing import Final, cast
 
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
+from maitred.core.units import to_seconds
 from maitred.gateway import error_responses
 from maitred.gateway.attempts import Attempts, MemoryLost
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.page_access import Viewer
@@ -104,12 +106,9 @@ class Proxy:
                 await self._hold_slot(proxied, writer)
             else:
                 await self._attempts.send_routed(proxied, writer)
-        except ApiError as error:
+        except (ApiError, AdmissionRejected) as refused:
             exchange.stop_watching()
-            if error.status == _TOO_MANY_REQUESTS:
-                proxied.drop_body()
-                await self._pace.wait_for_turn(proxied.request.tenant)
-            _send_error(proxied, writer, error)
+            await self._refuse(proxied, writer, refused if isinstance(refused, ApiError) else self._words_of(refused))
         except asyncio.CancelledError:
             if not exchange.is_disconnected:
                 _send_error_or_cut(proxied, writer, error_responses.shutting_down())
@@ -122,10 +121,24 @@ class Proxy:
             exchange.stop_watching()
             if proxied.waiting_stream is not None:
                 proxied.waiting_stream.stop()
-            proxied.body_lease.release()
+            if proxied.body_lease.held_bytes:
+                proxied.body_lease.release()
             if proxied.failed is not None:
                 proxied.forget_failures()
             self._observer.end(record, exchange)
+
+    async def _refuse(self, proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
+        """Send an error; if its status is 429, when the tenant has its turn (`RefusalPace`)."""
+        if error.status == _TOO_MANY_REQUESTS:
+            proxied.drop_body()
+            delay = self._pace.next_delay(proxied.request.tenant, monotonic_now())
+            if delay:
+                await asyncio.sleep(to_seconds(delay))
+        _send_error(proxied, writer, error)
+
+    def _words_of(self, rejected: AdmissionRejected) -> ApiError:
+        """Return the error for a request that admission rejects."""
+        return error_responses.admission_rejected(rejected, self._admission.core.config, self._config.queue_timeout_status)
 
     def _stream_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
         """Return the writer of a stream; it fills silences where the configuration says so."""
@@ -166,13 +179,14 @@ class Proxy:
             programs.end(step)
 
     async def _hold_slot(self, proxied: ProxyRequest, writer: ResponseWriter) -> None:
-        """Serve one request while it holds a slot. Raises ApiError if it gets none, loses it, or no backend answers.
+        """Serve one request while it holds a slot. Raises AdmissionRejected if it gets none, and ApiError if it loses it, or no
+        backend answers.
 
         No other function of the gateway frees a slot or a place in a queue.
         """
         request, end = proxied.request, _FAILED
+        slot = self._admission.submit(request, proxied.token_cost, proxied.task)
         try:
-            slot = self._admission.submit(request, proxied.token_cost, proxied.task)
             while True:
                 try:
                     if slot.granted is not None:
@@ -191,9 +205,6 @@ class Proxy:
                 waits_again = self._admission.yield_slot(request.id)
                 if not waits_again:
                     raise error_responses.preempted()
-        except AdmissionRejected as rejected:
-            config = self._admission.core.config
-            raise error_responses.admission_rejected(rejected, config, self._config.queue_timeout_status) from rejected
         except asyncio.CancelledError:
             end = ReleaseReason.CLIENT_GONE  # or the server shuts down: not told apart here
             raise

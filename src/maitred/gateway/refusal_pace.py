@@ -15,11 +15,9 @@ that is refused more slowly than the rate saves up refusals of a second.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
-from maitred.core.units import Micros, to_seconds
-from maitred.gateway.deadline_timer import monotonic_now
+from maitred.core.units import Micros
 
 MAX_DELAY: Final[Micros] = 1_000_000
 """The longest that a refusal waits: the least `Retry-After`."""
@@ -35,12 +33,6 @@ class RefusalPace:
         self._turns: dict[str, Micros] = {}
         """By tenant: when its next refusal has its turn. Who is not in there has saved up all that can be."""
         self._swept_at: Micros = 0
-
-    async def wait_for_turn(self, tenant: str) -> None:
-        """Return when the next refusal of `tenant` may be told."""
-        delay = self.next_delay(tenant, monotonic_now())
-        if delay:
-            await asyncio.sleep(to_seconds(delay))
 
     def next_delay(self, tenant: str, now: Micros) -> Micros:
         """Return how long the next refusal of `tenant` has to wait, in µs, and count it."""

@@ -261,7 +261,7 @@ class RequestRecord:
             self.prompt_tokens, self.output_tokens = usage.prompt_tokens, usage.total_tokens - usage.prompt_tokens
             return
         tail = self._last_piece
-        at = _find_usage(tail)
+        at = _find_usage(tail) if tail else -1
         if at < 0 and len(self._last_pieces) > 1 and len(tail) < _TAIL_BYTES:
             tail = self._last_pieces + tail
             at = _find_usage(tail)
