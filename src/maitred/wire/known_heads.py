@@ -1,10 +1,12 @@
 r"""Known heads: a head that came before, byte for byte, means what it meant then.
 
 A client sends the same head with request after request, and a backend with answer after answer: only the digits of
-Content-Length differ. So httptools parses such a head once. What came of it is kept under its bytes without these digits:
+Content-Length differ, if there is one. So httptools parses such a head once. What came of it is kept under its bytes without
+these digits:
 
     POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 17\r\n\r\n      is parsed, and kept
     POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4096\r\n\r\n    is found again; its length is 4096
+    GET /health HTTP/1.1\r\nhost: a\r\n\r\n                       is kept as it is, and found again by the next probe
 
 **Why this is safe.** Nothing is interpreted here that was not parsed. A head is looked up only where a message begins, and kept
 only if the parser has taken it whole, with this one length and no transfer coding. Of responses only a final one is kept, with
@@ -12,6 +14,10 @@ no interim response before it, if it may have a body (no HEAD, 204 or 304) and i
 number of one to nine digits in the place of another moves no line end and changes no other value, so the parser would return
 the same, with the other length. Every rule that refuses a head has refused it before it could be kept. A head with anything
 else in it that differs, such as a request id, is another head, and is parsed.
+
+A head without a length is one only if it is all that a read has brought, and it is kept only of a request that has ended with
+it: then it announces no chunks, and nothing follows that could be taken for a body. It is kept with the blank line at its end,
+which no head has that was kept without its digits; so `content-length: ` with nothing behind is not found under their key.
 
 **Bounds.** At most `MAX_HEADS` heads of `MAX_KEPT_HEAD_BYTES` are kept. Instead of one more, all are dropped: those in use
 come back with their next message, and nothing need be noted when one is used. A head may hold the key of a client; it stays in
@@ -34,8 +40,8 @@ class SeenHead(Generic[HeadT]):
 
     key: bytes
     """The head without the digits of its length."""
-    length: int
-    """The length of the body."""
+    length: int | None
+    """The declared length of the body, or None if the head is all that has come, and declares none in the usual place."""
     end: int
     """Where the body begins."""
     known: HeadT | None
@@ -43,7 +49,7 @@ class SeenHead(Generic[HeadT]):
 
     __slots__ = ("end", "key", "known", "length")
 
-    def __init__(self, key: bytes, length: int, end: int, known: HeadT | None) -> None:
+    def __init__(self, key: bytes, length: int | None, end: int, known: HeadT | None) -> None:
         self.key, self.length, self.end, self.known = key, length, end, known
 
 
@@ -56,9 +62,11 @@ class KnownHeads(Generic[HeadT]):
     def look_up(self, data: bytes) -> SeenHead[HeadT] | None:
         """Return the head with which `data` begins, or None if it is not one that could be kept."""
         end = data.find(b"\r\n\r\n", 0, MAX_KEPT_HEAD_BYTES)
-        length = _LENGTH.search(data, 0, end + 2) if end > 0 else None
-        if length is None:
+        if end <= 0:
             return None
+        length = _LENGTH.search(data, 0, end + 2)
+        if length is None:
+            return SeenHead(data, None, end + 4, self._heads.get(data)) if end + 4 == len(data) else None
         begin, behind = length.span(1)
         key = data[:begin] + data[behind : end + 2]
         return SeenHead(key, int(data[begin:behind]), end + 4, self._heads.get(key))

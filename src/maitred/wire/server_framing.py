@@ -112,15 +112,19 @@ class ServerFraming(MessageFraming):
             return self._take_known(seen, seen.known, data)
         self._feed(data)
         events = self._take_events()
-        if seen is not None and events and type(events[0]) is RequestHead and events[0].length == seen.length:
-            events[0].memo = HeadMemo()
-            self._known_heads.keep(seen, events[0])
+        if seen is not None and events and (seen.length is not None or events[-1] is END):
+            self._keep_head(seen, events[0])
         return events
+
+    def _keep_head(self, seen: SeenHead[RequestHead], head: Event) -> None:
+        if type(head) is RequestHead and head.length == seen.length:
+            head.memo = HeadMemo()
+            self._known_heads.keep(seen, head)
 
     def _take_known(self, seen: SeenHead[RequestHead], known: RequestHead, data: bytes) -> list[Event]:
         """Return the events of a request with a head that was parsed before. The parser sees nothing of it."""
-        length = seen.length
-        head = known if length == known.length else known.with_length(length)
+        length = seen.length or 0
+        head = known if seen.length == known.length else known.with_length(length)
         self.own, self.peer, self.keep_alive = _SEND_RESPONSE, _SEND_BODY, head.keep_alive
         self._is_http_11, self._is_head_request = head.is_http_11, head.method == "HEAD"
         body = data[seen.end :]

@@ -52,15 +52,56 @@ def test_a_head_with_anything_else_in_it_is_another(what: str) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        2 * b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length:3\r\n\r\n",
         post(3, b"x: " + b"y" * 5_000),
         post(3).replace(b"Content-Length: ", b"Content-Length:"),
     ],
-    ids=["no length", "chunks", "a long head", "written in an unusual way"],
+    ids=[
+        "two requests",
+        "the head of chunks",
+        "chunks",
+        "the head of an unusual length",
+        "a long head",
+        "written in an unusual way",
+    ],
 )
 def test_a_head_that_is_not_kept(head: bytes) -> None:
     assert receive(KnownHeads(), head).memo is None
+
+
+PROBE = b"GET /health?a=b HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def test_a_head_without_a_length_is_known_as_it_is() -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    first, second = receive(known, PROBE), receive(known, PROBE)
+    assert first.memo is not None
+    assert first.memo is second.memo
+    assert (second.length, second.path, second.headers) == (None, "/health", [(b"host", b"a")])
+    framing = ServerFraming(MAX_HEAD, known)
+    for _ in range(2):
+        assert [type(event) for event in framing.receive_data(PROBE)] == [RequestHead, type(END)]
+        framing.start_response(200, [])
+        framing.send_data(b"", False)
+        assert framing.next_exchange() == []
+    # What follows in the same read is the next request, and a head in two reads is parsed.
+    assert [type(event) for event in framing.receive_data(PROBE + PROBE)] == [RequestHead, type(END)]
+    assert framing.pending_bytes or framing._inbox
+    halves = ServerFraming(MAX_HEAD, known)
+    assert halves.receive_data(PROBE[:20]) == []
+    assert [type(event) for event in halves.receive_data(PROBE[20:])] == [RequestHead, type(END)]
+
+
+def test_a_length_without_digits_is_not_found_under_the_head_that_had_some() -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    receive(known, post(3))
+    without = post(3, body=b"").replace(b"Content-Length: 3", b"Content-Length: ")
+    for _ in range(2):
+        events = ServerFraming(MAX_HEAD, known).receive_data(without)
+        assert getattr(events[-1], "status", None) == 400
 
 
 def test_a_refused_head_is_refused_again() -> None:
