@@ -293,7 +293,7 @@ def test_a_request_that_lost_its_slot_before_its_first_byte_is_not_answered_with
 def test_the_decision_log_replays_to_the_same_bytes(tmp_path: Path) -> None:
     async def scenario() -> None:
         backend = Backend(gate := GatedAnswer())
-        config = {"classes": {"default": {"queue_size": 2, "queue_timeout_secs": 0.03}}}
+        config = {"classes": {"default": {"queue_size": 2, "queue_timeout_secs": 0.5}}}
         async with world(backend, slots=1, admission=config, decision_log=str(tmp_path / "log")) as w:
             connections = [await w.start_request() for _ in range(5)]
             await w.wait_until(lambda: w.state.classes["default"].rejected == 4)
