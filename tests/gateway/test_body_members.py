@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from maitred.gateway import body_members
 from maitred.gateway.body_members import change_members
-from maitred.gateway.request_fields import set_body_priority
+from maitred.gateway.engine_priority import set_body_priority
 
 LARGE = "x" * (300 * 1024)
 

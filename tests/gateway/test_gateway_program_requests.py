@@ -10,7 +10,8 @@ from test_gateway_programs import driver, program, refusal, small
 from world import CHAT, Backend, run, world
 
 from maitred.gateway.agent_headers import SessionReader
-from maitred.gateway.program_fields import MAX_ID_CHARS, ProgramReader, count_characters
+from maitred.gateway.large_body import count_characters
+from maitred.gateway.program_fields import MAX_ID_CHARS, ProgramReader
 from maitred.gateway.routes import ROUTES
 from maitred.wire.exchange import ApiError
 

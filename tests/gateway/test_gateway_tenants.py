@@ -14,8 +14,8 @@ from maitred import is_compiled
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.auth import Caller, KeyRights, resolve_tenant
 from maitred.gateway.driver import RealTimeAdmission, SlotLease
+from maitred.gateway.engine_priority import engine_priority, set_body_priority
 from maitred.gateway.inbound_head import HeadReader
-from maitred.gateway.request_fields import engine_priority, set_body_priority
 from maitred.wire.exchange import ClientAddress
 
 PEER = ("10.0.0.7", 4711)

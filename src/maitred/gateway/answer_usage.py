@@ -28,18 +28,19 @@ from typing import Any, Final
 import msgspec
 
 from maitred.core.errors import JSON_ERRORS
+from maitred.gateway.json_slices import SLICE_BYTES, JsonSlices
 from maitred.programs import PROGRESS_TOKENS, Usage
 from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError
 from maitred.wire.messages import Headers
 from maitred.wire.sse import EVENT_END, event_data
 
-_MAX_EVENT_BYTES: Final = 1024 * 1024
+_MAX_EVENT_BYTES: Final = 512 * 1024
 """Size of the beginning of an event that is kept until its end comes; the usage of a larger one is not read."""
 _MAX_BLANK_BYTES: Final = 3
 """Most bytes of a blank line, with the line end before it, that can have come without the last one."""
-_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-"""Size of a whole answer that is kept; the usage of a larger one is not read."""
+_MAX_USAGE_BYTES: Final = 16 * 1024
+"""Size of the largest usage that is read of a large answer."""
 _MAX_PIECE_BYTES: Final = 32 * 1024 * 1024
 """Size of what one piece of an answer in gzip may become. It could be a thousand times as large as the piece."""
 _DATA: Final = b"data:"
@@ -78,8 +79,12 @@ class AnswerReader:
         self._hides_usage = hides_usage and is_stream
         self._on_progress = on_progress
         self._kept: list[bytes] = []
-        """What was read of a whole answer, or the beginning of an event of a stream."""
+        """What was read of a whole answer while that is small, or the beginning of an event of a stream."""
         self._kept_bytes = 0
+        self._slices: JsonSlices | None = None
+        """What reads a whole answer that is not small."""
+        self._is_unreadable = False
+        """Whether the answer has turned out not to be JSON."""
         self._num_events = 0
         self._fields: Mapping[str, Any] = _NO_FIELDS
         """The usage as the backend has written it."""
@@ -92,7 +97,9 @@ class AnswerReader:
     @property
     def usage(self) -> Usage | None:
         """The usage, or None if the answer has none."""
-        if not self._is_stream and self._kept:
+        if self._slices is not None and not self._is_unreadable:
+            self._take_slices(b"", more=False)
+        elif not self._is_stream and self._kept:
             self._find_usage(b"".join(self._kept))
             self._kept.clear()
         return read_usage(self._fields)
@@ -109,11 +116,26 @@ class AnswerReader:
         if self._is_stream:
             return self._take_events(piece, more=more)
         self._kept_bytes += len(piece)
-        if self._kept_bytes <= _MAX_ANSWER_BYTES:
+        if self._kept_bytes <= SLICE_BYTES:
             self._kept.append(piece)
-        else:
-            self._kept.clear()
+        elif not self._is_unreadable:
+            self._take_slices(piece, more=True)
         return piece
+
+    def _take_slices(self, piece: bytes, *, more: bool) -> None:
+        """Read a piece of an answer that is not small: its bytes are not kept."""
+        if self._slices is None:
+            self._slices = JsonSlices(_Answer.__struct_fields__, max_kept_bytes=_MAX_USAGE_BYTES)
+        pieces, self._kept = [*self._kept, piece], []
+        try:
+            for taken in pieces:
+                for begin in range(0, len(taken), SLICE_BYTES):
+                    self._slices.feed(taken[begin : begin + SLICE_BYTES])
+            if not more:
+                self._slices.close()
+                self._note_usage(_Answer(**{name: msgspec.Raw(m.raw) for name, m in self._slices.members.items() if m.raw}))
+        except JSON_ERRORS:
+            self._is_unreadable = True
 
     def _take_events(self, piece: bytes, *, more: bool) -> bytes:
         # Most pieces are whole events of one line each, without a usage: all that they cost is to be counted.
@@ -161,9 +183,12 @@ class AnswerReader:
     def _find_usage(self, data: bytes) -> bool:
         """Keep the usage of an answer or event. Return whether it is all that the event has."""
         try:
-            answer = _decode_answer(data)
+            return self._note_usage(_decode_answer(data))
         except JSON_ERRORS:
             return False
+
+    def _note_usage(self, answer: _Answer) -> bool:
+        """Keep the usage that is in these members. Return whether it is all that they have."""
         fields = _object(answer.usage) or _object(answer.meta_info) or _nested(answer.message) or _nested(answer.response)
         if fields:
             has_prompt = any(key in fields for key in ("prompt_tokens", "input_tokens"))

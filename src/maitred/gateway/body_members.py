@@ -15,24 +15,31 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
+
+from maitred.gateway.large_body import LargeBody, Span
 
 _MAX_TAKEN_APART: Final = 256 * 1024
 """Size of the largest body that is taken apart, in bytes: it has at most 50,000 members."""
 _MAX_CUT_OUT: Final = 4_096
 """Size of the largest value that is looked for, in bytes."""
+_MARGIN: Final = 256
+"""How far around its window a member is looked for, in bytes: white space and a comma may be outside."""
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
 
 
-def change_members(body: bytes, changes: Mapping[str, object], present: Mapping[str, msgspec.Raw]) -> bytes:
+def change_members(
+    body: bytes, changes: Mapping[str, object], present: Mapping[str, msgspec.Raw], large: LargeBody | None = None
+) -> bytes:
     """Return the JSON object `body` with these members, without those that are None, and with everything else unchanged.
 
-    `present` has the values of the members in `changes` that the body has, empty ones for others. Raises what msgspec raises
-    for a name of a member that is not UTF-8.
+    `present` has the values of the members in `changes` that the body has, empty ones for others. Of a `large` body it is known
+    where they are, and it is returned as it is: the changes are noted (`LargeBody.cut_out`, `.added`). Raises what msgspec
+    raises for a name of a member that is not UTF-8.
     """
     if len(body) <= _MAX_TAKEN_APART:
         members: dict[str, object] = dict(_decode_object(body))
@@ -43,20 +50,40 @@ def change_members(body: bytes, changes: Mapping[str, object], present: Mapping[
                 members[key] = value
         return _encode(members)
     added: dict[str, object] = {}
+    cut_out: list[Span] = [] if large is None else large.cut_out
     for key, value in changes.items():
         old = present.get(key)
-        without = body if not old else _cut_out(body, key, bytes(old))
-        if value is not None or without is None:
+        place = _find_place(body, key, old, None if large is None else large.window(key)) if old else None
+        if place is not None and any(place[0] < end and begin < place[1] for begin, end in cut_out):
+            place = None  # Neighbours: both would take the comma between them.
+        if place is not None:
+            cut_out.append(place)
+        if value is not None or (old and place is None):
             added[key] = value
-        body = without or body
-    return body if not added else body.rstrip()[:-1] + b"," + _encode(added)[1:]
+    if large is not None:
+        large.added.update(added)
+        return body
+    return b"".join(parts_of_changed(body, cut_out, added))
 
 
-def _cut_out(body: bytes, key: str, value: bytes) -> bytes | None:
-    """Return `body` without its member `key`, or None if its place is not the only one that reads so."""
-    if len(value) > _MAX_CUT_OUT:
+def parts_of_changed(body: bytes, cut_out: Sequence[Span], added: Mapping[str, object]) -> Iterator[memoryview | bytes]:
+    """Yield the parts of the JSON object `body` without what is `cut_out`, and with the members `added` at its end."""
+    view, begin = memoryview(body), 0
+    for cut_begin, cut_end in sorted(cut_out):
+        yield view[begin:cut_begin]
+        begin = cut_end
+    yield view[begin : body.rindex(b"}") if added else len(body)]
+    if added:
+        yield b"," + _encode(added)[1:]
+
+
+def _find_place(body: bytes, key: str, value: msgspec.Raw, window: tuple[int, int] | None) -> Span | None:
+    """Return where in `body` its member `key` is, with a comma; None if that is not the only place, in `window`, that reads
+    so."""
+    begin, end = (0, len(body)) if window is None else (max(0, window[0] - _MARGIN), window[1] + _MARGIN)
+    if len(memoryview(value)) > _MAX_CUT_OUT or (window is not None and end - begin > _MAX_TAKEN_APART):
         return None
-    member = re.escape(_encode(key)) + rb"\s*:\s*" + re.escape(value)
-    found = re.finditer(rb",\s*" + member + rb"(?=\s*[,}])|" + member + rb"\s*,", body)
+    member = re.escape(_encode(key)) + rb"\s*:\s*" + re.escape(bytes(value))
+    found = re.compile(rb",\s*" + member + rb"(?=\s*[,}])|" + member + rb"\s*,").finditer(body, begin, end)
     places = [*itertools.islice(found, 2)]
-    return body[: places[0].start()] + body[places[0].end() :] if len(places) == 1 else None
+    return places[0].span() if len(places) == 1 else None

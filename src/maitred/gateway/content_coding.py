@@ -8,22 +8,23 @@ The extra `encodings` installs both. Any other coding, and several on top of eac
 `Accept-Encoding` names those that are taken (RFC 7694). The backend gets the decoded body without the header.
 
 A body of 32 KB may stand for 32 MB, one of zstd for gigabytes. So it is decoded in pieces, and each piece counts against the
-size limit of a body and the budget of all bodies before the next one is made. The event loop runs between the pieces. What a
-decoder keeps of its output to refer to (its window, of zstd at most 8 MB as RFC 9659 has it) it fills with what it has put out
-already, so it keeps no more than is counted.
+size limit of a body and the budget of all bodies before the next one is made. The event loop runs between the pieces
+(`large_body`). What a decoder keeps of its output to refer to (its window, of zstd at most 8 MB as RFC 9659 has it) it fills
+with what it has put out already, so it keeps no more than is counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import logging
 import zlib
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import Any, Final, NamedTuple, Protocol
 
 from maitred.gateway.body_budget import BodyLease
+from maitred.gateway.large_body import Steps
 from maitred.wire.exchange import ApiError, body_too_large
 
 log = logging.getLogger("maitred.gateway")
@@ -166,9 +167,9 @@ _told_of: Final[set[str]] = set()
 """Codings of the extra that clients have sent in vain, and the log has named."""
 
 
-async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) -> bytes:
-    """Return `body` without `coding`, the value of its Content-Encoding, at most `limit` bytes. `lease` holds those in place of
-    the bytes of `body`.
+def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) -> Steps[bytes]:
+    """Return in steps `body` without `coding`, the value of its Content-Encoding, at most `limit` bytes. `lease` holds those in
+    place of the bytes of `body`.
 
     Raises ApiError 400 for a body that is not of that coding, 413 for one that is too long, 415 for a coding that is not taken,
     and what `lease` raises.
@@ -179,7 +180,7 @@ async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) 
     found = CODINGS.get(_ALIASES.get(name, name))
     if found is None:
         raise _not_taken(name)
-    decoded = bytearray()
+    decoded = BytesIO()
     decoder, at = found.start(body), 0
     num_left, size = _FEW_STREAMS + len(body) // _BYTES_PER_STREAM, PIECE_BYTES
     while True:
@@ -190,10 +191,10 @@ async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) 
             piece = decoder.decode(data)
         except found.errors as error:
             raise _invalid(name, str(error)) from error
-        if len(decoded) + len(piece) > limit:
+        if decoded.tell() + len(piece) > limit:
             raise body_too_large(limit)
         lease.take_bytes(len(piece))
-        decoded += piece
+        decoded.write(piece)
         if decoder.is_finished:
             at -= len(decoder.unused)
             if at == len(body):
@@ -206,9 +207,9 @@ async def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) 
             raise _invalid(name, "it ends too early")
         else:
             size = min(size * 2, PIECE_BYTES)
-        await asyncio.sleep(0)
+        yield
     lease.return_bytes(len(body))
-    return bytes(decoded)
+    return decoded.getvalue()  # This copies nothing.
 
 
 def _invalid(name: str, problem: str) -> ApiError:

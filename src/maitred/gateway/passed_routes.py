@@ -24,9 +24,9 @@ from collections.abc import Collection
 from typing import Final
 from urllib.parse import unquote
 
-import msgspec
-
+from maitred.core.errors import JSON_ERRORS
 from maitred.gateway.error_responses import no_route
+from maitred.gateway.large_body import LargeBody, Steps
 from maitred.gateway.page_access import Page, PageAccess
 from maitred.gateway.request_fields import BodyFields, decode_body_fields
 from maitred.gateway.routes import ROUTES, Route
@@ -48,23 +48,30 @@ _MAX_PART_HEAD: Final = 8_192
 """Largest head of a part of a form that is read, in bytes."""
 _MAX_FIELD_BYTES: Final = 4_096
 """What is read of the value of a field, in bytes."""
+_STEP_BYTES: Final = 512 * 1024
+"""What is searched of a form in a step."""
 _PARAMETER: Final = re.compile(rb';\s*([^\s;="]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))')
 _QUOTED_PAIR: Final = re.compile(rb"\\(.)")
 
 
 def read_passed(
-    exchange: Exchange, body: bytes, access: PageAccess | None, passed_paths: Collection[str] = ()
+    exchange: Exchange,
+    body: bytes,
+    access: PageAccess | None,
+    passed_paths: Collection[str] = (),
+    large: LargeBody | None = None,
 ) -> tuple[Route, BodyFields]:
-    """Return how to pass a request on, and what its body says. `passed_paths` are open to all clients beside those known here.
-    `access` says who the operator is; None: the sender is. Raises ApiError 404 for a request that is for the operator alone."""
+    """Return how to pass a request on, and what its body says; a `large` one has been read. `passed_paths` are open to all
+    clients beside those known here. `access` says who the operator is; None: the sender is. Raises ApiError 404 for a request
+    that is for the operator alone."""
     route = ROUTES.get(exchange.path)
     if route is not None:
-        return route, find_fields(exchange, body)
+        return route, find_fields(exchange, body, large)
     if exchange.method not in _METHODS:
         raise no_route(exchange.path)
     if access is not None and exchange.path not in passed_paths and not _only_reads(exchange):
         access.viewer(Page.ENGINE, exchange, access.port)
-    fields = find_fields(exchange, body)
+    fields = find_fields(exchange, body, large)
     takes_slot = exchange.method == "POST" and fields.model is not None
     return _WITH_MODEL if takes_slot else _WITHOUT_MODEL, fields
 
@@ -77,30 +84,48 @@ def _only_reads(exchange: Exchange) -> bool:
     return path.startswith(READ_PREFIXES) and ".." not in unquote(path)
 
 
-def find_fields(exchange: Exchange, body: bytes) -> BodyFields:
-    """Return the fields of a body, as far as they are found: all are None if it is neither a JSON object nor a form."""
+def find_fields(exchange: Exchange, body: bytes, large: LargeBody | None = None) -> BodyFields:
+    """Return the fields of a body, as far as they are found: all are None if it is neither a JSON object nor a form. A `large`
+    body has been read."""
     content_type = exchange.get_header(b"content-type") or b""
-    if content_type.partition(b";")[0].strip().lower() == b"multipart/form-data":
+    if large is None and is_form(content_type):
         return BodyFields(model=find_form_field(body, content_type, "model"))
     try:
-        fields = decode_body_fields(body, is_batch=True)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = decode_body_fields(body, is_batch=True, large=large)
+    except JSON_ERRORS:
         return BodyFields()
     return fields if fields.model else BodyFields()
 
 
+def is_form(content_type: bytes) -> bool:
+    """Return whether a body of this type is a form with parts."""
+    return content_type.partition(b";")[0].strip().lower() == b"multipart/form-data"
+
+
 def find_form_field(body: bytes, content_type: bytes, name: str) -> str | None:
-    """Return the value of a field of a multipart form (RFC 7578), or None if it has none, or an empty one.
+    """Return the value of a field of a multipart form (RFC 7578), or None if it has none, or an empty one."""
+    steps = search_form_field(body, content_type, name)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def search_form_field(body: bytes, content_type: bytes, name: str) -> Steps[str | None]:
+    """Return in steps what `find_form_field` returns.
 
     Only the first `_MAX_PARTS` parts are looked at, one after the other, so a form costs what looking for its boundary once
     costs.
     """
     boundary = _parameters(content_type).get("boundary", b"")
+    if not boundary:
+        return None
     delimiter = b"\r\n--" + boundary
-    end = body.find(delimiter[2:]) - 2 if boundary else -3
+    end = (yield from _find(body, delimiter[2:], 0)) - 2
     for _ in range(_MAX_PARTS):
         begin = end + len(delimiter)
-        end = body.find(delimiter, begin) if end >= -2 else -3
+        end = (yield from _find(body, delimiter, begin)) if end >= -2 else -3
         if end < 0:
             return None
         head_end = body.find(b"\r\n\r\n", begin, min(end, begin + _MAX_PART_HEAD) + 2)
@@ -108,6 +133,18 @@ def find_form_field(body: bytes, content_type: bytes, name: str) -> str | None:
             value = body[head_end + 4 : min(end, head_end + 4 + _MAX_FIELD_BYTES)]
             return value.decode("utf-8", "replace").strip() or None
     return None
+
+
+def _find(body: bytes, text: bytes, begin: int) -> Steps[int]:
+    """Return where `text` is next, or -1, in steps."""
+    while begin < len(body):
+        end = begin + _STEP_BYTES
+        found = body.find(text, begin, end + len(text))
+        if found >= 0:
+            return found
+        begin = end
+        yield
+    return -1
 
 
 def _is_field(head: bytes, name: str) -> bool:

@@ -26,6 +26,7 @@ import msgspec
 
 from maitred.gateway.agent_headers import SessionReader, is_last_request
 from maitred.gateway.body_members import change_members
+from maitred.gateway.large_body import LARGE_BYTES, LargeBody
 from maitred.gateway.request_fields import PROGRAM_HEADERS
 from maitred.gateway.routes import Route
 from maitred.wire.exchange import ApiError
@@ -40,6 +41,7 @@ STREAM_OPTIONS: Final = b"stream_options"
 """How the error of a backend names what asks for the usage of a stream."""
 _PROGRAM_KEY, _PARENT_KEY, _EXTRA_KEY, _OPTIONS_KEY = "program_id", "parent_program_id", "extra_body", "stream_options"
 _SESSION_KEY: Final = "session_id"
+_CHANGED_OPTIONS: Final = b',"stream_options":'
 _OWN_KEYS: Final = (_PROGRAM_KEY, _PARENT_KEY)
 _MAX_OPTIONS_BYTES: Final = 256 * 1024
 """Size of the largest `extra_body` or `stream_options` that is taken apart, in bytes: each of its members becomes an object."""
@@ -58,10 +60,6 @@ class _ProgramFields(msgspec.Struct, gc=False):
 _decode_fields = msgspec.json.Decoder(_ProgramFields).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
-
-
-_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
-"""The bytes of UTF-8 that begin no character."""
 
 
 class ProgramOfRequest(msgspec.Struct, frozen=True, gc=False):
@@ -88,9 +86,12 @@ class ProgramReader:
     def __init__(self, sessions: SessionReader) -> None:
         self._sessions = sessions
 
-    def read(self, headers: Headers, body: bytes, route: Route, *, stream: bool) -> ProgramOfRequest:
-        """Return what a request says. `body` is a JSON object. Raises ApiError 400 for an id that is none."""
-        fields = _decode_fields(body)
+    def read(
+        self, headers: Headers, body: bytes, route: Route, *, stream: bool, large: LargeBody | None = None
+    ) -> ProgramOfRequest:
+        """Return what a request says. `body` is a JSON object, and a `large` one has been read. Raises ApiError 400 for an id
+        that is none."""
+        fields = _decode_fields(body) if large is None else large.fill(_ProgramFields)
         extra = _object_members(fields.extra_body)
         program, parent = self._read_ids(headers, fields, extra)
         changes: dict[str, object] = {}
@@ -102,9 +103,8 @@ class ProgramReader:
         if options is not None:
             changes[_OPTIONS_KEY] = options
         is_last = is_last_request(headers)
-        return ProgramOfRequest(
-            program, parent, is_last, _change_members(body, changes, fields), hides_usage=options is not None
-        )
+        changed = _change_members(body, changes, fields, large)
+        return ProgramOfRequest(program, parent, is_last, changed, hides_usage=options is not None)
 
     def _read_ids(self, headers: Headers, fields: _ProgramFields, extra: Mapping[str, msgspec.Raw]) -> tuple[str, str]:
         """Return the ids of the program and of its parent, each empty if there is none."""
@@ -119,31 +119,33 @@ class ProgramReader:
         return (_session_of_body(fields.session_id) if self._sessions.reads_body else ""), parent
 
 
-def ask_for_usage(body: bytes) -> bytes | None:
+def ask_for_usage(body: bytes, large: LargeBody | None = None) -> bytes | None:
     """Return the JSON object `body` with `stream_options.include_usage`, or None if the client has asked for the usage itself.
-    Raises ApiError 400 for options with a name that is no text."""
-    fields = _decode_fields(body)
+    A `large` body has been read. Raises ApiError 400 for options with a name that is no text."""
+    fields = _decode_fields(body) if large is None else large.fill(_ProgramFields)
     options = _with_usage(fields.stream_options, overrules=True)
-    return None if options is None else _change_members(body, {_OPTIONS_KEY: options}, fields)
+    return None if options is None else _change_members(body, {_OPTIONS_KEY: options}, fields, large)
 
 
 def withdraw_usage(body: bytes) -> bytes:
-    """Return the JSON object `body` without `stream_options.include_usage`, and without options that have nothing else."""
-    fields = _decode_fields(body)
+    """Return the JSON object `body`, which asks for the usage, without `stream_options.include_usage`, and without options that
+    have nothing else."""
+    # What has been changed in a large body stands at its end, and only that is read again.
+    begin = body.rindex(_CHANGED_OPTIONS) if len(body) > LARGE_BYTES else 0
+    end = b"{" + body[begin + 1 :] if begin else body
+    fields = _decode_fields(end)
     options = _object_members(fields.stream_options)
     kept = {key: value for key, value in options.items() if key != "include_usage"}
-    return _change_members(body, {_OPTIONS_KEY: kept or None}, fields)
-
-
-def count_characters(text: bytes) -> int:
-    """Return the characters of a text in UTF-8, without decoding it."""
-    return len(text) if text.isascii() else len(text.translate(None, _CONTINUATION_BYTES))
+    without = _change_members(end, {_OPTIONS_KEY: kept or None}, fields)
+    if not begin:
+        return without
+    return b"".join((memoryview(body)[:begin], b"," if without != b"{}" else b"", without[1:]))
 
 
 def _object_members(raw: msgspec.Raw) -> Mapping[str, msgspec.Raw]:
     """Return the members of a JSON object; none if it is absent, or something else. Raises ApiError 400 for one that is larger
     than what is taken apart, or with a name that is no text, at which nothing else has looked."""
-    if len(bytes(raw)) > _MAX_OPTIONS_BYTES:
+    if len(memoryview(raw)) > _MAX_OPTIONS_BYTES:
         raise ApiError(
             400,
             f"{_EXTRA_KEY} is larger than {_MAX_OPTIONS_BYTES} bytes: put the fields at the top of the body",
@@ -163,6 +165,8 @@ def _body_id(key: str, raw: msgspec.Raw, extra: Mapping[str, msgspec.Raw]) -> st
     value = raw or extra.get(key)
     if not value:
         return ""
+    if len(memoryview(value)) > LARGE_BYTES:
+        raise _invalid_id(key, f"must have at most {MAX_ID_CHARS} characters")
     try:
         name = _decode_text(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -173,7 +177,7 @@ def _body_id(key: str, raw: msgspec.Raw, extra: Mapping[str, msgspec.Raw]) -> st
 def _session_of_body(raw: msgspec.Raw) -> str:
     """Return the id of a session in the body, or "" for anything but a text: the field is the backend's to check."""
     try:
-        name = _decode_text(raw) if raw else ""
+        name = _decode_text(raw) if raw and len(memoryview(raw)) <= LARGE_BYTES else ""
     except msgspec.ValidationError:
         return ""
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -209,9 +213,9 @@ def _invalid_json(error: Exception) -> ApiError:
 def _with_usage(raw: msgspec.Raw, *, overrules: bool = False) -> dict[str, object] | None:
     """Return `stream_options` with `include_usage`, or None if the client has said whether it wants that (if `overrules`: that
     it wants that), or if they are no object, which the backend will refuse."""
-    if not raw or bytes(raw) == b"null":
+    if not raw or bytes(memoryview(raw)[:5]) == b"null":
         return {"include_usage": True}
-    if len(bytes(raw)) > _MAX_OPTIONS_BYTES:
+    if len(memoryview(raw)) > _MAX_OPTIONS_BYTES:
         return None
     try:
         options = _decode_object(raw)
@@ -226,12 +230,18 @@ def _with_usage(raw: msgspec.Raw, *, overrules: bool = False) -> dict[str, objec
 _NOT_ASKED: Final = (b"", b"false", b"null")
 
 
-def _change_members(body: bytes, changes: Mapping[str, object], fields: _ProgramFields) -> bytes:
+def _change_members(
+    body: bytes, changes: Mapping[str, object], fields: _ProgramFields, large: LargeBody | None = None
+) -> bytes:
     """Return the JSON object `body`, which has these `fields`, with these members, and without those that are None. Raises
     ApiError 400 for a name of a member that is not UTF-8."""
     if not changes:
         return body
     try:
-        return change_members(body, changes, {key: getattr(fields, key) for key in changes})
+        return change_members(body, changes, {key: getattr(fields, key) for key in changes}, large)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid_json(error) from error
+
+
+PROGRAM_MEMBER_NAMES: Final = frozenset(_ProgramFields.__struct_fields__)
+"""The members of a body that are read here."""

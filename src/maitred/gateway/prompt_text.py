@@ -28,7 +28,7 @@ import msgspec
 
 from maitred.kv.block_hashes import PromptTextBytes
 
-_MAX_PROMPT_BYTES: Final = 1024 * 1024
+MAX_PROMPT_BYTES: Final = 1024 * 1024
 """Size of the beginning of a prompt that is compared: enough to recognise a prompt, and images in prompts are large."""
 _STRING: Final = rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)'
 _MEMBERS: Final = re.compile(
@@ -50,7 +50,7 @@ class PromptText(msgspec.Struct, frozen=True, gc=False):
 
     def block_keys(self, block_size: int) -> Sequence[int]:
         texts = [self.model, _MARKS.sub(b"", _beginning(self.tools)), *map(_text_of, self.parts)]
-        return PromptTextBytes(b"\0".join(filter(None, texts))[:_MAX_PROMPT_BYTES]).block_keys(block_size)
+        return PromptTextBytes(b"\0".join(filter(None, texts))[:MAX_PROMPT_BYTES]).block_keys(block_size)
 
 
 def _text_of(part: msgspec.Raw) -> bytes:
@@ -62,4 +62,4 @@ def _text_of(part: msgspec.Raw) -> bytes:
 
 def _beginning(raw: msgspec.Raw) -> bytes:
     # Cut before it is copied, because a part may hold many MiB of images.
-    return bytes(memoryview(raw)[:_MAX_PROMPT_BYTES])
+    return bytes(memoryview(raw)[:MAX_PROMPT_BYTES])

@@ -1,18 +1,7 @@
-"""Read from a request what decisions depend on: hints, a few fields of its body.
+"""Read from a request what decisions depend on: a few fields of its body.
 
 Everything else passes through untouched. Headers are read as bytes; those of the request are sorted in `inbound_head`. Which
 paths there are is in `routes`.
-
-    routing hints    program       header x-maitred-program-id or x-program-id, else the session that the headers of an agent
-                                   name (`agent_headers`), else `program_id` or `session_id` in the body
-                     routing key   header x-smg-routing-key
-                     prompt        tools, system, instructions, messages, prompt, input and text of the body (`prompt_text`)
-    engine priority  the class as an integer `priority` in the forwarded body, for the engine's own queue
-
-Routing hints need a second pass over the body, so they are read only if the router in use looks at them (`Signals`).
-
-vLLM and SGLang disagree about the sign of `priority`. `default` is 0, the priority of a request without the field. A `priority`
-from the client is replaced, so that no client can jump the queue of the engine.
 """
 
 from __future__ import annotations
@@ -24,14 +13,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from maitred.admission.tenants import MAX_NAME_CHARS
-from maitred.core.request import PrefixKeys, PriorityClass
-from maitred.gateway.agent_headers import NO_SESSION, SessionReader
-from maitred.gateway.body_members import change_members
-from maitred.gateway.config import ForwardPriority
+from maitred.core.errors import JSON_ERRORS
+from maitred.gateway.large_body import LARGE_BYTES, LargeBody
 from maitred.gateway.plain_runs import MARK, MIN_RUN_BYTES, shorten_plain_runs
-from maitred.gateway.prompt_text import PromptText
 from maitred.gateway.routes import Route
-from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, describe_body_error
 from maitred.wire.messages import Headers
 
@@ -117,39 +102,56 @@ class _Decoders:
         self.kind = kind
         self.typed: Callable[[bytes], BodyFields] = msgspec.json.Decoder(kind).decode
         raw_fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
-        self.raw: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("_RawFields", raw_fields)).decode
-        """Returns the same fields, as raw JSON; empty if absent."""
+        self.raw_kind: Any = msgspec.defstruct("_RawFields", raw_fields)
+        """The same fields, as raw JSON; empty if absent."""
+        self.raw: Callable[[bytes], Any] = msgspec.json.Decoder(self.raw_kind).decode
 
 
 _ONE, _BATCH = _Decoders(BodyFields), _Decoders(BatchFields)
 
 
 _BEGINS_NUMBER: Final = b"-0123456789"
+_OBJECTS_READ: Final = frozenset(("sampling_params", "parameters"))
+"""Fields that are read as a whole."""
+_NULL: Final = msgspec.Raw(b"null")
 
 
-def decode_body_fields(body: bytes, *, is_batch: bool = False) -> BodyFields:
+def decode_body_fields(body: bytes, *, is_batch: bool = False, large: LargeBody | None = None) -> BodyFields:
     """Return the fields of a JSON object; of a field that is of another type than it should be, None, or "" of the model. With
-    `is_batch` they are `BatchFields`.
+    `is_batch` they are `BatchFields`. A `large` body has been read.
 
     No object is made of what is of another type, since a list of ten million items would be ten million objects. Raises what
     msgspec raises for a body that is no JSON object.
     """
     decoders = _BATCH if is_batch else _ONE
+    if large is not None:
+        return _decode_each(decoders, large.fill(decoders.raw_kind))
     try:
         return decoders.typed(body)
     except msgspec.ValidationError:
-        raw = decoders.raw(body)
+        return _decode_each(decoders, decoders.raw(body))
+
+
+def _decode_each(decoders: _Decoders, raw: Any) -> BodyFields:
+    """Return the fields of which `raw` has the JSON."""
     fields = decoders.kind()
     for name in decoders.kind.__struct_fields__:
         value: msgspec.Raw = getattr(raw, name)
+        if name in _OBJECTS_READ and len(memoryview(value)) > LARGE_BYTES:
+            raise msgspec.ValidationError(f"Expected at most {LARGE_BYTES} bytes - at `$.{name}`")
         decode = _FIELD_DECODERS.get(name)
         try:
-            setattr(fields, name, value if decode is None else decode(value) if value else None)
+            setattr(fields, name, value if decode is None else decode(of_usual_size(value)) if value else None)
         except msgspec.DecodeError as error:  # of another type, or null
             if decode is _decode_number and bytes(value)[:1] in _BEGINS_NUMBER:
                 raise msgspec.ValidationError(f"{error} - at `$.{name}`") from None
             setattr(fields, name, "" if name == "model" and bytes(value) != b"null" else None)
     return fields
+
+
+def of_usual_size(value: msgspec.Raw) -> msgspec.Raw:
+    """Return the JSON of a field, or null for one that is longer than any name or number."""
+    return value if len(memoryview(value)) <= LARGE_BYTES else _NULL
 
 
 def read_credentials(headers: Headers) -> bytes | None:
@@ -178,17 +180,15 @@ def end_to_end_headers(headers: Headers) -> Headers:
     return kept
 
 
-def parse_body_fields(body: bytes, route: Route) -> BodyFields:
-    """Return the fields of a JSON body. Raises ApiError 400 for a body that is none, or that lacks a required model."""
+def parse_body_fields(body: bytes, route: Route, large: LargeBody | None = None) -> BodyFields:
+    """Return the fields of a JSON body. A `large` one has been read. Raises ApiError 400 for a body that is none, or that lacks
+    a required model."""
+    is_batch = bool(route.prompts_in)
     try:
-        is_large, is_batch = len(body) >= 2 * MIN_RUN_BYTES, bool(route.prompts_in)
-        fields = _decode_large_body(body, is_batch) if is_large else decode_body_fields(body, is_batch=is_batch)
-    except msgspec.ValidationError as error:
-        raise _invalid_request(f"the request body is not what it should be: {error}") from error
-    except RecursionError as error:
-        raise _invalid_request("the request body is nested too deeply") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid_json(error, body) from error
+        has_runs = large is None and len(body) >= 2 * MIN_RUN_BYTES
+        fields = _decode_with_runs(body, is_batch) if has_runs else decode_body_fields(body, is_batch=is_batch, large=large)
+    except JSON_ERRORS as error:
+        raise invalid_body(error, body) from error
     if fields.model is None and not route.needs_model:
         return fields
     if not fields.model:
@@ -196,7 +196,7 @@ def parse_body_fields(body: bytes, route: Route) -> BodyFields:
     return fields
 
 
-def _decode_large_body(body: bytes, is_batch: bool) -> BodyFields:
+def _decode_with_runs(body: bytes, is_batch: bool) -> BodyFields:
     """Return what `decode_body_fields` returns, or raise what it raises (`plain_runs`)."""
     shorter = shorten_plain_runs(body)
     if shorter is not body:
@@ -207,6 +207,15 @@ def _decode_large_body(body: bytes, is_batch: bool) -> BodyFields:
         if MARK not in (fields.model or "") and MARK not in (fields.service_tier or ""):
             return fields
     return decode_body_fields(body, is_batch=is_batch)
+
+
+def invalid_body(error: Exception, body: bytes) -> ApiError:
+    """Return the error for a body at which msgspec has raised `error`, one of `JSON_ERRORS`."""
+    if isinstance(error, msgspec.ValidationError):
+        return _invalid_request(f"the request body is not what it should be: {error}")
+    if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
+        return _invalid_json(error, body)
+    return _invalid_request("the request body is nested too deeply")
 
 
 def model_required() -> ApiError:
@@ -227,86 +236,8 @@ def _invalid_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, kind="invalid_request_error", param=param)
 
 
-ROUTING_KEY_HEADER: Final = b"x-smg-routing-key"
 PROGRAM_HEADERS: Final = (b"x-maitred-program-id", b"x-program-id")
 """Headers that name the program of a request, whatever agent has sent it; the first one counts."""
-_HINT_HEADERS: Final = frozenset((*PROGRAM_HEADERS, ROUTING_KEY_HEADER))
-
-
-class RoutingHints(msgspec.Struct, frozen=True, gc=False):
-    """What the router may know of a request beside its model and class; empty where nothing is known."""
-
-    program: str = ""
-    routing_key: str = ""
-    prefix: PrefixKeys | None = None
-    parent_program: str = ""
-
-
-NO_HINTS: Final = RoutingHints()
-
-
-class _HintFields(msgspec.Struct, gc=False):
-    """The fields of a body that hints come from. Tools and system prompts are first, as in chat templates."""
-
-    program_id: msgspec.Raw = msgspec.Raw()
-    session_id: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    system: msgspec.Raw = msgspec.Raw()
-    instructions: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    text: msgspec.Raw = msgspec.Raw()
-
-
-_decode_hint_fields = msgspec.json.Decoder(_HintFields).decode
-_decode_text_or_int = msgspec.json.Decoder(str | int).decode
-
-
-class RoutingHintReader:
-    """Reads the hints that `signals` include."""
-
-    def __init__(self, signals: Signals, sessions: SessionReader | None = None) -> None:
-        """`sessions` reads the headers of agents; by default those that are known."""
-        self._sessions = SessionReader() if sessions is None else sessions
-        self._session = Signals.SESSION in signals
-        self._prompt = Signals.PROMPT in signals
-
-    def read_hints(self, headers: Headers, body: bytes, model: str) -> RoutingHints:
-        """Return the hints of one request; `body` is a JSON object. Prompts of different models are different.
-
-        Raises ApiError 400 for a session id that is not UTF-8: such a text was skipped when the body was first parsed.
-        """
-        fields = _decode_hint_fields(body)
-        parts = (fields.system, fields.instructions, fields.messages, fields.prompt, fields.input, fields.text)
-        has_prompt = bool(fields.tools) or any(parts)
-        prefix = PromptText(model.encode(), fields.tools, parts) if self._prompt and has_prompt else None
-        if not self._session:
-            return RoutingHints(prefix=prefix)
-        # In reverse, so that the first of repeated headers is the one that stays.
-        named = {name: value for name, value in reversed(headers) if name in _HINT_HEADERS}
-        routing_key = shorten_name(named.get(ROUTING_KEY_HEADER, b"").decode("latin-1"))
-        program, parent = self._read_program(headers, named, fields)
-        return RoutingHints(shorten_name(program), routing_key, prefix, shorten_name(parent))
-
-    def _read_program(self, headers: Headers, named: Mapping[bytes, bytes], fields: _HintFields) -> tuple[str, str]:
-        """Return the program of a request and the one that has forked it, each empty if there is none."""
-        program = next((named[name].decode("latin-1") for name in PROGRAM_HEADERS if name in named), "")
-        session = NO_SESSION if program else self._sessions.read(headers)
-        if session.program:
-            return session.program, session.parent
-        in_body = _as_text(fields.program_id) or (_as_text(fields.session_id) if self._sessions.reads_body else "")
-        return program or in_body, ""
-
-
-def _as_text(value: msgspec.Raw) -> str:
-    """Return a JSON string or integer as text, "" for anything else. Raises ApiError 400 for text that is not UTF-8."""
-    try:
-        return str(_decode_text_or_int(value)) if bytes(value) else ""
-    except msgspec.DecodeError:
-        return ""
-    except UnicodeDecodeError as error:
-        raise _invalid_json(error, bytes(value)) from error
 
 
 def shorten_name(name: str) -> str:
@@ -317,26 +248,5 @@ def shorten_name(name: str) -> str:
     return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-_PRIORITY_SIGN: Final[Mapping[ForwardPriority, int]] = {"vllm": -1, "sglang": +1}
-"""The sign of the priority that each engine serves first."""
-
-
-class _PriorityField(msgspec.Struct, gc=False):
-    priority: msgspec.Raw = msgspec.Raw()
-
-
-_decode_priority = msgspec.json.Decoder(_PriorityField).decode
-
-
-def engine_priority(c: PriorityClass, engine: ForwardPriority) -> int:
-    """Return the priority of class `c` at `engine`. Raises KeyError for `off`."""
-    return _PRIORITY_SIGN[engine] * (c - PriorityClass.DEFAULT)
-
-
-def set_body_priority(body: bytes, priority: int) -> bytes:
-    """Return the JSON object `body` with this `priority`, and everything else unchanged. Raises ApiError 400 for a name of a
-    member that is not UTF-8."""
-    try:
-        return change_members(body, {"priority": priority}, {"priority": _decode_priority(body).priority})
-    except UnicodeDecodeError as error:
-        raise _invalid_json(error, body) from error
+MEMBER_NAMES: Final = frozenset(BatchFields.__struct_fields__)
+"""The members of a body that are read here."""

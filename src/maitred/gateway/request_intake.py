@@ -26,35 +26,25 @@ from maitred.gateway import error_responses
 from maitred.gateway.auth import resolve_tenant
 from maitred.gateway.body_budget import BodyBudget, BodyLease
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.content_coding import decode_body
+from maitred.gateway.engine_priority import engine_priority, set_body_priority
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.inbound_head import InboundHead
 from maitred.gateway.intake_refusals import NO_FIELDS, IntakeRefusals
 from maitred.gateway.intake_rules import IntakeRules
+from maitred.gateway.large_body import LARGE_BYTES, LargeBody, count_characters
+from maitred.gateway.large_body_reader import LargeBodyReader
 from maitred.gateway.page_access import PageAccess, Viewer
 from maitred.gateway.passed_routes import read_passed
 from maitred.gateway.program_driver import ProgramStep
-from maitred.gateway.program_fields import (
-    NO_PROGRAM,
-    ProgramOfRequest,
-    ask_for_usage,
-    count_characters,
-)
-from maitred.gateway.request_fields import (
-    NO_HINTS,
-    REQUEST_ID_HEADER,
-    BodyFields,
-    engine_priority,
-    model_required,
-    parse_body_fields,
-    set_body_priority,
-)
+from maitred.gateway.program_fields import NO_PROGRAM, ProgramOfRequest, ask_for_usage
+from maitred.gateway.request_fields import REQUEST_ID_HEADER, BodyFields, model_required, parse_body_fields
 from maitred.gateway.request_ids import RequestIds
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.request_record import RequestRecord
 from maitred.gateway.request_work import UsualOutputs, count_sequences, output_limit
 from maitred.gateway.retries import FailedAttempts
 from maitred.gateway.routes import Route
+from maitred.gateway.routing_hints import NO_HINTS
 from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream
@@ -166,6 +156,7 @@ class RequestIntake:
         self._observer = observer
         self._signals = signals
         self._budget = BodyBudget(config.max_parked_body_bytes, now)
+        self._large_bodies = LargeBodyReader()
         self.usual_outputs = UsualOutputs()
         self._ids = ids
         self._refusals = IntakeRefusals(core_config, counters, observer, ids)
@@ -218,14 +209,21 @@ class RequestIntake:
             else:
                 lease.take_bytes(len(body))
             if inbound.content_coding is not None:
-                body = await decode_body(body, inbound.content_coding, rules.config.max_body_bytes, lease)
+                limit = rules.config.max_body_bytes
+                body = await self._large_bodies.decode(exchange, body, inbound.content_coding, limit, lease)
             route = inbound.route
+            large = await self._large_bodies.read(exchange, body, route) if len(body) > LARGE_BYTES else None
             if route is not None and route.is_json:
-                fields = parse_body_fields(body, route)
+                fields = parse_body_fields(body, route, large)
             else:
-                route, fields = read_passed(exchange, body, None if operator is not None else rules.access, rules.passed_paths)
-            proxied = self._read_request(exchange, rules, inbound, route, fields, tenant, lease, body, arrival)
+                access = None if operator is not None else rules.access
+                route, fields = read_passed(exchange, body, access, rules.passed_paths, large)
+            request = self._read_request(exchange, rules, inbound, route, fields, tenant, lease, body, arrival, large)
             fields = NO_FIELDS  # They refer to the body, and compiled, the locals of a coroutine live long.
+            if large is not None:
+                request.body = await self._large_bodies.change(exchange, body, large)
+                large = None
+            proxied = request
         except ApiError as error:
             self._refusals.refuse(exchange, error, began_at, tenant, fields)
         except ClientDisconnected:
@@ -249,6 +247,7 @@ class RequestIntake:
         lease: BodyLease,
         body: bytes,
         arrival: Micros,
+        large: LargeBody | None,
     ) -> ProxyRequest:
         """Return a request that is there whole since `arrival`. Raises ApiError for one that cannot be forwarded."""
         model = self._served_model(route, fields)
@@ -257,11 +256,11 @@ class RequestIntake:
         found, hints = NO_PROGRAM, NO_HINTS
         if route.is_json:
             if rules.programs is not None:
-                found = rules.programs.read(exchange.headers, body, route, stream=stream)
+                found = rules.programs.read(exchange.headers, body, route, stream=stream, large=large)
             if rules.hints is not None:
-                hints = rules.hints.read_hints(exchange.headers, body, model)
+                hints = rules.hints.read_hints(exchange.headers, body, model, large)
         number = self._ids.next_number()
-        limit, sequences = output_limit(fields), count_sequences(fields, route)
+        limit, sequences = output_limit(fields), count_sequences(fields, route, large)
         request_id = self._ids.id_of(inbound.request_id, number)
         request = Request(
             id=number,
@@ -284,7 +283,7 @@ class RequestIntake:
         output = limit if limit is not None else self.usual_outputs.mean(model) if route.has_output else 0
         proxied.token_cost = max(1, request.prompt_tokens + output * sequences)
         if rules.changes_forwarded:
-            _change_forwarded(proxied, rules, found)
+            _change_forwarded(proxied, rules, found, large)
         return proxied
 
     def _served_model(self, route: Route, fields: BodyFields) -> str:
@@ -326,19 +325,19 @@ class RequestIntake:
         return effective
 
 
-def _change_forwarded(proxied: ProxyRequest, rules: IntakeRules, found: ProgramOfRequest) -> None:
+def _change_forwarded(proxied: ProxyRequest, rules: IntakeRules, found: ProgramOfRequest, large: LargeBody | None) -> None:
     """Change what the backend gets where it must differ from what the client has sent."""
     route = proxied.route
     if rules.programs is not None and route.is_json:
-        _set_program(proxied, found)
+        _set_program(proxied, found, large)
     elif route.generates and rules.reads_usage:
-        _ask_for_usage(proxied)
+        _ask_for_usage(proxied, large)
     if rules.forwards_priority and route.needs_slot and route.is_json:
         number = engine_priority(proxied.request.priority_class, rules.config.forward_priority)
-        proxied.body = set_body_priority(proxied.body, number)
+        proxied.body = set_body_priority(proxied.body, number, large)
 
 
-def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:
+def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, large: LargeBody | None) -> None:
     """Note which program a request belongs to."""
     request, received = proxied.request, proxied.body
     proxied.body, proxied.hides_usage = found.body, found.hides_usage
@@ -354,14 +353,14 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest) -> None:
         program=found.program,
         parent=found.parent,
         priority_class=request.priority_class,
-        characters=count_characters(received),
+        characters=count_characters(received) if large is None else large.characters,
     )
 
 
-def _ask_for_usage(proxied: ProxyRequest) -> None:
+def _ask_for_usage(proxied: ProxyRequest, large: LargeBody | None) -> None:
     """Ask for the usage of a stream that tells it on demand only."""
     if proxied.request.stream and proxied.route.reports_usage_on_demand:
-        asking = ask_for_usage(proxied.body)
+        asking = ask_for_usage(proxied.body, large)
         proxied.hides_usage = asking is not None
         proxied.body = asking or proxied.body
     ask_for_plain_answer(proxied)

@@ -22,8 +22,9 @@ from typing import Any, Final
 
 import msgspec
 
+from maitred.gateway.large_body import LARGE_BYTES, LargeBody
 from maitred.gateway.request_fields import BatchFields, BodyFields
-from maitred.gateway.routes import Route
+from maitred.gateway.routes import ROUTES, Route
 
 MAX_OUTPUT_LIMIT: Final = 10_000_000
 """Largest limit of an answer that counts, in tokens: more than any model generates."""
@@ -38,6 +39,9 @@ _NEWEST_SHARE: Final = 0.05
 """Share of the newest answer in the mean."""
 _MIN_ITEM_BYTES: Final = 2
 """An item of a list with its comma."""
+
+PROMPT_NAMES: Final = frozenset(name for route in ROUTES.values() for name in route.prompts_in)
+"""The members of a body that may be lists of prompts."""
 
 _Items: Final[Any] = msgspec.defstruct(
     "_Items", [(f"item{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_SEQUENCES)], array_like=True
@@ -77,14 +81,14 @@ def output_limit(fields: BodyFields) -> int | None:
     return None if limit is None else min(limit, MAX_OUTPUT_LIMIT)
 
 
-def count_sequences(fields: BodyFields, route: Route) -> int:
-    """Return the sequences that a request makes in the engine, at most `MAX_SEQUENCES`."""
+def count_sequences(fields: BodyFields, route: Route, large: LargeBody | None = None) -> int:
+    """Return the sequences that a request makes in the engine, at most `MAX_SEQUENCES`. A `large` body has been read."""
     if fields.n is None and fields.best_of is None and not route.prompts_in:
         return 1
     answers: list[object] = [fields.n, fields.best_of]
     prompts = 1
     if isinstance(fields, BatchFields):
-        prompts = max((_count_prompts(name, getattr(fields, name)) for name in route.prompts_in), default=1)
+        prompts = max((_count_prompts(name, getattr(fields, name), large) for name in route.prompts_in), default=1)
         for sampling in _sampling_of(fields):
             answers += (_number(sampling.n), _number(sampling.best_of))
     num_answers = max(1, _largest(answers) or 1) if route.has_output else 1
@@ -116,7 +120,7 @@ def whole_number(value: object) -> int | None:
 def _number(raw: msgspec.Raw) -> object:
     """Return a number or a text; None for anything else."""
     try:
-        return _decode_number(raw) if raw else None
+        return _decode_number(raw) if raw and len(memoryview(raw)) <= LARGE_BYTES else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -129,10 +133,14 @@ def _sampling_of(fields: BatchFields) -> Iterator[_SamplingFields]:
                 yield _decode_sampling(_first_items(raw)[0] if _first_byte(raw) == b"[" else raw)
 
 
-def _count_prompts(name: str, raw: msgspec.Raw) -> int:
+def _count_prompts(name: str, raw: msgspec.Raw, large: LargeBody | None) -> int:
     """Return how many prompts the field `name` holds: the items of a list, at least 1; 1 for anything else, and for token
     ids."""
     first = _first_byte(raw)
+    counted = None if large is None or first != b"[" else large.num_items(name)
+    if counted is not None:
+        is_one = _holds_numbers(raw) or (name == "messages" and _beginning(raw)[:1] != b"[")
+        return 1 if is_one else counted
     try:
         if first == b"{" and name == "questions":
             return _count_members(raw)
@@ -154,7 +162,7 @@ def _count_members(raw: msgspec.Raw) -> int:
 def _first_items(raw: msgspec.Raw) -> Sequence[msgspec.Raw]:
     """Return the first items of a list; none of token ids."""
     view = memoryview(raw)
-    if _is_number(bytes(view[1:64]).lstrip(_WHITE_SPACE)):
+    if _holds_numbers(raw):
         return ()
     if len(view) <= MAX_SEQUENCES * _MIN_ITEM_BYTES:
         found = _decode_short_list(raw)
@@ -163,6 +171,16 @@ def _first_items(raw: msgspec.Raw) -> Sequence[msgspec.Raw]:
         number = bisect_left(names, True, key=lambda name: not getattr(items, name))
         found = [getattr(items, name) for name in names[:number]]
     return () if found and _is_number(_first_byte(found[0])) else found
+
+
+def _holds_numbers(raw: msgspec.Raw) -> bool:
+    """Return whether a list begins with a number, as far as its beginning shows."""
+    return _is_number(_beginning(raw))
+
+
+def _beginning(raw: msgspec.Raw) -> bytes:
+    """Return the beginning of the first item of a list; nothing if there is none near the beginning of the list."""
+    return bytes(memoryview(raw)[1:64]).lstrip(_WHITE_SPACE)
 
 
 def _is_number(text: bytes) -> bool:

@@ -40,6 +40,9 @@ from maitred.wire.response import PieceWriter, UpstreamResponse
 MAX_WITHHELD_BYTES: Final = 16_384
 """Size of the comments before the first data of a stream above which the head is sent without waiting for data."""
 _OK: Final = 200
+_LARGE_PIECE_BYTES: Final = 64 * 1024
+"""Size of a piece behind which the next one waits for the next turn of the event loop. uvloop reads up to 8 MiB in a turn, and
+all pieces are looked into."""
 _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding"))
 
 
@@ -226,16 +229,32 @@ class ResponseForwarder:
             def observe(piece: bytes, more: bool) -> asyncio.Future[None] | None:
                 on_data(piece)
                 self._sent_before, self._last_sent = self._last_sent, piece
-                return send(piece, more)
+                busy = send(piece, more)
+                return busy if len(piece) < _LARGE_PIECE_BYTES or busy is not None else _next_turn()
 
             return observe
 
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
             on_data(piece)
+            taken = len(piece)
             piece = reader.take(piece, more=more)
-            if more and not piece:
-                return None
-            self._sent_before, self._last_sent = self._last_sent, piece
-            return send(piece, more)
+            busy: asyncio.Future[None] | None = None
+            if piece or not more:
+                self._sent_before, self._last_sent = self._last_sent, piece
+                busy = send(piece, more)
+            return busy if taken < _LARGE_PIECE_BYTES or busy is not None else _next_turn()
 
         return write
+
+
+def _next_turn() -> asyncio.Future[None]:
+    """Return a future that is done in the next turn of the event loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.call_soon(_set_done, future)
+    return future
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from io import BytesIO
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -188,20 +189,22 @@ class Exchange:
         if self._expects_continue and not (self.unread or self._body_is_whole):
             self._connection.send_continue()
         self._expects_continue = False
-        taken = bytearray()  # Not a list of pieces: an object for each chunk of a few bytes takes ten times their memory.
+        # Not a list of pieces: an object for each chunk of a few bytes takes ten times their memory. Nor a bytearray, all of
+        # which must be copied in the end.
+        taken = BytesIO()
         while True:
             if self._body_is_aborted:
                 raise body_too_slow()
             if self.unread:
                 pieces, self.unread, self.unread_bytes = self.unread, [], 0
                 size = sum(map(len, pieces))
-                if len(taken) + size > limit:
+                if taken.tell() + size > limit:
                     raise body_too_large(limit)
                 on_piece(size)
-                if self._body_is_whole and not taken:
+                if self._body_is_whole and not taken.tell():
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 for piece in pieces:
-                    taken += piece
+                    taken.write(piece)
             if self._body_is_whole:
                 return _take_all(taken)
             if self.is_disconnected:
@@ -289,10 +292,10 @@ class Exchange:
             waiter.set_result(None)
 
 
-def _take_all(taken: bytearray) -> bytes:
+def _take_all(taken: BytesIO) -> bytes:
     """Return what was taken, and empty it: compiled, the locals of a coroutine live as long as what has awaited it."""
-    body = bytes(taken)
-    taken.clear()
+    body = taken.getvalue()
+    taken.close()
     return body
 
 
