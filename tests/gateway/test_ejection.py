@@ -93,10 +93,15 @@ def test_never_all_at_once(num_backends: int, share: float, most: int) -> None:
 def test_a_backend_that_was_one_too_many_is_ejected_when_there_is_room() -> None:
     d = detector(2)
     fail(d, 0, 0, 5)
-    assert [change.state for change in fail(d, 1, 0, 20)] == [HALF_OPEN]  # The first one is tried early.
-    for _ in range(3):
-        probe(d, 0, 11 * SECOND)
-    assert fail(d, 1, 11 * SECOND)[0].state is EJECTED
+    # It takes the place of the first one, which may be well again.
+    assert fail(d, 1, 0, 5) == [
+        Transition(0, CLOSED, EjectionReason.OTHERS_FAIL, None),
+        Transition(1, EJECTED, EjectionReason.CONSECUTIVE_FAILURES, 10 * SECOND),
+    ]
+    # Both are broken: each comes back early at most once in half of the time of an ejection, then the last one stays closed.
+    assert [change.backend for change in fail(d, 0, SECOND, 5)] == [1, 0]
+    assert fail(d, 1, SECOND, 50) == []
+    assert [change.backend for change in fail(d, 1, 5 * SECOND, 1)] == [0, 1]
 
 
 def test_a_backend_that_is_down_has_another_judge() -> None:
@@ -135,24 +140,20 @@ def test_time_in_use_makes_the_next_ejection_shorter() -> None:
     assert fail(d, 0, now, 5)[-1].until == now + (3 - 2 + 1) * 10 * SECOND
 
 
-def test_one_that_was_ejected_is_tried_early_when_those_in_use_fail() -> None:
+def test_one_that_was_ejected_is_tried_early_when_those_in_use_have_no_room() -> None:
     d = detector(4, consecutive_failures=5)
     fail(d, 0, SECOND, 5)
     fail(d, 1, 2 * SECOND, 5)
-    assert fail(d, 2, 3 * SECOND, 4) == []
-    # One more may not be ejected. Of the two that are, the first may be well again.
-    assert fail(d, 2, 3 * SECOND) == [Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
-    assert fail(d, 2, 3 * SECOND, 9) == []  # one at a time
-    half = 3 * SECOND + SECOND // 2
-    assert probe(d, 0, half, fails=True) == [Transition(0, EJECTED, EjectionReason.EARLY_PROBE_FAILED, 11 * SECOND)]
-    assert fail(d, 2, half) == [Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
-    assert probe(d, 1, half, fails=True)[0].until == 12 * SECOND
-    assert fail(d, 2, 4 * SECOND - 1) == []  # Both were tried within a second.
-    assert fail(d, 2, 4 * SECOND) == [Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None)]
-    assert [change for _ in range(3) for change in probe(d, 0, 5 * SECOND)] == [
-        Transition(0, CLOSED, EjectionReason.PROBES_SUCCEEDED, None)
-    ]
-    assert fail(d, 2, 6 * SECOND)[-1].state is EJECTED  # There is room again.
+    assert [d.on_busy(2, 3 * SECOND) for _ in range(4)] == [()] * 4
+    assert d.on_busy(2, 3 * SECOND) == (Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
+    assert d.on_busy(2, 3 * SECOND) == ()  # It waits for its probe.
+    d.begin_probe(0)
+    # The probe may hang, so the other one is tried as well.
+    assert d.on_busy(2, 3 * SECOND) == (Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
+    assert probe(d, 1, 4 * SECOND, fails=True) == [Transition(1, EJECTED, EjectionReason.EARLY_PROBE_FAILED, 12 * SECOND)]
+    assert d.on_busy(2, 4 * SECOND) == ()  # Both have just been tried.
+    assert answer(d, 2, 4 * SECOND) == []
+    assert d.on_busy(2, 9 * SECOND) == ()  # It has had room in between.
 
 
 def test_one_is_tried_early_for_a_request_that_all_others_have_failed() -> None:
@@ -183,9 +184,9 @@ def test_a_probe_that_shows_nothing_lets_the_next_one_wait() -> None:
 
 def test_a_busy_engine_rests_and_is_not_to_blame() -> None:
     d = detector(2, consecutive_failures=1)
-    d.on_busy(0, 7 * SECOND, SECOND)
-    d.on_busy(0, 2 * SECOND, 2 * SECOND)  # the later end counts
-    d.on_busy(0, None, 3 * SECOND)
+    d.rest(0, 7 * SECOND, SECOND)
+    d.rest(0, 2 * SECOND, 2 * SECOND)  # the later end counts
+    d.on_busy(0, 3 * SECOND)
     assert (d.circuits[0].rests_until, d.circuits[0].state, d.next_deadline()) == (8 * SECOND, CLOSED, 8 * SECOND)
     assert d.advance(8 * SECOND) == []
     assert d.circuits[0].rests_until is None
@@ -205,7 +206,7 @@ def test_values_that_mean_nothing(key: str, value: float) -> None:
         msgspec.convert({key: value}, EjectionConfig)
 
 
-KINDS = ["ok", "fail", "busy", "probe", "lost", "reset", "early", "wait"]
+KINDS = ["ok", "fail", "busy", "rest", "probe", "lost", "reset", "early", "wait"]
 EVENTS = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, 3), st.integers(0, 20)),
     max_size=200,
@@ -224,7 +225,9 @@ def test_whatever_comes_some_backend_is_left_and_every_ejection_ends(events: lis
         elif kind == "fail":
             changes += fail(d, index, now)
         elif kind == "busy":
-            d.on_busy(index, passed * SECOND, now)
+            changes += d.on_busy(index, now)
+        elif kind == "rest":
+            d.rest(index, (1 + passed) * SECOND, now)
         elif kind == "reset":
             changes += d.reset(index, now)
         elif kind == "early":

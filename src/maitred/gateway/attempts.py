@@ -100,6 +100,7 @@ class Attempts:
         asks_each = proxied.route.asks_each
         if fleet.ejection.is_restricted and not asks_each:  # What one of them has stored is asked of each.
             untried = fleet.ejection.candidates(model, untried, may_probe=proxied.failed is None)
+            untried = untried or fleet.ejection.last_resort(model, ())
         tried: list[Backend] = []
         while untried:
             choice = self._router.choose(proxied.request, fleet.with_free_slots(untried), monotonic_now())
@@ -186,7 +187,7 @@ class Attempts:
         backend has stored is asked of them without that."""
         model = proxied.request.model
         others = [backend for backend in self._willing(model) if backend not in tried]
-        if others or not tried:
+        if others:
             return others
         if proxied.route.asks_each:
             return others_serving(self._fleet.backends, model, tried)
@@ -350,7 +351,10 @@ class Attempts:
         elif not is_blameless(error):
             ejection.on_failure(sent, str(error))
         if isinstance(error, AnsweredError):
-            ejection.on_busy(sent, self._retries.rest(error.retry_after))
+            if error.is_busy:
+                ejection.on_busy(sent)
+            if rest := self._retries.rest(error.retry_after):
+                ejection.rest(sent.backend, rest)
 
 
 def note_failure(proxied: ProxyRequest, error: UpstreamError) -> FailedAttempts:

@@ -20,12 +20,13 @@ falls by one for each `base_ejection_secs` that the backend is in use (Envoy's e
 streamed may take so long. So requests that wait at a silent backend count as failures before (`ejection_driver.SilenceWatch`).
 
 **Never all at once.** At most `max_ejected_share` of the backends in use are ejected, but always one may be, and never the last
-one. A backend that would be one too many stays closed, and its next failure asks again. Backends that are ejected while the
+one. Backends that are ejected while the
 others go down are used all the same (`ServedModels`): if all would be ejected, none is.
 
-**Tried early.** An ejected backend may have been well for long when those in use fail. So it becomes half-open before its time,
-the one of which the time is over first, when a backend fails that would be one too many, or when a request has been failed by
-all others (`try_early`). A probe that fails then leaves the end of the ejection as it was.
+**Back early.** An ejected backend may have been well for long when those in use fail. So a backend that would be one too many
+is ejected in exchange for the one that would be back first, which is in use again at once. When those in use have no room, or
+have failed a request, that one is half-open before its time (`try_early`); a probe that fails then leaves the end of its
+ejection as it was. Each backend comes back early at most once in half of `base_ejection_secs`, because all may be broken.
 
 **Rest.** An engine that answers `Retry-After` is not asked again before (`rests_until`). That is no ejection.
 
@@ -127,6 +128,7 @@ class Circuit:
     """What is known of one backend. Only `OutlierDetector` changes it, but for `num_answers`."""
 
     __slots__ = (
+        "busy_in_a_row",
         "closed_at",
         "consecutive_failures",
         "early_until",
@@ -155,7 +157,9 @@ class Circuit:
         self.until: Micros = 0
         """End of the ejection, if there is one."""
         self.early_until: Micros = 0
-        """Until when it is not tried early again."""
+        """Until when it does not come back early again."""
+        self.busy_in_a_row = 0
+        """Answers that said it has no room."""
         self.closed_at: Micros = 0
         """When the last ejection ended with successes."""
         self.num_probes = 0
@@ -200,7 +204,7 @@ class OutlierDetector:
     def on_success(self, index: int, now: Micros, *, is_probe: bool) -> Sequence[Transition]:
         """A backend has answered, and its circuit needs attention."""
         changes, circuit = [*self.advance(now)], self.circuits[index]
-        circuit.consecutive_failures = 0
+        circuit.consecutive_failures = circuit.busy_in_a_row = 0
         if circuit.state is CircuitState.CLOSED:
             circuit.needs_attention = False
         elif circuit.state is CircuitState.HALF_OPEN and is_probe:
@@ -219,17 +223,23 @@ class OutlierDetector:
             changes.append(self._eject(index, EjectionReason.PROBE_FAILED, now))
         elif circuit.state is CircuitState.CLOSED:
             reason = self._reason_to_eject(circuit)
-            if reason is not None and self._may_eject(index):
-                changes.append(self._eject(index, reason, now))
-            elif reason is not None and index in self._in_use:
-                changes += self.try_early(self._in_use, now)
+            if reason is not None and index in self._in_use and self._config.enabled:
+                changes += self._make_room(now)
+                if self._num_ejected < self.max_ejected:
+                    changes.append(self._eject(index, reason, now))
         return changes
 
-    def on_busy(self, index: int, retry_after: Micros | None, now: Micros) -> None:
-        """A backend has answered that it is busy, and that it may be asked again after `retry_after`, if it said so."""
+    def rest(self, index: int, span: Micros, now: Micros) -> None:
+        """A backend has asked to be left alone for `span`."""
         circuit = self.circuits[index]
-        if retry_after:
-            circuit.rests_until = max(circuit.rests_until or 0, now + retry_after)
+        circuit.rests_until = max(circuit.rests_until or 0, now + span)
+
+    def on_busy(self, index: int, now: Micros) -> Sequence[Transition]:
+        """A backend has answered that it has no room."""
+        circuit = self.circuits[index]
+        circuit.busy_in_a_row += 1
+        circuit.needs_attention = True
+        return self.try_early(self._in_use, now) if circuit.busy_in_a_row >= self._config.consecutive_failures else ()
 
     def begin_probe(self, index: int) -> bool:
         """Count a request that is sent to a backend. Return whether it is a probe: call `end_probe` then."""
@@ -258,17 +268,28 @@ class OutlierDetector:
         return circuit.state is CircuitState.HALF_OPEN and not circuit.num_probes
 
     def try_early(self, indices: Collection[int], now: Micros) -> Sequence[Transition]:
-        """Make that backend of `indices` half-open of which the ejection is over first, if none is half-open yet. Each of them
-        at most once in a tenth of `base_ejection_secs`, because all may be broken."""
-        circuits = self.circuits
-        if any(circuits[index].state is CircuitState.HALF_OPEN for index in indices):
+        """Make that backend of `indices` half-open which would be back first, unless one wants a probe already."""
+        if any(self.wants_probe(index) for index in indices):
             return ()
-        ejected = [i for i in indices if circuits[i].state is CircuitState.EJECTED and circuits[i].early_until <= now]
-        if not ejected:
+        ejected = [index for index in indices if self.circuits[index].state is CircuitState.EJECTED]
+        first = self._take_early(ejected, now)
+        return () if first is None else (self._open_half(first, EjectionReason.OTHERS_FAIL),)
+
+    def _make_room(self, now: Micros) -> Sequence[Transition]:
+        """Use the backend again that would be back first, if as many are ejected as may be."""
+        if self._num_ejected < self.max_ejected:
             return ()
-        first = min(ejected, key=lambda index: (circuits[index].until, index))
-        circuits[first].early_until = now + self._base // 10
-        return (self._open_half(first, EjectionReason.OTHERS_FAIL),)
+        first = self._take_early([index for index in self._in_use if self.circuits[index].is_ejected], now)
+        return () if first is None else (self._close(first, EjectionReason.OTHERS_FAIL, now),)
+
+    def _take_early(self, indices: Collection[int], now: Micros) -> int | None:
+        """Return which of `indices` comes back early, if one may."""
+        may_return = [index for index in indices if self.circuits[index].early_until <= now]
+        if not may_return:
+            return None
+        first = min(may_return, key=lambda index: (self.circuits[index].until, index))
+        self.circuits[first].early_until = now + self._base // 2
+        return first
 
     def reset(self, index: int, now: Micros) -> Sequence[Transition]:
         """A backend is down, so its polls decide about it: forget its failures."""
@@ -315,10 +336,9 @@ class OutlierDetector:
             return EjectionReason.FAILURE_RATE
         return None
 
-    def _may_eject(self, index: int) -> bool:
-        if not self._config.enabled or index not in self._in_use:
-            return False
-        return sum(self.circuits[other].is_ejected for other in self._in_use) < self.max_ejected
+    @property
+    def _num_ejected(self) -> int:
+        return sum(self.circuits[index].is_ejected for index in self._in_use)
 
     def _eject(self, index: int, reason: EjectionReason, now: Micros) -> Transition:
         circuit = self.circuits[index]
@@ -345,3 +365,4 @@ class OutlierDetector:
 
     def _forget_failures(self, circuit: Circuit) -> None:
         circuit.consecutive_failures, circuit.window_began_at, circuit.needs_attention = 0, None, False
+        circuit.busy_in_a_row = 0

@@ -117,8 +117,11 @@ class RealTimeEjection:
         """Return the ejected backend that is tried early with a request of `model`, which all others have failed, or none.
         O(backends)."""
         ejected = {b.index: b for b in self._backends if b.circuit.is_ejected and b.serves(model) and b not in tried}
-        self._settle(self.detector.try_early(ejected, monotonic_now()))
-        return [b for b in ejected.values() if b.circuit.state is CircuitState.HALF_OPEN and b.circuit.rests_until is None]
+        detector = self.detector
+        self._settle(detector.try_early(ejected, monotonic_now()))
+        half_open = [b for b in ejected.values() if b.circuit.state is CircuitState.HALF_OPEN and b.circuit.rests_until is None]
+        # One that has answered a probe takes more requests that nobody else does.
+        return [b for b in half_open if detector.wants_probe(b.index)] or [b for b in half_open if b.circuit.probe_successes]
 
     def rest_time(self, serving: Sequence[Backend]) -> Micros | None:
         """Return how long all of `serving` rest, µs, or None if one of them does not."""
@@ -153,10 +156,14 @@ class RealTimeEjection:
         self._last_problem[index] = problem
         self._settle(self.detector.on_failure(index, monotonic_now(), is_probe=self._end_probe(sent)))
 
-    def on_busy(self, sent: UpstreamRequest, retry_after: Micros | None) -> None:
+    def on_busy(self, sent: UpstreamRequest) -> None:
         """A backend has no room at present."""
         self._end_probe(sent)
-        self.detector.on_busy(sent.backend.index, retry_after, monotonic_now())
+        self._settle(self.detector.on_busy(sent.backend.index, monotonic_now()))
+
+    def rest(self, backend: Backend, span: Micros) -> None:
+        """A backend has asked to be left alone for `span`."""
+        self.detector.rest(backend.index, span, monotonic_now())
         self._settle(())
 
     def find_silent(self, backend: Backend) -> Sequence[UpstreamRequest]:
@@ -211,5 +218,7 @@ class RealTimeEjection:
         elif change.state is CircuitState.HALF_OPEN:
             if change.reason is EjectionReason.TIME_IS_UP:
                 log.info("backend %s is half-open: single requests are sent to it as probes", backend.url)
+        elif change.reason is EjectionReason.OTHERS_FAIL:
+            log.warning("backend %s is in use again before its time, because the others fail", backend.url)
         elif change.reason is EjectionReason.PROBES_SUCCEEDED:
             log.warning("backend %s is in use again: its probes have succeeded", backend.url)
