@@ -290,6 +290,7 @@ def play(
         problems.append(f"{gateway.log_text.count('Traceback')} tracebacks in the log")
     gateway.process.send_signal(signal.SIGTERM)
     gateway.process.wait(60)
+    (folder / "gateway.log").write_text(gateway.log_text)
     lines, different = replay_problems(folder)
     if problems or different:
         print(gateway.log_text[-MAX_LOG_CHARS:], file=sys.stderr)
