@@ -193,7 +193,8 @@ class Gateway(App):
         before wait in the backlog of the listening socket, where they would find no backend up and get a 503."""
         self._server = server
         self._intake.watch_server(server)
-        self._descriptors.start()
+        self._client.on_descriptor = server.make_room
+        self._descriptors.start(server.make_room)
         self._loop_lag.start()
         self._log_output.start()
         for file in (self._decision_log, self._recorder):
@@ -229,6 +230,7 @@ class Gateway(App):
         decisions, requests = self._decision_log, self._recorder
         return self._snapshots.take_snapshot(
             num_connections=0 if self._server is None else len(self._server.connections),
+            num_evicted_connections=0 if self._server is None else self._server.num_evicted,
             parked_body_bytes=self._intake.parked_bytes,
             is_out_of_descriptors=self._descriptors.is_exhausted,
             decision_log_failed=decisions is not None and decisions.failed,

@@ -3,7 +3,8 @@
 Each request takes two descriptors, and the operating system gives a process so many. When none is left, a new connection is
 accepted and closed again at once, below anything that the gateway sees: clients see resets, and the gateway sees nothing. So
 once a second the watch asks for a descriptor and gives it back. The first time it gets none, that is logged, with the limit;
-the first time it gets one again, that is logged as well.
+the first time it gets one again, that is logged as well. A descriptor with a high number says that few are left, whoever holds
+the others: then idle connections of clients are closed, as for a new connection (`wire/descriptors`).
 
 Example: `ulimit -n 64`, and 100 clients. About 50 of them are connected, the log says "no file descriptors are left (limit
 64)", and `maitred_out_of_descriptors` is 1.
@@ -15,6 +16,7 @@ import asyncio
 import errno
 import logging
 import os
+from collections.abc import Callable
 from typing import Final
 
 INTERVAL_SECS: Final = 1.0
@@ -30,10 +32,10 @@ class DescriptorWatch:
         """Whether none was left at the last look."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Look now, and every second from now on."""
-        self._look()
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECS, self.start)
+    def start(self, make_room: Callable[[int], object]) -> None:
+        """Look now, and every second from now on. `make_room` is told the lowest free descriptor."""
+        self._look(make_room)
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECS, self.start, make_room)
 
     def stop(self) -> None:
         """Look no more."""
@@ -41,9 +43,11 @@ class DescriptorWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _look(self, make_room: Callable[[int], object]) -> None:
         try:
-            os.close(os.open(os.devnull, os.O_RDONLY))
+            descriptor = os.open(os.devnull, os.O_RDONLY)
+            os.close(descriptor)
+            make_room(descriptor)
         except OSError as error:
             is_exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
         else:

@@ -104,6 +104,8 @@ class GatewayCollector:
         fallback = "1 if the configuration cannot be used as a whole, or reservations exceed the slots; /health says the cure."
         yield gauge("maitred_config_fallback", fallback, [], [([], state.config_fallback is not None)])
         exhausted = "1 if no file descriptor is left: new connections are dropped."
+        evicted = "Idle connections of clients that were closed because descriptors were short."
+        yield counter("maitred_http_connections_evicted", evicted, [], [([], state.num_evicted_connections)])
         yield gauge("maitred_out_of_descriptors", exhausted, [], [([], state.is_out_of_descriptors)])
         failed = "1 while the decision log cannot be written."
         yield gauge("maitred_decision_log_failed", failed, [], [([], state.decision_log_failed)])

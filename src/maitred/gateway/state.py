@@ -236,6 +236,8 @@ class GatewayState(msgspec.Struct):
     backends: list[BackendState]
     num_connections: int
     """Connections of clients, idle or not."""
+    num_evicted_connections: int
+    """Idle connections of clients that were closed because descriptors were short."""
     parked_body_bytes: int
     """Size of all request bodies that are being read or kept."""
     is_out_of_descriptors: bool
@@ -261,6 +263,7 @@ class StateSnapshots:
         self,
         *,
         num_connections: int,
+        num_evicted_connections: int,
         parked_body_bytes: int,
         is_out_of_descriptors: bool,
         decision_log_failed: bool,
@@ -283,6 +286,7 @@ class StateSnapshots:
             tenants=self._tenants(),
             backends=[self._backend(backend) for backend in fleet.backends],
             num_connections=num_connections,
+            num_evicted_connections=num_evicted_connections,
             parked_body_bytes=parked_body_bytes,
             is_out_of_descriptors=is_out_of_descriptors,
             decision_log_failed=decision_log_failed,

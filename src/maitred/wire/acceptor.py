@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
@@ -46,12 +47,15 @@ class Acceptor:
         loop: asyncio.AbstractEventLoop,
         make_protocol: Callable[[], asyncio.Protocol],
         certificate: ServerCertificate | None = None,
+        descriptor_mark: int = sys.maxsize,
     ) -> None:
-        """`make_protocol` is called for each connection. With a `certificate` they speak TLS."""
+        """`make_protocol` is called for each connection. With a `certificate` they speak TLS. Once a descriptor has the number
+        `descriptor_mark`, further connections wait for the next turn, when others have been closed (`descriptors`)."""
         self._listener = listener
         self._kind = (listener.family, listener.type, listener.proto)
         self._loop = loop
         self._make_protocol = make_protocol
+        self._descriptor_mark = descriptor_mark
         self._tls: dict[str, Any] = {}
         if certificate is not None:
             self._tls = {"ssl": certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECS}
@@ -83,6 +87,8 @@ class Acceptor:
                 break
             connection = _AcceptedSocket(*self._kind, descriptor)
             self._open(self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls))
+            if descriptor >= self._descriptor_mark:
+                break
         return self._make_protocol()
 
     def _open(self, opening: Coroutine[Any, Any, Any], _waited_for: asyncio.Future[Any] | None = None) -> None:

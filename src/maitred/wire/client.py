@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
@@ -50,12 +50,19 @@ UpstreamRequest: TypeAlias = tuple[str, str, str, Sequence[tuple[bytes, bytes]],
 class ConnectionPool:
     """The connections to one origin."""
 
-    def __init__(self, origin: Origin, limits: UpstreamLimits, tls: ClientContext | None) -> None:
-        """`tls` is what connections are encrypted with, or None if they are not."""
+    def __init__(
+        self,
+        origin: Origin,
+        limits: UpstreamLimits,
+        tls: ClientContext | None,
+        on_descriptor: Callable[[int], object] = int,
+    ) -> None:
+        """`tls` is what connections are encrypted with, or None if they are not. `on_descriptor` is told the descriptor of each
+        connection."""
         self.authority = origin.authority
         """The value of the Host header."""
         self._port, self._limits, self._tls = origin.port, limits, tls
-        self._where = f"{origin.host}:{origin.port}"
+        self._where, self._on_descriptor = f"{origin.host}:{origin.port}", on_descriptor
         self._tls_host = None if tls is None else origin.host.rstrip(".")
         """The name that the certificate must have."""
         self._host = HostAddresses(origin.host, limits.dns_ttl_secs, limits.connect_secs, self._leave)
@@ -162,13 +169,14 @@ class ConnectionPool:
         tls = None if self._tls is None else self._tls.ssl
         try:
             async with timeout(secs):
-                _, connection = await self._loop.create_connection(
+                transport, connection = await self._loop.create_connection(
                     self._make_connection, address, self._port, ssl=tls, server_hostname=self._tls_host
                 )
         except TimeoutError as error:
             raise ConnectTimeout(f"no connection to {self._where} within {self._limits.connect_secs:g} s") from error
         except OSError as error:
             raise connect_error(error, f"cannot connect to {self._where}: {describe_failure(error)}") from error
+        self._on_descriptor(transport.get_extra_info("socket").fileno())
         return connection
 
     async def _wait_for_connection(self) -> UpstreamConnection:
@@ -253,6 +261,8 @@ class UpstreamClient:
 
     def __init__(self, limits: UpstreamLimits | None = None) -> None:
         self.limits = limits or UpstreamLimits()
+        self.on_descriptor: Callable[[int], object] = int
+        """Told the descriptor of each connection that is made, which may have to make room for the next."""
         self._pools: dict[Origin, ConnectionPool] = {}
         self._tls: ClientContext | None = None
 
@@ -293,7 +303,7 @@ class UpstreamClient:
         pool = self._pools.get(origin)
         if pool is None:
             tls = self._client_context() if origin.tls else None
-            pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls)
+            pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls, self._note_descriptor)
         return pool
 
     def num_connections(self, origin: Origin) -> int:
@@ -304,6 +314,9 @@ class UpstreamClient:
         """Close all idle connections; connections in use close when their response has ended."""
         for pool in self._pools.values():
             pool.close()
+
+    def _note_descriptor(self, descriptor: int) -> None:
+        self.on_descriptor(descriptor)
 
     def _client_context(self) -> ClientContext:
         # To load the authorities that the system trusts takes many milliseconds, for which most clients have no use.

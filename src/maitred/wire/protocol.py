@@ -7,8 +7,7 @@
     pipelines   requests behind the one being answered are kept as bytes; from `MAX_PARKED_BYTES` on the socket is not read,
                 and after `PARKED_SECS` they are dropped: the connection ends with the answer, as RFC 9112 (9.3.2) allows
     answers     a client must take `MIN_BYTES_PER_SEC` while an answer waits for it, measured over the send timeout
-    idle        a connection without a request is closed after `KEEP_ALIVE_SECS`
-    errors      are OpenAI error objects, like all others
+    idle        a connection without a request is closed after `KEEP_ALIVE_SECS`, or to make room for others
 
 **Reading.** The socket is read on while a request is answered, so that a client that leaves is noticed at once. While it is not
 read (too much is parked, or a body is not taken), `HangupWatch` notices it, unless its last bytes found no room in the buffers
@@ -99,6 +98,8 @@ class ServerConnection(asyncio.Protocol):
         socket = transport.get_extra_info("socket")
         self._socket = -1 if socket is None else socket.fileno()
         limit_buffers(self._transport)
+        if self._socket >= self._context.descriptors.mark and not self._context.make_room(self._socket):
+            self.abort()
         self._context.connections.add(self)
         self._idle_since = self._clock.time()
         self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
@@ -125,10 +126,7 @@ class ServerConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.on_disconnect()
         self.resume_writing()
-        connections = self._context.connections
-        connections.discard(self)
-        if not connections:
-            self._context.all_closed.set()
+        self._context.on_closed(self)
 
     def pause_writing(self) -> None:
         if self._writable is None:
@@ -147,9 +145,8 @@ class ServerConnection(asyncio.Protocol):
                 self._end_exchange()
 
     def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
-        framing = self._framing
-        head = framing.start_response(status, headers)
-        body = framing.send_data(piece, more) if piece or not more else b""
+        head = self._framing.start_response(status, headers)
+        body = self._framing.send_data(piece, more) if piece or not more else b""
         write_message(self._transport, head, body)
         if not more:
             self._end_exchange()
@@ -172,14 +169,17 @@ class ServerConnection(asyncio.Protocol):
             self._update_reading()
 
     def drain(self) -> None:
-        """Close the connection now if it is idle, else after the response under way."""
         self._framing.keep_alive = False
         if self._exchange is None:
             self._close()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self._transport.abort()
+
+    @property
+    def idle_since(self) -> float | None:
+        is_busy = self._exchange is not None or self._transport.get_write_buffer_size() > 0
+        return None if is_busy else self._head_since or self._idle_since
 
     def _handle_events(self, events: list[Event]) -> None:
         for event in events:
@@ -301,9 +301,8 @@ class ServerConnection(asyncio.Protocol):
             self._update_reading()
 
     def _count_parked(self) -> None:
-        parked = self._framing.pending_bytes
-        self._context.parked_bytes += parked - self._parked_bytes
-        self._parked_bytes = parked
+        before, self._parked_bytes = self._parked_bytes, self._framing.pending_bytes
+        self._context.parked_bytes += self._parked_bytes - before
 
     def _update_reading(self) -> None:
         exchange = self._exchange

@@ -172,7 +172,7 @@ class _Server:
         context = self._context
         for port in ports:
             make_protocol = partial(ServerConnection, context, port.listener.handler)
-            acceptor = Acceptor(port.socket, context.loop, make_protocol, port.listener.certificate)
+            acceptor = Acceptor(port.socket, context.loop, make_protocol, port.listener.certificate, context.descriptors.mark)
             self._acceptors.append(acceptor)
             await acceptor.start()
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final, Protocol
 
+from maitred.wire.descriptors import DescriptorRoom, choose_idlest
 from maitred.wire.known_heads import KnownHeads
 from maitred.wire.loop_clock import clock_of
 from maitred.wire.messages import RequestHead
-from maitred.wire.sockets import HangupWatch
+from maitred.wire.sockets import HangupWatch, descriptor_limit
 
 SEND_TIMEOUT_SECS: Final = 60.0
+_TELL_SECS: Final = 60.0
+"""Seconds between two lines of the log about a shortage that lasts."""
+log = logging.getLogger("maitred.wire")
 
 
 class OpenConnection(Protocol):
@@ -22,6 +27,11 @@ class OpenConnection(Protocol):
 
     def abort(self) -> None:
         """Close the connection at once."""
+        ...
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when it has no request, in seconds of the clock of deadlines, or None while one is answered."""
         ...
 
     def drop_parked(self) -> None:
@@ -48,6 +58,41 @@ class ServerContext:
         """Whether no connection may be used for a further request."""
         self.all_closed = asyncio.Event()
         """Set each time the last connection has ended."""
+        self.descriptors = DescriptorRoom(descriptor_limit())
+        self.num_evicted = 0
+        """Idle connections that were closed because descriptors were short."""
+        self._tells_next = 0.0
+        self._evicted: set[OpenConnection] = set()
+        """Those of them that are not gone yet."""
+
+    def on_closed(self, connection: OpenConnection) -> None:
+        """Forget a connection that is closed."""
+        self.connections.discard(connection)
+        self._evicted.discard(connection)
+        if not self.connections:
+            self.all_closed.set()
+
+    def make_room(self, descriptor: int) -> bool:
+        """Close idle connections if this new descriptor has a number so high that few are left (`descriptors`). Return whether
+        it may be that of a client."""
+        count = self.descriptors.num_missing(descriptor, len(self._evicted))
+        if count:
+            self._tell_shortage()
+            others = (each for each in self.connections if each not in self._evicted)
+            idle = ((since, each) for each in others if (since := each.idle_since) is not None)
+            for connection in choose_idlest(idle, count):
+                self._evicted.add(connection)
+                connection.abort()
+                self.num_evicted += 1
+        return descriptor < self.descriptors.last or bool(self._evicted)
+
+    def _tell_shortage(self) -> None:
+        """Say in the log that descriptors are short, now and then."""
+        now = self.clock.time()
+        if now >= self._tells_next:
+            self._tells_next = now + _TELL_SECS
+            message = "file descriptors are short (limit %d): the connections of clients that are idle for longest are closed"
+            log.warning(message, descriptor_limit())
 
     def drop_parked(self) -> None:
         """Drop the requests that wait behind others: their memory is needed."""

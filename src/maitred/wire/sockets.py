@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import select
 import struct
+import sys
 import termios
 from collections.abc import Callable
 from typing import Final
@@ -78,3 +79,13 @@ def num_queued_bytes(descriptor: int) -> int:
     except (OSError, ValueError):  # no socket, or one that is closed
         return 0
     return int(size)
+
+
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return sys.maxsize
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
