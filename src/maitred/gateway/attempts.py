@@ -251,7 +251,7 @@ class Attempts:
             if status in RETRYABLE_STATUSES or (record.error is not None and forwarder.can_be_replaced):
                 answer, response = HeldAnswer(sent, forwarder, response), None  # It stays open until it is closed.
                 raise answer
-            self._count_answer(sent, is_whole=not forwarder.is_stream)
+            self._count_answer(sent, is_whole=not record.is_stream)
             sent.response_started = True  # From here on the backend is not abandoned for this request.
             self._confirm_first_byte(proxied, forwarder)
             rest = forwarder.forward()

@@ -36,18 +36,16 @@ class RequestIds:
         self._numbers = itertools.count()
         self._prefix = f"maitred-{secrets.token_hex(6)}-".encode()
 
-    def next_number(self) -> RequestId:
-        """Return a number that no other request of this run has."""
-        return next(self._numbers)
-
-    def id_of(self, given: bytes | None, number: RequestId) -> bytes:
-        """Return the id of the request with this number. `given` is the one that its client has sent, or None."""
-        return given or b"%b%d" % (self._prefix, number)
+    def next(self, given: bytes | None) -> tuple[RequestId, bytes]:
+        """Return a number that no other request of this run has, and the id of the request with this number. `given` is the one
+        that its client has sent, or None."""
+        number = next(self._numbers)
+        return number, given or b"%b%d" % (self._prefix, number)
 
     def mark_answer(self, exchange: Exchange) -> bytes:
         """Have the answer to a request that gets no number, such as one that is refused, say its id, and return the id."""
         added = exchange.added_headers
         if added is None:
-            request_id = self.id_of(exchange.get_header(REQUEST_ID_HEADER), self.next_number())
+            _, request_id = self.next(exchange.get_header(REQUEST_ID_HEADER))
             exchange.added_headers = added = id_headers(exchange.path, request_id)
         return added[0][1]

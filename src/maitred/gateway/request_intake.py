@@ -259,9 +259,8 @@ class RequestIntake:
                 found = rules.programs.read(exchange.headers, body, route, stream=stream, large=large)
             if rules.hints is not None:
                 hints = rules.hints.read_hints(exchange.headers, body, model, large)
-        number = self._ids.next_number()
+        number, request_id = self._ids.next(inbound.request_id)
         limit, sequences = output_limit(fields), count_sequences(fields, route, large)
-        request_id = self._ids.id_of(inbound.request_id, number)
         request = Request(
             id=number,
             arrival=arrival,

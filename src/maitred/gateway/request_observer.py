@@ -62,7 +62,10 @@ class RequestObserver:
             self._counters.count_refusal(record.request.tenant, record.error_code)
         self.metrics.responses[record.status, record.error_code] += 1
         if record.sent_at is not None:
-            _count_tokens(record, record.series.tokens_of(self._counters.tenant_label(record.request.tenant)))
+            counts = record.series.tokens.get(record.request.tenant)
+            if counts is None:  # the first of its tenant, or of one without a label of its own
+                counts = record.series.tokens_of(self._counters.tenant_label(record.request.tenant))
+            _count_tokens(record, counts)
         if self._access_log is not None:
             self._access_log.write_record(exchange, record)
         if self._recorder is not None and record.generates:

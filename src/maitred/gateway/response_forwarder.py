@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from http import HTTPStatus
 from typing import Final
 
 from maitred.gateway import error_responses
@@ -40,6 +39,7 @@ from maitred.wire.response import PieceWriter, UpstreamResponse
 MAX_WITHHELD_BYTES: Final = 16_384
 """Size of the comments before the first data of a stream above which the head is sent without waiting for data."""
 _OK: Final = 200
+_BAD_REQUEST: Final = 400
 _LARGE_PIECE_BYTES: Final = 64 * 1024
 """Size of a piece behind which the next one waits for the next turn of the event loop. uvloop reads up to 8 MiB in a turn, and
 all pieces are looked into."""
@@ -196,7 +196,7 @@ class ResponseForwarder:
     def _client_headers(self) -> Headers:
         """Return the headers of the response for the client, with the request id of the gateway."""
         headers = self._end_to_end_headers()
-        if self._response.status >= HTTPStatus.BAD_REQUEST:
+        if self._response.status >= _BAD_REQUEST:
             headers = cap_retry_after(headers)
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
