@@ -94,11 +94,9 @@ class ContinuousBatch(RunningBatch):
         if not plan.preempted:
             cadence.note_backlog(0 if waiting is None else len(waiting))
         # A prompt of which one token was left when it was admitted counts as a decode.
-        has_prefill = any(
-            chunk.seq in prefilling or chunk.num_computed_tokens < chunk.total_tokens - 1 for chunk in plan.chunks
-        )
-        has_tokens = bool(plan.chunks) or self.num_decodes > len(plan.stalled)
-        cadence.end_step(has_tokens=has_tokens, has_prefill=has_prefill)
+        if any(chunk.seq in prefilling or chunk.num_computed_tokens < chunk.total_tokens - 1 for chunk in plan.chunks):
+            cadence.note_prefill()
+        cadence.end_step(has_tokens=bool(plan.chunks) or self.num_decodes > len(plan.stalled))
         return plan
 
     def _schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
@@ -246,6 +244,8 @@ class ContinuousBatch(RunningBatch):
             if tokens:
                 tokens_of[seq] = tokens
                 self._take_blocks(seq, tokens, needed)
+                if self._cadence is not None and not seq.is_decoding:
+                    self._cadence.note_prefill()  # it counts as prefill in vLLM even if the sequence is preempted after that
             budget -= tokens
             served += 1
         self._stall([seq for seq in order[served:] if seq.is_decoding])

@@ -22,7 +22,7 @@ from __future__ import annotations
 class PrefillCadence:
     """When the steps of one instance hold prefill back."""
 
-    __slots__ = ("_has_backlog", "_interval", "_last_prefill", "_num_steps", "holds")
+    __slots__ = ("_has_backlog", "_has_prefill", "_interval", "_last_prefill", "_num_steps", "holds")
 
     def __init__(self, interval: int) -> None:
         """`interval` is N, in steps."""
@@ -31,11 +31,14 @@ class PrefillCadence:
         """Steps with tokens so far."""
         self._last_prefill = -interval
         self._has_backlog = False
+        self._has_prefill = False
+        """Whether the step that is planned computes a prompt, or was to before the sequence was preempted."""
         self.holds = False
         """Whether the step that is planned holds prefill back."""
 
     def begin_step(self, *, any_decodes: bool) -> None:
         """Decide whether the step that is planned holds prefill back."""
+        self._has_prefill = False
         since = self._num_steps + 1 - self._last_prefill
         self.holds = any_decodes and not self._has_backlog and since < self._interval
 
@@ -44,8 +47,12 @@ class PrefillCadence:
         if not self.holds:
             self._has_backlog = num_waiting > 0
 
-    def end_step(self, *, has_tokens: bool, has_prefill: bool) -> None:
-        """Note what the step that has been planned computes."""
+    def note_prefill(self) -> None:
+        """Note that the step that is planned computes a prompt."""
+        self._has_prefill = True
+
+    def end_step(self, *, has_tokens: bool) -> None:
+        """Note that the step has been planned, and whether it computes anything."""
         self._num_steps += has_tokens
-        if has_prefill:
+        if self._has_prefill:
             self._last_prefill = self._num_steps
