@@ -179,3 +179,29 @@ def test_comments_go_on_until_the_response_begins() -> None:
             assert await rest(client) == EVENTS
 
     run(scenario())
+
+
+def test_an_answer_without_end_that_is_no_stream_is_read_no_further() -> None:
+    class Endless(Engine):
+        def __init__(self) -> None:
+            super().__init__(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+            self.stopped = asyncio.Event()
+
+        async def __call__(self, received: BackendRequest) -> None:
+            await super().__call__(received)
+            try:
+                while b"first" not in received.body:
+                    await received.send(chunk(b"x" * 65_536))
+            except ConnectionError:
+                self.stopped.set()
+                raise
+
+    async def scenario() -> None:
+        async with world(Backend(engine := Endless()), programs=COMMENTS) as w:
+            client = await start_two(w)
+            await comments(client)
+            make_room(w, engine)
+            assert b"with no stream, and with more than can be kept" in await rest(client)
+            await engine.stopped.wait()
+
+    run(scenario())

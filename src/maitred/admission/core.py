@@ -25,7 +25,7 @@ at the same instant, and the driver must ignore these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from maitred.admission.config import AdmissionConfig
@@ -296,9 +296,10 @@ class Admission:
         pool = self._pool_of_model.get(model)
         return NO_DEMAND if pool is None else pool.demand()
 
-    def class_views(self) -> Mapping[PriorityClass, ClassView]:
-        """Return each class over all pools, most urgent first; nothing if there are no pools."""
-        return self._pools.class_views()
+    def class_views(self, pools: Iterable[PoolView] | None = None) -> Mapping[PriorityClass, ClassView]:
+        """Return each class over all pools, most urgent first; nothing if there are no pools. `pools` are the views of all
+        pools, if there are such already."""
+        return self._pools.class_views(pools)
 
     def check(self) -> None:
         """Raise InvariantError if counters, slots and queues do not match. For tests; O(n)."""

@@ -115,11 +115,12 @@ class PoolDirectory:
             if pool.rules.adapts_reservations
         }
 
-    def class_views(self) -> dict[PriorityClass, ClassView]:
-        """Return each class over all pools, those that were removed included, most urgent first; nothing if there are none."""
+    def class_views(self, pools: Iterable[PoolView] | None = None) -> dict[PriorityClass, ClassView]:
+        """Return each class over all pools, those that were removed included, most urgent first; nothing if there are none.
+        `pools` are the views of all pools, if there are such already."""
         views: dict[PriorityClass, ClassView] = {}
-        for name in self.by_name:
-            for c, view in self.view(name).classes.items():
+        for pool in map(self.view, self.by_name) if pools is None else pools:
+            for c, view in pool.classes.items():
                 views.setdefault(c, ClassView()).merge_view(view)
         for c in MOST_URGENT_FIRST:
             if c in self._former:

@@ -186,7 +186,7 @@ class AdminEndpoints:
         send_json(exchange, 200, {"workers": loads})
 
     async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
-        send_bytes(exchange, 200, self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")
+        send_bytes(exchange, 200, await self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _state(self, exchange: Exchange, viewer: Viewer) -> None:
         send_json(exchange, 200, self._take_snapshot() if viewer.sees_all else self._tenants.state(viewer.tenant))

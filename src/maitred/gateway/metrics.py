@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from maitred.admission import Admission
 from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
@@ -23,6 +21,7 @@ from maitred.gateway.backend import Backend
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metric_rows import rows_of_tenant, summary_rows
 from maitred.gateway.page_access import Shown, Viewer
+from maitred.gateway.shared_page import SharedPages, write_metrics
 from maitred.gateway.state import ClassState, GatewayCounters, GatewayState, TenantRequests
 from maitred.gateway.tenant_views import TenantViews
 
@@ -35,16 +34,6 @@ CLASS_HISTOGRAMS: Final = {
     "wasted": ("wasted_slot_time", "Time for which victims held their slots: work that was thrown away.", DURATION_BOUNDS),
     "retry_after_error": ("retry_after_error", "What Retry-After promised minus what it would have taken.", ERROR_BOUNDS),
 }
-
-
-class _Families(Collector):
-    """Metrics that are made already."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 class GatewayCollector:
@@ -64,12 +53,12 @@ class GatewayCollector:
         self._counters = counters
         self._core = core
         self._take_snapshot = take_snapshot
+        self._pages = SharedPages()
 
-    def render(self, viewer: Viewer) -> bytes:
+    async def render(self, viewer: Viewer) -> bytes:
         """Return what `viewer` gets of the metrics, in the text format."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Families(self._rows_for(viewer)))
-        return generate_latest(registry)
+        key = viewer if viewer.shown is Shown.OWN else viewer.shown
+        return await self._pages.page(key, lambda: write_metrics(self._rows_for(viewer)))
 
     def _rows_for(self, viewer: Viewer) -> Iterable[Metric]:
         if viewer.sees_all:
@@ -226,9 +215,8 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
     """Yield the health and the load of each backend."""
     each = state.backends
     yield gauge("maitred_backend_healthy", "1 if it is.", ["backend"], (([b.url], b.healthy) for b in each))
-    yield gauge(
-        "maitred_backend_inflight", "Requests sent there and not ended.", ["backend"], (([b.url], b.in_flight) for b in each)
-    )
+    in_flight = "Sequences of the requests sent there and not ended."
+    yield gauge("maitred_backend_inflight", in_flight, ["backend"], (([b.url], b.in_flight) for b in each))
     connections = (([b.url], b.connections) for b in each)
     yield gauge("maitred_backend_connections", "Open connections to it, idle or not.", ["backend"], connections)
     loads = [(b.url, b.load) for b in each if b.load is not None]

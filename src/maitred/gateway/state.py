@@ -9,7 +9,7 @@ sums agree. The field names of the structs are those of `GET /maitred/state`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -271,7 +271,8 @@ class StateSnapshots:
     ) -> GatewayState:
         """Return the state at this instant. O(requests that are here)."""
         core, fleet = self._driver.core, self._fleet
-        pools = {name: _pool_state(core.view(name)) for name in core.pool_names}
+        views = {name: core.view(name) for name in core.pool_names}
+        pools = {name: _pool_state(view) for name, view in views.items()}
         offered = {model: fleet.pools.offered_slots(fleet.pools.pool_of(model)) for model in fleet.known_models}
         return GatewayState(
             ready=any(backend.healthy for backend in fleet.backends),
@@ -280,7 +281,7 @@ class StateSnapshots:
             capacity=_total_capacity(pools),
             in_flight=sum(pool.in_flight for pool in pools.values()),
             waiting=sum(pool.waiting for pool in pools.values()),
-            classes={c.label: state for c, state in class_states(core).items()},
+            classes={c.label: state for c, state in class_states(core, views.values()).items()},
             pools=pools,
             models={model: ModelState(slots.slots, slots.source) for model, slots in offered.items()},
             tenants=self._tenants(),
@@ -323,9 +324,9 @@ def _learned_state(slots: SlotController, now: Micros) -> LearnedState:
     return LearnedState(slots.state, slots.limit, slots.least, slots.most, slots.last_reason, ago)
 
 
-def class_states(core: Admission) -> dict[PriorityClass, ClassState]:
-    """Return each class over all pools, most urgent first."""
-    views = core.class_views()
+def class_states(core: Admission, pools: Iterable[PoolView] | None = None) -> dict[PriorityClass, ClassState]:
+    """Return each class over all pools, most urgent first. `pools` are the views of all pools, if there are such already."""
+    views = core.class_views(pools)
     return {c: _class_state(views[c]) if c in views else ClassState() for c in sorted(PriorityClass, reverse=True)}
 
 

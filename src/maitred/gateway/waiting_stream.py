@@ -39,9 +39,9 @@ MAX_ANSWER_BYTES: Final = 1024 * 1024
 _TAIL_BYTES: Final = 4
 """As many as the longest end of an event has, or `\\nid:`."""
 _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding"))
-_ENCODED: Final = upstream_failed(ProtocolError("the backend has encoded its stream"))
-"""What the client gets in place of one, because the head has said that nothing is encoded."""
-_TOO_LARGE: Final = upstream_failed(ProtocolError("the backend has answered with no stream, and with more than can be kept"))
+_ENCODED: Final = "the backend has encoded its stream"
+"""What the client is told in place of one, because the head has said that nothing is encoded."""
+_TOO_LARGE: Final = "the backend has answered with no stream, and with more than can be kept"
 
 
 class WaitingStream:
@@ -138,17 +138,21 @@ class WaitingStream:
         return self._busy
 
     def _keep_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
-        """Keep a piece of an answer that is no stream; with the last one, send the answer as an event."""
-        self._body_bytes += len(piece)
+        """Keep a piece of an answer that is no stream; with the last one, send the answer as an event. Raises ProtocolError if
+        more comes of an answer that cannot be shown: it may have no end, and is read no further."""
+        is_first, self._body_bytes = self._body_bytes == 0, self._body_bytes + len(piece)
         if self._body_bytes <= MAX_ANSWER_BYTES and not self._is_encoded:
             self._body.append(piece)
         else:
             self._body.clear()
+            if more and not is_first:
+                raise ProtocolError(_ENCODED if self._is_encoded else _TOO_LARGE)
         if more:
             return None
         self.stop()
         if self._is_encoded or self._body_bytes > MAX_ANSWER_BYTES:
-            event = self._dialect.refusal_event(_ENCODED if self._is_encoded else _TOO_LARGE)
+            error = upstream_failed(ProtocolError(_ENCODED if self._is_encoded else _TOO_LARGE))
+            event = self._dialect.refusal_event(error)
         else:
             event = self._dialect.answer_event(self._status, b"".join(self._body))
         return self._writer.send_piece(event, False)

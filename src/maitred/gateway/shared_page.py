@@ -1,0 +1,75 @@
+"""Pages that take long to make: made in steps, and once for all who ask at the same time.
+
+The metrics of 256 models take 100 ms to write. Nothing else would run meanwhile, and whoever asks for the page over and over
+would stop the gateway. So the text is written in steps, and the event loop runs between two. Only one page is made at a time.
+Who asks while it is made gets the next one, together with all others who do: a page is never older than the request for it.
+
+    asked at 0 ms                     made from 0 to 60 ms
+    asked at 10, 20 and 50 ms         made from 60 to 120 ms, once
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Hashable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric, Sample
+from prometheus_client.registry import Collector
+
+_SAMPLES_IN_STEP: Final = 250
+"""Rows of the metrics that are written in a step: about 2 ms."""
+
+
+class SharedPages:
+    """Makes pages for those who ask for them."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, asyncio.Task[bytes]] = {}
+        """The pages that are going to be made, by what they are."""
+        self._making: asyncio.Task[bytes] | None = None
+        """The page that is made now; a loop keeps no task alive."""
+        self._lock = asyncio.Lock()
+
+    async def page(self, key: Hashable, make: Callable[[], Iterable[bytes]]) -> bytes:
+        """Return the page `key`, of which `make` returns the parts; it does a step of the work for each of them."""
+        task = self._waiting.get(key)
+        if task is None:
+            task = self._waiting[key] = asyncio.create_task(self._make(key, make))
+        return await asyncio.shield(task)  # Others wait for it, too.
+
+    async def _make(self, key: Hashable, make: Callable[[], Iterable[bytes]]) -> bytes:
+        async with self._lock:
+            self._making = self._waiting.pop(key)
+            parts = []
+            for part in make():
+                parts.append(part)
+                await asyncio.sleep(0)
+            self._making = None
+            return b"".join(parts)
+
+
+class _OneFamily(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._family,)
+
+
+def write_metrics(families: Iterable[Metric]) -> Generator[bytes, None, None]:
+    """Yield metrics in Prometheus' text format, in parts of which each is a step."""
+    for family in families:
+        samples = family.samples
+        yield _text(family, samples[:_SAMPLES_IN_STEP])
+        for begin in range(_SAMPLES_IN_STEP, len(samples), _SAMPLES_IN_STEP):
+            further = _text(family, samples[begin : begin + _SAMPLES_IN_STEP])
+            yield further.split(b"\n", 2)[2]  # without the lines of help and type
+
+
+def _text(family: Metric, samples: list[Sample]) -> bytes:
+    family.samples = samples
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_OneFamily(family))
+    return generate_latest(registry)
