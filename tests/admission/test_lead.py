@@ -11,21 +11,28 @@ from engine_model import Engine, Gateway, World
 from maitred.admission import RecordedAdmission, ReleaseReason, Ticket, replay
 from maitred.admission.lead import Lead
 from maitred.core.decisions import DecisionLog
-from maitred.core.units import MILLISECOND, SECOND
+from maitred.core.units import MILLISECOND, SECOND, from_seconds
 
 ADAPTIVE = {"reserve": "adaptive", "on_preempt": "retry"}
 LIMITS = {"interactive": {"reserved_per_slot": 0.3}, "bulk": {"queue_size": 100}}
 
 
-def saturated(said: dict[str, object] | None = None, lead: int = 1) -> Timeline:
+def saturated(said: dict[str, object] | None = None, lead: int = 1, bulk: int = 30) -> Timeline:
     """Return a pool of 17 slots with a lead, in which bulk waits, after 20 chats have come and gone."""
     t = Timeline(17, said or ADAPTIVE, **LIMITS)
     t.resize(0, 17, lead=Lead(lead))
     for number in range(20):
         t.submit(0.01 * number, f"early{number}", INTERACTIVE)
         t.release(0.01 * number, f"early{number}")
-    for number in range(30):
+    for number in range(bulk):
         t.submit(1.5, f"b{number}", BULK)
+    return t
+
+
+def busy() -> Timeline:
+    """Return such a pool in which as much bulk runs as the engines can, and none waits."""
+    t = saturated(bulk=16)
+    assert (t.of(BULK).in_flight, t.of(BULK).waiting) == (16, 0)
     return t
 
 
@@ -48,6 +55,56 @@ def test_a_chat_that_no_slot_is_freed_for_in_time_has_the_place_of_a_victim() ->
     assert t.advance(2.032) == ["b16 preempt higher_class c2"]
     assert t.submit(2.0325, "c3", INTERACTIVE)[-1] == "c3 queue no_slot", "a slot is about to become free: no second victim"
     assert t.release(2.033, "b16", ReleaseReason.SLOT_PREEMPTED) == ["b16 queue to_be_retried", "c3 admit lead_free"]
+
+
+def test_a_chat_on_a_lead_slot_is_rescued_though_nothing_waits() -> None:
+    """16 bulk requests run on 16 places, so the chat stands in the queue of the engine."""
+    t = busy()
+    assert t.submit(2, "c", INTERACTIVE) == ["c admit lead_free"]
+    assert t.next_deadline() == 2.002
+    assert t.advance(2.0019) == []
+    assert t.advance(2.002) == ["b15 preempt higher_class c"]
+    assert t.next_deadline() is None
+    assert t.release(2.003, "b15", ReleaseReason.SLOT_PREEMPTED) == ["b15 queue to_be_retried"], "the lead is for chats"
+
+
+@pytest.mark.parametrize("event", ["a slot is freed", "its response starts", "it leaves"])
+def test_a_chat_that_needs_no_rescue_stops_nobody_where_nothing_waits(event: str) -> None:
+    t = busy()
+    t.submit(2, "c", INTERACTIVE)
+    if event == "a slot is freed":
+        t.release(2.001, "b3")
+    elif event == "its response starts":
+        assert t.first_byte(2.001, "c")
+    else:
+        t.release(2.001, "c")
+    assert t.advance(12) == []
+    assert t.next_deadline() is None
+
+
+def test_a_late_timer_rescues_at_the_instant_that_was_due() -> None:
+    t = busy()
+    t.submit(2, "c", INTERACTIVE)
+    t.submit(2.5, "b16", BULK)
+    assert [decision.at for decision in t.last] == [from_seconds(2.002), from_seconds(2.5)]
+
+
+def test_a_preemptor_that_has_its_victims_slot_is_rescued_though_nothing_waits() -> None:
+    t = busy()
+    t.submit(2, "c1", INTERACTIVE)
+    assert t.submit(2.001, "c2", INTERACTIVE)[0] == "b15 preempt higher_class c2"
+    assert t.release(2.0012, "b15") == ["c2 admit victim_gone b15"], "its place in the engine goes to c1"
+    assert t.next_deadline() == 2.002
+    assert t.advance(2.003) == []
+    assert t.advance(2.0032) == ["b14 preempt higher_class c2"]
+
+
+def test_a_reload_keeps_who_is_watched() -> None:
+    t = busy()
+    t.submit(2, "c", INTERACTIVE)
+    t.reconfigure(2.001, ADAPTIVE, **LIMITS)
+    assert t.next_deadline() == 2.002
+    assert t.advance(2.002) == ["b15 preempt higher_class c"]
 
 
 def test_a_response_that_has_started_needs_no_victim() -> None:

@@ -27,7 +27,7 @@ from maitred.admission.adaptive_reserve import AdaptiveReserve
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.lead import LeadWatch
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
-from maitred.admission.preemption import link_peers, unlink_peers
+from maitred.admission.preemption import leaving_units, link_peers, unlink_peers
 from maitred.admission.priority import AdmissionPriority, PromotionBudget
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket
@@ -110,7 +110,7 @@ class ClassPool(SlotPool):
         if ticket.state in SLOT_HOLDING_STATES:
             preemptor = ticket.preemption_peer
             if preemptor is None and ticket.state is _VICTIM:
-                self._leaving -= _leaving_units(ticket)
+                self._leaving -= leaving_units(ticket)
             self._free_slot(ticket, now)
             decisions = self._end_or_retry(ticket, release_reason, now)
             self.lead.on_freed(ticket.slot_units)
@@ -137,7 +137,7 @@ class ClassPool(SlotPool):
 
     def adopt(self, ticket: Ticket) -> None:
         super().adopt(ticket)
-        self._leaving += _leaving_units(ticket)
+        self._leaving += leaving_units(ticket)
 
     def _adopt_waiter(self, ticket: Ticket) -> None:
         self.queues.adopt(ticket)
@@ -152,8 +152,10 @@ class ClassPool(SlotPool):
 
     def inherit_from(self, previous: SlotPool) -> None:
         super().inherit_from(previous)
-        if self.reserve is not None and isinstance(previous, ClassPool) and previous.reserve is not None:
-            self.reserve.inherit_from(previous.reserve)
+        if isinstance(previous, ClassPool):
+            self.lead, self.watches_lead = previous.lead, previous.watches_lead
+            if self.reserve is not None and previous.reserve is not None:
+                self.reserve.inherit_from(previous.reserve)
 
     def _requeue_front(self, ticket: Ticket, now: Micros) -> None:
         self._start_waiting(ticket)
@@ -164,8 +166,10 @@ class ClassPool(SlotPool):
         if self.reserve is not None:
             self.reserve.review(now)
         decisions = self._admit_waiters(now) if self.slots.in_use < self.slots.capacity else []
-        while self.lead.watched and self.waiting and (overdue := self.lead.pop_overdue(now)) is not None:
-            decisions += self._preempt_for_lead(*overdue, now)
+        if self.watches_lead:
+            while (overdue := self.lead.pop_overdue(now)) is not None:
+                decisions += self._preempt_for_lead(*overdue, now)
+            self.watches_lead = bool(self.lead.watched)
         while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
             victim = self.priority.choose_victim(waiter, self.victims, self._leaving)
             if victim is None:
@@ -215,6 +219,7 @@ class ClassPool(SlotPool):
         if (num_ahead := self.slots.num_beyond(ticket.slot_units)) <= 0:
             return False
         self.lead.add(ticket, num_ahead)
+        self.watches_lead = True
         self.has_new_deadline = True
         return True
 
@@ -254,7 +259,7 @@ class ClassPool(SlotPool):
             if victim is None:
                 break
             self._stop_victim(victim, overdue)
-            self._leaving += _leaving_units(victim)
+            self._leaving += leaving_units(victim)
             decisions.append(Decision(now, victim.id, _PREEMPTION, _HIGHER_CLASS, overdue.id))
         return decisions
 
@@ -295,7 +300,7 @@ class ClassPool(SlotPool):
         victim = preemptor.preemption_peer
         unlink_peers(preemptor)
         if victim is not None:
-            self._leaving += _leaving_units(victim)
+            self._leaving += leaving_units(victim)
         if preemptor.tenant_account is not None:
             self.on_tenant_slot_freed(preemptor.tenant_account.name)
 
@@ -317,20 +322,20 @@ class ClassPool(SlotPool):
         decisions: list[Decision] = []
         if stranded and ticket.preemption_peer is not None:
             decisions.append(self._stop_preempting(ticket.preemption_peer, Reason.NO_SLOT, now))
-        self._leaving -= _leaving_units(ticket)
+        self._leaving -= leaving_units(ticket)
         ticket.stranded = stranded
-        self._leaving += _leaving_units(ticket)
+        self._leaving += leaving_units(ticket)
         return decisions + super().set_stranded(ticket, stranded=stranded, now=now)
 
     def next_deadline(self) -> Micros | None:
         if not self.waiting:
-            return None
+            return self.lead.next_due_at
         admission, timeout = self.next_admission_at(), self.queues.next_deadline()
         return timeout if admission is None else admission if timeout is None else min(admission, timeout)
 
     def next_admission_at(self) -> Micros | None:
-        """Return when a waiting request may get a slot that is idle now, because it starves or the token bucket fills."""
-        lead_due = self.lead.next_due_at if self.lead.watched and self.waiting else None
+        """Return when a waiting request may get an idle slot, or one that has a slot of the lead a victim's place (`lead`)."""
+        lead_due = self.lead.next_due_at if self.watches_lead else None
         if not self.waiting or self.slots.in_use >= self.slots.capacity:
             return lead_due
         due = self.queues.starvation.next_starvation_after(self.dispatched_at)
@@ -393,8 +398,3 @@ class ClassPool(SlotPool):
         for ticket in self.victims.groups.get(lane, {}).values():
             if ticket.state is not TicketState.ADMITTED or ticket.promoted or ticket.retried or ticket.stranded:
                 yield f"{ticket} cannot be a victim"
-
-
-def _leaving_units(ticket: Ticket) -> int:
-    """Return the units that a victim is about to give back without a preemptor that waits for them; 0 for another request."""
-    return ticket.slot_units if ticket.state is _VICTIM and ticket.preemption_peer is None and not ticket.stranded else 0

@@ -184,7 +184,7 @@ class Admission:
             self._coordinator.schedule(pool.deadline_of(ticket))
         if ticket.tenant_account is not None:
             decisions += self._coordinator.dispatch_tenant_elsewhere(ticket.tenant_account, pool, now)
-        if pool.waiting or self._settle_lag:  # Under flow control other models may wait for these.
+        if pool.waiting or pool.watches_lead or self._settle_lag:  # Under flow control other models may wait for these.
             self._coordinator.schedule(pool.next_admission_at())
             if pool.has_new_deadline:
                 self._coordinator.schedule_new_deadline(pool)
@@ -267,9 +267,9 @@ class Admission:
         return self._coordinator.run_due(now)
 
     def next_deadline(self) -> Micros | None:
-        """Return when to call `advance` next, or None while no request waits. There may be nothing to do at that time."""
+        """Return when to call `advance` next, or None while time changes nothing. There may be nothing to do at that time."""
         for pool in self._pools.by_name.values():
-            if pool.waiting:
+            if pool.waiting or pool.watches_lead:
                 return self._coordinator.next_due_at
         return None
 

@@ -8,8 +8,9 @@ that the engines can run is in use.
 
 If places become free too slowly for once, the newcomer would stand in the engine's queue. So it is watched: if no slot of the
 pool was freed for it, and its response has not started 2 ms after its admission, the newest victim is stopped, as for a
-newcomer that finds no slot. The victim's slot is then part of the lead again. A newcomer that finds the lead in use preempts at
-once, and is watched as well: the victim's place in the engine goes to the request that waits there already.
+newcomer that finds no slot. That does not depend on whether other requests wait, because it is the engine that is full. The
+victim's slot is then part of the lead again. A newcomer that finds the lead in use preempts at once, and is watched as well:
+the victim's place in the engine goes to the request that waits there already.
 
 While learning probes the limit, some slots are *lent* to all classes. A newcomer then stands behind the requests that have
 these, so as many victims are stopped as places must become free for it. (Only the newest hold lent slots, and are stopped

@@ -40,6 +40,7 @@ from maitred.admission.ticket import Ticket, TicketState
 from maitred.core.request import RequestId
 
 _ADMITTED: Final = TicketState.ADMITTED  # members of enums are slow to look up
+_VICTIM: Final = TicketState.VICTIM
 _MAX_EXAMINED: Final = 32
 """Requests of each group that are examined where they differ in size."""
 
@@ -137,6 +138,11 @@ class PendingPreemptors:
 def _may_hold(ticket: Ticket) -> bool:
     """Return whether the limit of its tenant lets a preemptor have its slots."""
     return ticket.tenant_account is None or ticket.tenant_account.may_hold(ticket.sequences)
+
+
+def leaving_units(ticket: Ticket) -> int:
+    """Return the units that a victim is about to give back without a preemptor that waits for them; 0 for another request."""
+    return ticket.slot_units if ticket.state is _VICTIM and ticket.preemption_peer is None and not ticket.stranded else 0
 
 
 def link_peers(victim: Ticket, preemptor: Ticket) -> None:

@@ -50,10 +50,12 @@ class SlotPool(ABC):
         self.retry_estimators = [RetryAfterEstimator() for _ in LANES]
         self.waiting = 0
         """Requests that do not hold a slot yet."""
+        self.watches_lead = False
+        """Whether a request that holds a slot may be without a place in its engine (`lead`)."""
         self.victims = PreemptionCandidates()
         """Holders of slots that may be preempted."""
         self.has_new_deadline = False
-        """Whether a waiting request has begun to wait in another way, until another instant, which is to be scheduled."""
+        """Whether a request has begun to wait in another way, until another instant, which is to be scheduled."""
         self.freed_claims: list[TenantAccount] = []
         """The tenants of preemptors that wait for their victims no more, for which `dispatch` is due in other pools."""
         self._sequence_numbers = sequence_numbers
