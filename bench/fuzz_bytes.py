@@ -55,6 +55,8 @@ ANSWERS = (
     _answer("503 Service Unavailable\r\nContent-Length: 2\r\nRetry-After: 1", b"{}"),
     _answer("204 No Content", b""),
     _answer("100 Continue", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
+    _answer("103 Early Hints\r\nContent-Length: 2", b"{}HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
+    _answer("100 Continue\r\nContent-Length: 2", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
 )
 _MODELS = b'{"object":"list","data":[{"id":"hostile","object":"model"}]}'
 POLL_ANSWERS = {

@@ -8,6 +8,7 @@ follows the other, and a healthy client sends 20 requests a second to the good e
     idle            nothing else happens, after a short warm-up; this is what the healthy client is compared with
     requests        32 connections send mutated requests: flipped, cut, doubled, glued together, in pieces, abandoned anywhere
     answers         16 clients ask the backend for answers, which are mutated in the same ways
+    large bodies    8 connections send bodies of 1.5 MB in the shapes of `body_shapes.py`, whole, cut or slowly
     flood           64 connections send small requests one after the other, as fast as they are answered
     slow readers    64 clients ask for long streams, and read nothing
     kill            the second engine is killed (SIGKILL) and started again, with requests in flight
@@ -39,6 +40,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
+from body_shapes import SHAPES
 from fuzz_bytes import ANSWERS, POLL_ANSWERS, REQUESTS, cut_in_pieces, mutate
 from measuring import resident_bytes
 from processes import MAITRED, fetch_json, run_gateway
@@ -55,6 +57,7 @@ CONFIG = """
 admission: {mode: priority}
 gateway: {upstream: {head_secs: 5, idle_secs: 5}, health_interval_secs: 0.5, send_timeout_secs: 5}
 """
+LARGE_BYTES = 1_500_000
 PATIENCE_SECS = 1.0
 """For which a hostile client waits for an answer, and at most half of which the hostile backend keeps silent."""
 Phase: TypeAlias = Callable[["Attack", float], Awaitable[None]]
@@ -126,6 +129,25 @@ async def fuzz_answers(attack: Attack, secs: float) -> None:
     await in_parallel(16, secs, act)
 
 
+async def large_bodies(attack: Attack, secs: float) -> None:
+    shapes = [shape for shape in SHAPES.values() if not shape.is_answer]
+
+    async def act() -> None:
+        shape = attack.random.choice(shapes)
+        body = shape.body(LARGE_BYTES)
+        if attack.random.random() < 0.3:
+            at = attack.random.randrange(len(body))
+            body = body[:at] + attack.random.randbytes(2) + body[at + 2 :]
+        coding = f"content-encoding: {shape.coding}\r\n" if shape.coding else ""
+        head = f"POST {shape.path} HTTP/1.1\r\nhost: a\r\ncontent-type: {shape.content_type}\r\n{coding}"
+        pieces = [f"{head}content-length: {len(body)}\r\n\r\n".encode(), body]
+        if attack.random.random() < 0.3:  # Most of it, and then a few bytes at a time.
+            pieces = [pieces[0], body[:-20], *(body[at : at + 1] for at in range(len(body) - 20, len(body) - 10))]
+        await attack.exchange(pieces)
+
+    await in_parallel(8, secs, act)
+
+
 async def flood(attack: Attack, secs: float) -> None:
     async def act() -> None:
         kinds = (attack.chat("nothing"), attack.chat("killed"), b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -181,6 +203,7 @@ PHASES: dict[str, Phase] = {
     "idle": idle,
     "requests": fuzz_requests,
     "answers": fuzz_answers,
+    "large bodies": large_bodies,
     "flood": flood,
     "slow readers": slow_readers,
     "kill": kill,
@@ -334,7 +357,7 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
         await asyncio.sleep(2)
         attack = Attack(gateway.url, gateway.pid, config, killed, options.seed)
         # What is imported, compiled and allocated at its first use is no leak.
-        for phase in (fuzz_requests, fuzz_answers, flood):
+        for phase in (fuzz_requests, fuzz_answers, large_bodies, flood):
             await phase(attack, WARM_UP_SECS)
         spans, memory = await attack_gateway(attack, options.seconds, log)
         hostile.close()
