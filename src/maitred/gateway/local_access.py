@@ -25,9 +25,13 @@ With keys none of this is asked: no browser adds an `Authorization: Bearer` of i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from ipaddress import ip_address
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
 
 from maitred.wire.messages import Headers
+
+_MAX_ADDRESS_CHARS: Final = 128
 
 
 class LocalAccess:
@@ -79,15 +83,18 @@ def _host_of(authority: str) -> str:
 
 
 def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return len(host) <= _MAX_ADDRESS_CHARS and _address(host) is not None
 
 
 def _is_loopback(peer: tuple[str, int] | None) -> bool:
+    address = None if peer is None else _address(peer[0])
+    return address is not None and address.is_loopback
+
+
+@lru_cache(256)
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an address, or None for what is none. The same few are asked for by every probe."""
     try:
-        return peer is not None and ip_address(peer[0]).is_loopback
+        return ip_address(text)
     except ValueError:
-        return False
+        return None
