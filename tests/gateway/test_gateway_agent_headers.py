@@ -10,7 +10,7 @@ from test_gateway_programs import driver, program, small
 from world import Backend, run, world
 
 from maitred.gateway.agent_headers import SessionReader, is_last_request
-from maitred.gateway.routing_hints import RoutingHintReader
+from maitred.gateway.request_fields import RoutingHintReader
 from maitred.routing import Signals
 
 CLAUDE = "x-claude-code-session-id"

@@ -16,10 +16,9 @@ from maitred.gateway.json_slices import SLICE_BYTES
 from maitred.gateway.large_body import LARGE_BYTES, LargeBody, Steps, Turns
 from maitred.gateway.large_body_reader import LargeBodyReader, _read_json
 from maitred.gateway.program_fields import ProgramReader, withdraw_usage
-from maitred.gateway.request_fields import parse_body_fields
+from maitred.gateway.request_fields import RoutingHintReader, parse_body_fields
 from maitred.gateway.request_work import count_sequences, output_limit
 from maitred.gateway.routes import ROUTES
-from maitred.gateway.routing_hints import RoutingHintReader
 from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange
 

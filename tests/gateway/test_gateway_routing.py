@@ -16,7 +16,7 @@ from maitred.gateway.config import GatewayConfig
 from maitred.gateway.engine_report import EngineCounts, EngineReport, KvMemory
 from maitred.gateway.intake_rules import IntakeRules
 from maitred.gateway.polling import parse_reported_load
-from maitred.gateway.routing_hints import RoutingHintReader
+from maitred.gateway.request_fields import RoutingHintReader
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
 

@@ -32,7 +32,9 @@ The other files:
     tenant_views      what a tenant sees of the state; metric_rows: and of the metrics
     agent_headers     the session that the headers of an agent name; program_fields: which program a request belongs to
     body_budget       the bytes of all bodies; plain_runs: text of a large body that is not parsed
+    json_slices       JSON that is read piece by piece; large_body, large_body_reader: bodies above 1 MiB, read that way
     body_members      members of a body that are changed; content_coding: bodies that are compressed
+    engine_priority   the priority that an engine gets; shared_page: a page that is made in steps, once for all who ask
     prompt_text       the text by which prompts are compared; request_work: slots and tokens of a request
     cors              pages of other origins that may use the gateway
     possible_tenants  rules about tenants that no request can come from

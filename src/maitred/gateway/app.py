@@ -166,7 +166,10 @@ class Gateway(App):
         families.append(partial(ejection_families, self._fleet))
         if programs is not None:
             families.append(programs.metric_families)
-        tenants = TenantViews(self._driver, self._fleet, self.counters, None if programs is None else programs.views)
+        tenants = TenantViews(
+            *(self._driver, self._fleet, self.counters, lambda: self._intake.parked_bytes),
+            None if programs is None else programs.views,
+        )
         self._collector = GatewayCollector(self.counters, self.core, self.state, tenants, families)
         endpoints = AdminEndpoints(
             *(self._fleet, self._collector, self.state, tenants, self._reloader, self.settings),

@@ -11,8 +11,7 @@ from maitred.gateway.config import GatewayConfig
 from maitred.gateway.inbound_head import HeadReader
 from maitred.gateway.page_access import PageAccess
 from maitred.gateway.program_fields import OWN_HEADERS, ProgramReader
-from maitred.gateway.request_fields import API_KEY_HEADER, AUTHORIZATION_HEADER
-from maitred.gateway.routing_hints import RoutingHintReader
+from maitred.gateway.request_fields import API_KEY_HEADER, AUTHORIZATION_HEADER, RoutingHintReader
 from maitred.programs import ProgramsConfig
 from maitred.routing import Signals
 

@@ -13,10 +13,9 @@ from maitred.gateway.engine_priority import PRIORITY_NAME
 from maitred.gateway.large_body import LargeBody, Steps, Turns, read_large_body
 from maitred.gateway.passed_routes import is_form, search_form_field
 from maitred.gateway.program_fields import PROGRAM_MEMBER_NAMES
-from maitred.gateway.request_fields import MEMBER_NAMES, invalid_body
+from maitred.gateway.request_fields import HINT_MEMBER_NAMES, MEMBER_NAMES, invalid_body
 from maitred.gateway.request_work import MAX_SEQUENCES, PROMPT_NAMES
 from maitred.gateway.routes import Route
-from maitred.gateway.routing_hints import HINT_MEMBER_NAMES
 from maitred.wire.exchange import Exchange
 
 _NAMES: Final = sorted(MEMBER_NAMES | HINT_MEMBER_NAMES | PROGRAM_MEMBER_NAMES | {PRIORITY_NAME})

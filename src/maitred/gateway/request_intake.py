@@ -37,14 +37,13 @@ from maitred.gateway.page_access import PageAccess, Viewer
 from maitred.gateway.passed_routes import read_passed
 from maitred.gateway.program_driver import ProgramStep
 from maitred.gateway.program_fields import NO_PROGRAM, ProgramOfRequest, ask_for_usage
-from maitred.gateway.request_fields import REQUEST_ID_HEADER, BodyFields, model_required, parse_body_fields
+from maitred.gateway.request_fields import NO_HINTS, REQUEST_ID_HEADER, BodyFields, model_required, parse_body_fields
 from maitred.gateway.request_ids import RequestIds
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.request_record import RequestRecord
 from maitred.gateway.request_work import UsualOutputs, count_sequences, output_limit
 from maitred.gateway.retries import FailedAttempts
 from maitred.gateway.routes import Route
-from maitred.gateway.routing_hints import NO_HINTS
 from maitred.gateway.served_models import ANY_MODEL
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.waiting_stream import WaitingStream

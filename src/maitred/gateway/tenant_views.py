@@ -6,7 +6,7 @@ The fields that the whole page (`state.GatewayState`) has as well mean the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -59,6 +59,8 @@ class TenantState(msgspec.Struct):
     refused: dict[str, int] | None
     """Requests that the gateway has answered with an error, by its code, since it started; null if those of this tenant are not
     counted by themselves (`tenant_metric_top_n`)."""
+    parked_body_bytes: int
+    """Bytes that the bodies of all requests hold, of `max_parked_body_bytes`: when these are used up, it gets 503."""
     programs: dict[str, ProgramView] | None
     """As `/programs` lists them; null if requests are routed one by one."""
 
@@ -70,9 +72,15 @@ class TenantViews:
     """Makes the views of the tenants of one gateway. Each is made at one instant, in O(requests and programs that are here)."""
 
     def __init__(
-        self, driver: RealTimeAdmission, fleet: BackendFleet, counters: GatewayCounters, programs: ProgramViews | None
+        self,
+        driver: RealTimeAdmission,
+        fleet: BackendFleet,
+        counters: GatewayCounters,
+        parked_bytes: Callable[[], int],
+        programs: ProgramViews | None,
     ) -> None:
-        """`programs` is None if requests are routed one by one."""
+        """`parked_bytes` returns the size of all bodies here. `programs` is None if requests are routed one by one."""
+        self._parked_bytes = parked_bytes
         self._driver = driver
         self._fleet = fleet
         self._counters = counters
@@ -98,6 +106,7 @@ class TenantViews:
             models={model: self._sum(lease for lease in leases if lease.request.model == model) for model in sorted(models)},
             limits=self._limits(tenant),
             refused=self._counters.refusals_of(tenant),
+            parked_body_bytes=self._parked_bytes(),
             programs=None if programs is None else programs.list_programs(Viewer(tenant, Shown.OWN)),
         )
 
