@@ -16,6 +16,8 @@ from maitred.core.request import PriorityClass
 from maitred.core.yaml_schema import struct_types
 
 _CLASSES = sorted(PriorityClass, reverse=True)
+_NUMBER = re.compile(r"[\d.]+")
+"""A text that YAML would take for a number without quotes."""
 _FILE = re.compile(r"docs/(\w+\.md)(#[\w-]+)?")
 
 
@@ -61,4 +63,5 @@ def _class_table(flavour: Flavour, *, with_texts: bool) -> list[list[str]]:
 
 def _as_yaml(value: Any) -> str:
     plain = msgspec.to_builtins(value)
-    return f"`{plain if isinstance(plain, str) and plain else msgspec.json.encode(plain).decode().replace(',', ', ')}`"
+    is_word = isinstance(plain, str) and bool(plain) and not _NUMBER.fullmatch(plain)
+    return f"`{plain if is_word else msgspec.json.encode(plain).decode().replace(',', ', ')}`"

@@ -44,7 +44,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "an unknown model": ({"body": {"model": "lama"}, **KEY}, (404, "model_not_found", "auth:acme", "lama")),
     "a path of the operator": ({"path": "/sleep", "body": {"model": "m"}, **KEY}, (404, "unknown_url", "auth:acme", None)),
     "an unknown coding": (
-        {"body": b"x", "content_encoding": "br", **KEY},
+        {"body": b"x", "content_encoding": "lzma", **KEY},
         (415, "unsupported_content_encoding", "auth:acme", None),
     ),
     "too large": ({"body": b"x" * 2000, **KEY}, (413, "request_too_large", "auth:acme", None)),
