@@ -16,7 +16,7 @@ from maitred.core.request import PriorityClass
 from maitred.core.yaml_schema import struct_types
 
 _CLASSES = sorted(PriorityClass, reverse=True)
-_NUMBER = re.compile(r"[\d.]+")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 """A text that YAML would take for a number without quotes."""
 _FILE = re.compile(r"docs/(\w+\.md)(#[\w-]+)?")
 

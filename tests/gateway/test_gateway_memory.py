@@ -52,11 +52,13 @@ def count_alive() -> Counter[str]:
 @pytest.fixture(autouse=True)
 def _without_collector() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # What earlier tests have left, gigabytes perhaps, is not looked at each time.
     gc.disable()
     tracemalloc.start()
     yield
     tracemalloc.stop()
     gc.enable()
+    gc.unfreeze()
 
 
 Once = Callable[[GatewayWorld], Awaitable[object]]
