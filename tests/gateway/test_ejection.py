@@ -144,16 +144,16 @@ def test_one_that_was_ejected_is_tried_early_when_those_in_use_have_no_room() ->
     d = detector(4, consecutive_failures=5)
     fail(d, 0, SECOND, 5)
     fail(d, 1, 2 * SECOND, 5)
-    assert [d.on_busy(2, 3 * SECOND) for _ in range(4)] == [()] * 4
-    assert d.on_busy(2, 3 * SECOND) == (Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
-    assert d.on_busy(2, 3 * SECOND) == ()  # It waits for its probe.
+    assert [d.on_busy(2, 3 * SECOND, is_probe=False) for _ in range(4)] == [()] * 4
+    assert d.on_busy(2, 3 * SECOND, is_probe=False) == (Transition(0, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
+    assert d.on_busy(2, 3 * SECOND, is_probe=False) == ()  # It waits for its probe.
     d.begin_probe(0)
     # The probe may hang, so the other one is tried as well.
-    assert d.on_busy(2, 3 * SECOND) == (Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
+    assert d.on_busy(2, 3 * SECOND, is_probe=False) == (Transition(1, HALF_OPEN, EjectionReason.OTHERS_FAIL, None),)
     assert probe(d, 1, 4 * SECOND, fails=True) == [Transition(1, EJECTED, EjectionReason.EARLY_PROBE_FAILED, 12 * SECOND)]
-    assert d.on_busy(2, 4 * SECOND) == ()  # Both have just been tried.
+    assert d.on_busy(2, 4 * SECOND, is_probe=False) == ()  # Both have just been tried.
     assert answer(d, 2, 4 * SECOND) == []
-    assert d.on_busy(2, 9 * SECOND) == ()  # It has had room in between.
+    assert d.on_busy(2, 9 * SECOND, is_probe=False) == ()  # It has had room in between.
 
 
 def test_one_is_tried_early_for_a_request_that_all_others_have_failed() -> None:
@@ -186,10 +186,25 @@ def test_a_busy_engine_rests_and_is_not_to_blame() -> None:
     d = detector(2, consecutive_failures=1)
     d.rest(0, 7 * SECOND, SECOND)
     d.rest(0, 2 * SECOND, 2 * SECOND)  # the later end counts
-    d.on_busy(0, 3 * SECOND)
+    d.on_busy(0, 3 * SECOND, is_probe=False)
     assert (d.circuits[0].rests_until, d.circuits[0].state, d.next_deadline()) == (8 * SECOND, CLOSED, 8 * SECOND)
     assert d.advance(8 * SECOND) == []
     assert d.circuits[0].rests_until is None
+
+
+def test_a_half_open_backend_that_is_busy_gets_its_next_probe_after_a_while() -> None:
+    d = detector(2, base_ejection_secs=10)
+    fail(d, 0, 0, 5)
+    d.advance(10 * SECOND)
+    assert d.begin_probe(0)
+    d.end_probe(0)
+    d.on_busy(0, 10 * SECOND, is_probe=True)
+    assert not d.wants_probe(0)
+    assert d.next_deadline() == 11 * SECOND
+    d.advance(11 * SECOND)
+    assert d.wants_probe(0)
+    d.rest(0, 5 * SECOND, 11 * SECOND)  # It has said how long.
+    assert not d.wants_probe(0)
 
 
 def test_nothing_is_ejected_if_that_is_off() -> None:
@@ -225,7 +240,7 @@ def test_whatever_comes_some_backend_is_left_and_every_ejection_ends(events: lis
         elif kind == "fail":
             changes += fail(d, index, now)
         elif kind == "busy":
-            changes += d.on_busy(index, now)
+            changes += d.on_busy(index, now, is_probe=False)
         elif kind == "rest":
             d.rest(index, (1 + passed) * SECOND, now)
         elif kind == "reset":

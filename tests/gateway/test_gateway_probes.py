@@ -181,3 +181,22 @@ def test_a_connection_that_is_not_made_in_time_is_no_death_while_a_stream_flows(
                 fleet.remove_request(sent)
 
     run(scenario())
+
+
+def test_a_half_open_backend_that_is_busy_draws_no_traffic() -> None:
+    """Each request would be its next probe, and cost a retry."""
+
+    async def scenario() -> None:
+        good, flaky = Backend(), Backend(says("500 I"))
+        config = EjectionConfig(consecutive_failures=1, base_ejection_secs=1.0)
+        async with world(good, flaky, ejection=config, retry=RetryConfig(initial_backoff_secs=0)) as w:
+            for _ in range(4):
+                assert (await w.request())[0] == 200
+            await w.wait_until(lambda: w.state.backends[1].ejection.state == "half_open")
+            num_sent = len(flaky.received)
+            flaky.respond = says("503 S", headers=b"retry-after: 5\r\n")
+            for _ in range(20):
+                assert (await w.request())[0] == 200
+            assert len(flaky.received) == num_sent + 1
+
+    run(scenario())

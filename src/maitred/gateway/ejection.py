@@ -234,9 +234,11 @@ class OutlierDetector:
         circuit = self.circuits[index]
         circuit.rests_until = max(circuit.rests_until or 0, now + span)
 
-    def on_busy(self, index: int, now: Micros) -> Sequence[Transition]:
-        """A backend has answered that it has no room."""
+    def on_busy(self, index: int, now: Micros, *, is_probe: bool) -> Sequence[Transition]:
+        """A backend has answered that it has no room. A probe has shown nothing then, and the next one waits for a while."""
         circuit = self.circuits[index]
+        if is_probe:
+            self.rest(index, self._base // 10, now)
         circuit.busy_in_a_row += 1
         circuit.needs_attention = True
         return self.try_early(self._in_use, now) if circuit.busy_in_a_row >= self._config.consecutive_failures else ()
@@ -265,7 +267,7 @@ class OutlierDetector:
     def wants_probe(self, index: int) -> bool:
         """Return whether the next request should be sent to this backend as a probe."""
         circuit = self.circuits[index]
-        return circuit.state is CircuitState.HALF_OPEN and not circuit.num_probes
+        return circuit.state is CircuitState.HALF_OPEN and not circuit.num_probes and circuit.rests_until is None
 
     def try_early(self, indices: Collection[int], now: Micros) -> Sequence[Transition]:
         """Make that backend of `indices` half-open which would be back first, unless one wants a probe already."""

@@ -158,8 +158,8 @@ class RealTimeEjection:
 
     def on_busy(self, sent: UpstreamRequest) -> None:
         """A backend has no room at present."""
-        self._end_probe(sent)
-        self._settle(self.detector.on_busy(sent.backend.index, monotonic_now()))
+        was_probe = self._end_probe(sent)
+        self._settle(self.detector.on_busy(sent.backend.index, monotonic_now(), is_probe=was_probe))
 
     def rest(self, backend: Backend, span: Micros) -> None:
         """A backend has asked to be left alone for `span`."""
