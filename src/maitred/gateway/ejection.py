@@ -20,8 +20,8 @@ falls by one for each `base_ejection_secs` that the backend is in use (Envoy's e
 streamed may take so long. So requests that wait at a silent backend count as failures before (`ejection_driver.SilenceWatch`).
 
 **Never all at once.** At most `max_ejected_share` of the backends in use are ejected, but always one may be, and never the last
-one. Backends that are ejected while the
-others go down are used all the same (`ServedModels`): if all would be ejected, none is.
+one. Backends that are ejected while the others go down are used all the same (`ServedModels`): if all would be ejected, none
+is.
 
 **Back early.** An ejected backend may have been well for long when those in use fail. So a backend that would be one too many
 is ejected in exchange for the one that would be back first, which is in use again at once. When those in use have no room, or

@@ -31,7 +31,7 @@ from maitred.gateway.local_access import LocalAccess
 from maitred.wire.exchange import ApiError, Exchange
 
 
-class Sender(Enum):
+class PageSender(Enum):
     """What a request says of who has sent it."""
 
     OPERATOR = "operator"
@@ -81,12 +81,12 @@ class Row(NamedTuple):
     keyless: Shown
     guest: Shown
 
-    def of(self, sender: Sender) -> Shown:
+    def of(self, sender: PageSender) -> Shown:
         """Return what `sender` gets."""
         return self[_SENDERS.index(sender)]
 
 
-_SENDERS: Final = tuple(Sender)
+_SENDERS: Final = tuple(PageSender)
 _ALL, _OWN, _SUMMARY = Shown.ALL, Shown.OWN, Shown.SUMMARY
 _NEEDS_KEY, _FORBIDDEN, _ABSENT = Shown.NEEDS_KEY, Shown.FORBIDDEN, Shown.ABSENT
 _NOWHERE: Final = Row(_ABSENT, _ABSENT, _ABSENT, _ABSENT)
@@ -177,25 +177,25 @@ class PageAccess:
         except ApiError:
             return ""
 
-    def _identify(self, exchange: Exchange, port: Port) -> tuple[Sender, str, str]:
+    def _identify(self, exchange: Exchange, port: Port) -> tuple[PageSender, str, str]:
         """Return the sender, its tenant, and why it is not the operator. Raises ApiError 401 for a key that is not valid."""
         inbound = self._heads.read_head(exchange)
         caller = None
         if self.keys and port not in self._needs_no_key:
             if inbound.credentials is None:
-                return Sender.KEYLESS, "", ""
+                return PageSender.KEYLESS, "", ""
             caller = self.keys.authenticate(inbound.credentials)
         tenant = resolve_tenant(caller, inbound.tenant, exchange.client)
         if caller is not None:
             is_operator = caller.rights is KeyRights.ALL
-            return Sender.OPERATOR if is_operator else Sender.TENANT, tenant, _NOT_OF_A_TENANT
+            return PageSender.OPERATOR if is_operator else PageSender.TENANT, tenant, _NOT_OF_A_TENANT
         if (inbound.tenant or b"").strip():
-            return Sender.TENANT, tenant, _NOT_OF_A_TENANT
+            return PageSender.TENANT, tenant, _NOT_OF_A_TENANT
         if port in self._needs_no_key:
             problem = self._local.page_problem(exchange.headers)
         else:
             problem = self._local.problem(exchange.client, exchange.headers)
-        return Sender.OPERATOR if problem is None else Sender.GUEST, tenant, problem or ""
+        return PageSender.OPERATOR if problem is None else PageSender.GUEST, tenant, problem or ""
 
 
 _NOT_OF_A_TENANT: Final = "this needs the gateway's own api_key; the key of a tenant is not enough"
