@@ -292,18 +292,22 @@ def test_an_arrival_that_is_no_time_is_a_bad_row(write: Write, secs: str) -> Non
     assert f"arrival_secs is {secs!r}" in error.problem
 
 
-def test_memory_does_not_grow_with_the_file(write: Write) -> None:
-    rows = "".join(f"2023-11-17 00:00:00.{n:07d},{n},{n}\n" for n in range(1, 20_000))
-    path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    with open_trace(f"azure:{path}") as trace:
-        next(iter(trace))  # What is imported and made at the first use is no part of the file.
+def peak_of_reading(spec: str) -> int:
+    """Return the most bytes that were allocated at once while all rows of a trace were read."""
     tracemalloc.start()
-    with open_trace(f"azure:{path}") as trace:
+    with open_trace(spec) as trace:
         assert sum(1 for _ in trace) == 19_999
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    return peak
+
+
+def test_memory_does_not_grow_with_the_file(write: Write) -> None:
+    rows = "".join(f"2023-11-17 00:00:00.{n:07d},{n},{n}\n" for n in range(1, 20_000))
+    path = write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
     assert path.stat().st_size > 600_000
-    assert peak < 300_000
+    # The first reading also pays for imports, and another thread of the process may allocate during one of them.
+    assert min(peak_of_reading(f"azure:{path}") for _ in range(3)) < 300_000
 
 
 def test_how_far_a_trace_was_read(write: Write) -> None:
