@@ -27,7 +27,7 @@ from maitred.batching import (
     blocks_to_completion,
     make_scheduler,
 )
-from maitred.compat.trtllm.strict import StrictMaxUtilization
+from maitred.compat.trtllm import StrictMaxUtilization
 from maitred.core.errors import ConfigError
 from maitred.testing.batching import check_output
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from maitred.compat.sglang.orders import PrioritySign
-from maitred.compat.sglang.queue_limit import QueueFullReason, QueueLimit
+
+from .queue_limit import QueueFullReason, QueueLimit
 
 
 class RecordedRequest(msgspec.Struct):

@@ -18,7 +18,7 @@ from maitred.batching import (
     insert_by_priority,
 )
 from maitred.batching.schedulers import capacity_lists
-from maitred.compat.trtllm.strict import StrictMaxUtilization
+from maitred.compat.trtllm import StrictMaxUtilization
 
 from .requests import AdapterCache, Case, ConstantCostCache, block_hashes, ids, prompt_tokens, request_of
 

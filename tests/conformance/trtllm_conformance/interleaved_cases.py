@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from maitred.batching import LlmRequest, LlmRequestState
-from maitred.compat.trtllm.interleaved import InterleavedScheduler
 
+from .interleaved import InterleavedScheduler
 from .requests import Case, ids
 
 _STATES = {

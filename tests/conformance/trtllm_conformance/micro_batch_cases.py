@@ -15,8 +15,8 @@ from maitred.batching import (
     reuse_adjusted_cost,
 )
 from maitred.batching.schedulers import micro_batch_lists
-from maitred.compat.trtllm.strict import FixedUnitAssignment, additive_cost
 
+from .older_chunks import FixedUnitAssignment, additive_cost
 from .requests import Case, ids, request_of
 
 

@@ -14,11 +14,11 @@ from maitred.batching import (
     insert_by_priority,
     reuse_adjusted_cost,
 )
-from maitred.compat.trtllm.attention_dp import ContextBalance, RankRequest, RankState, route_to_ranks
-from maitred.compat.trtllm.batch_waiting import BatchWaiting, PromptTokens
-from maitred.compat.trtllm.waiting_queue import create_waiting_queue
 
+from .attention_dp import ContextBalance, RankRequest, RankState, route_to_ranks
+from .batch_waiting import BatchWaiting, PromptTokens
 from .requests import Case, ids
+from .waiting_queue import create_waiting_queue
 
 _NO_WINDOW = 1 << 40
 

@@ -2,7 +2,6 @@
 
 wait_queue.py           the scheduler `sglang(POLICY)`: a wait queue in SGLang's own orders
 orders.py               these orders, tie for tie
-queue_limit.py          how many requests may wait
 batch.py                SGLangBatch: the steps of an instance; parts.py makes it by the configuration, engine_host.py
                         joins it to queue and KV
 rules.py                the options that bound its prefill batches

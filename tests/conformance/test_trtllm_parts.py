@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from trtllm_conformance.attention_dp import RankRequest, RankState, route_to_ranks
+from trtllm_conformance.interleaved import InterleavedScheduler
 
 from maitred.batching import LlmRequest, LlmRequestState
-from maitred.compat.trtllm.attention_dp import RankRequest, RankState, route_to_ranks
-from maitred.compat.trtllm.interleaved import InterleavedScheduler
 
 GENERATING = LlmRequestState.GENERATION_IN_PROGRESS
 
