@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,3 +127,80 @@ def test_an_error_is_found_wherever_pieces_end(cut: int) -> None:
         record.on_stream_piece(stream[at : at + cut])
     record.on_complete()
     assert (record.outcome, record.num_events) == ("error_in_answer", 2)
+
+
+PACKED_ERROR = gzip.compress(JSON_ERROR)
+
+
+async def answer_as_accepted(received: BackendRequest) -> None:
+    """Answer with an error, in gzip for a client that takes it."""
+    if b"gzip" in received.headers.get(b"accept-encoding", b""):
+        await received.send(whole(PACKED_ERROR, headers=b"content-encoding: gzip\r\n"))
+    else:
+        await received.send(whole(JSON_ERROR))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/video"])
+def test_an_error_is_seen_for_a_client_that_takes_gzip(path: str) -> None:
+    async def scenario() -> None:
+        async with world(Backend(answer_as_accepted), max_attempts=1, passed_paths=["/v1/video"]) as w:
+            status, headers, body = await w.request(path, {"model": "m", "messages": []}, accept_encoding="gzip, br")
+            assert (status, body, headers.get("content-encoding")) == (200, JSON_ERROR, None)
+            assert w.gateway.counters.upstream_failures["error_in_answer"] == 1
+            assert w.backends[0].received[0].headers[b"accept-encoding"] == b"identity"
+
+    run(scenario())
+
+
+def test_an_answer_that_is_only_passed_on_may_be_compressed() -> None:
+    async def scenario() -> None:
+        async with world(Backend(answer_as_accepted)) as w:
+            _, headers, body = await w.request("/v1/responses/r", method="GET", accept_encoding="gzip, br")
+            assert (body, headers["content-encoding"]) == (PACKED_ERROR, "gzip")
+            assert w.backends[0].received[0].headers[b"accept-encoding"] == b"gzip, br"
+            assert not w.gateway.counters.unreadable_answers
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_compressed_all_the_same_is_counted_and_passes(
+    caplog: pytest.LogCaptureFixture, *, stream: bool
+) -> None:
+    packed = gzip.compress(ERROR if stream else JSON_ERROR)
+    coded = STREAM_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n" + chunk(packed) + b"0\r\n\r\n"
+    if not stream:
+        coded = whole(packed, headers=b"content-encoding: gzip\r\n")
+
+    async def scenario() -> None:
+        async with world(Backend(lambda received: received.send(coded))) as w:
+            for _ in range(2):
+                _, headers, body = await w.request(body={"model": "m", "stream": stream, "messages": [], "max_tokens": 50})
+                assert (headers["content-encoding"], body) == ("gzip", packed)
+            await w.wait_until_idle()
+            url = w.backends[0].url
+            page = (await w.request("/metrics", method="GET"))[2].decode()
+            assert f'maitred_backend_unreadable_answers_total{{backend="{url}"}} 2.0' in page
+            assert 'end="drained"} 2.0' in page
+            assert caplog.text.count(f"{url} compresses answers unasked") == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_is_seen_in_gzip_that_is_decoded(tmp_path: Path, *, stream: bool) -> None:
+    plain = TOKEN + ERROR if stream else JSON_ERROR
+    packed = gzip.compress(plain)
+    head = STREAM_HEAD if stream else b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async def respond(received: BackendRequest) -> None:
+        await received.send(head[:-2] + b"content-encoding: gzip\r\n\r\n" + chunk(packed[:12]) + chunk(packed[12:30]))
+        await received.send(chunk(packed[30:]) + b"0\r\n\r\n")
+
+    async def scenario() -> None:
+        async with world(Backend(respond), record=str(tmp_path / "r.csv"), max_attempts=1) as w:
+            assert (await w.request(body={"model": "m", "stream": stream, "messages": []}))[2] == plain
+            await w.wait_until_idle()
+            assert w.gateway.counters.upstream_failures["error_in_answer"] == 1
+
+    run(scenario())

@@ -34,8 +34,8 @@ def reader(headers: list[tuple[bytes, bytes]] | None = None, *, is_stream: bool 
 
 def pass_through(reader: AnswerReader, *pieces: bytes) -> bytes:
     """Return what the client receives of a body in these pieces."""
-    shown = b"".join(reader.take(piece, more=True) for piece in pieces)
-    return shown + reader.take(b"", more=False)
+    shown = b"".join(reader.take(reader.decode(piece, more=True), more=True) for piece in pieces)
+    return shown + reader.take(reader.decode(b"", more=False), more=False)
 
 
 def events(*data: bytes, end: bytes = b"\n") -> bytes:
@@ -214,14 +214,14 @@ def test_gzip_is_read_and_passed_on_decompressed(size: int, members: int) -> Non
 
 def test_what_is_no_gzip_is_a_failure_of_the_backend() -> None:
     with pytest.raises(ProtocolError, match="no gzip"):
-        reader(GZIP).take(b"plain", more=True)
+        reader(GZIP).decode(b"plain", more=True)
 
 
 def test_gzip_that_ends_in_the_middle_is_a_failure_of_the_backend() -> None:
     read = reader(GZIP)
-    read.take(gzip.compress(b"plain")[:-1], more=True)
+    read.decode(gzip.compress(b"plain")[:-1], more=True)
     with pytest.raises(ProtocolError, match="ends in the middle"):
-        read.take(b"", more=False)
+        read.decode(b"", more=False)
     assert pass_through(reader(GZIP)) == b""
 
 
@@ -229,9 +229,9 @@ def test_gzip_that_ends_in_the_middle_is_a_failure_of_the_backend() -> None:
 def test_a_piece_of_gzip_becomes_only_so_large(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_usage, "_MAX_PIECE_BYTES", 2_000)
     packed = gzip.compress(bytes(2_000 // members)) * members
-    assert reader(GZIP, is_stream=False).take(packed, more=False) == bytes(2_000)
+    assert reader(GZIP, is_stream=False).decode(packed, more=False) == bytes(2_000)
     with pytest.raises(ProtocolError, match="larger than 2000 bytes"):
-        reader(GZIP, is_stream=False).take(packed + gzip.compress(b"x"), more=False)
+        reader(GZIP, is_stream=False).decode(packed + gzip.compress(b"x"), more=False)
 
 
 def test_a_bomb_is_not_unpacked() -> None:
@@ -239,7 +239,7 @@ def test_a_bomb_is_not_unpacked() -> None:
     packed = gzip.compress(bytes(100_000_000), 9)
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="larger"):
-        reader(GZIP, is_stream=False).take(packed, more=False)
+        reader(GZIP, is_stream=False).decode(packed, more=False)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * answer_usage._MAX_PIECE_BYTES

@@ -66,7 +66,7 @@ _NO_FIELDS: Final[Mapping[str, Any]] = {}
 
 
 class AnswerReader:
-    """Reads one answer. `take` every piece of its body, and pass on what it returns; then ask for `usage`."""
+    """Reads one answer. `decode` and `take` every piece of its body, and pass on what that returns; then ask for `usage`."""
 
     def __init__(
         self, headers: Headers, *, is_stream: bool, hides_usage: bool, on_progress: Callable[[int], object] | None
@@ -74,7 +74,8 @@ class AnswerReader:
         """`headers` are those of the answer. `on_progress` is called with tokens as a stream goes on; None: nothing is."""
         encoding = b",".join(value for name, value in headers if name == b"content-encoding").strip().lower()
         self._gzip = _GzipReader() if encoding in _GZIP else None
-        self._is_opaque = encoding not in (b"", b"identity", *_GZIP)
+        self.is_opaque = encoding not in (b"", b"identity", *_GZIP)
+        """Whether nothing can be read in the answer, because of how it is compressed."""
         self._is_stream = is_stream
         self._hides_usage = hides_usage and is_stream
         self._on_progress = on_progress
@@ -92,7 +93,7 @@ class AnswerReader:
     @property
     def changes_body(self) -> bool:
         """Whether what `take` returns may have another length than what it took, and no encoding."""
-        return not self._is_opaque and (self._hides_usage or self._gzip is not None)
+        return not self.is_opaque and (self._hides_usage or self._gzip is not None)
 
     @property
     def usage(self) -> Usage | None:
@@ -104,15 +105,15 @@ class AnswerReader:
             self._kept.clear()
         return read_usage(self._fields)
 
-    def take(self, piece: bytes, *, more: bool) -> bytes:
-        """Read a piece, and return what the client may receive now. `more` is False for the last one.
+    def decode(self, piece: bytes, *, more: bool) -> bytes:
+        """Return a piece as it is without gzip. `more` is False for the last one. Raises ProtocolError if it is not encoded as
+        the headers say."""
+        return piece if self._gzip is None else self._gzip.read(piece, more=more)
 
-        Raises ProtocolError if it is not encoded as the headers say.
-        """
-        if self._is_opaque:
+    def take(self, piece: bytes, *, more: bool) -> bytes:
+        """Read a decoded piece, and return what the client may receive now. `more` is False for the last one."""
+        if self.is_opaque:
             return piece
-        if self._gzip is not None:
-            piece = self._gzip.read(piece, more=more)
         if self._is_stream:
             return self._take_events(piece, more=more)
         self._kept_bytes += len(piece)

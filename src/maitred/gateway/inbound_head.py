@@ -1,6 +1,7 @@
 """The head of a request, as the gateway reads it: once for all requests that have the same one.
 
-    forwarded    the headers for the backend: all but hop-by-hop ones (RFC 9110, 7.6.1) and those meant for the gateway itself
+    forwarded    the headers for the backend: all but hop-by-hop ones (RFC 9110, 7.6.1) and those meant for the gateway itself;
+                 where the gateway reads the answer, `accept-encoding: identity` in place of the client's
     for us       x-request-id, the credentials, the class, and the tenant if a trusted header names one; the first of several,
                  but the last that names the tenant
     target       the route, and path and query for the backend
@@ -35,6 +36,10 @@ _NOT_FORWARDED: Final = (
 )
 
 
+_PLAIN: Final = (b"accept-encoding", b"identity")
+"""What asks for an answer that is not compressed: errors and tokens are read in it, and events put between its own."""
+
+
 class InboundHead:
     """The head of a request, under one configuration."""
 
@@ -65,13 +70,19 @@ class HeadReader:
     """Reads heads under one configuration."""
 
     def __init__(
-        self, tenant_header: bytes | None = None, withheld: Collection[bytes] = (), added: Collection[tuple[bytes, bytes]] = ()
+        self,
+        tenant_header: bytes | None = None,
+        withheld: Collection[bytes] = (),
+        added: Collection[tuple[bytes, bytes]] = (),
+        read_paths: Collection[str] = (),
     ) -> None:
         """`tenant_header` is the trusted header that names the tenant, or None. `withheld` are further headers that are not
-        forwarded, `added` those that the gateway sends with every request."""
+        forwarded, `added` those that the gateway sends with every request. The answers of `read_paths` are read as those of
+        `ROUTES` are."""
         self._tenant = tenant_header
         self._withheld = _NOT_FORWARDED.union(withheld, [tenant_header] if tenant_header else [])
         self._added = added
+        self._read_paths = read_paths
 
     def read_head(self, exchange: Exchange) -> InboundHead:
         """Return the head of a request. It must not be changed."""
@@ -108,6 +119,9 @@ class HeadReader:
             inbound.names_class, inbound.requested_class = True, parse_class(name.decode("ascii"))
         inbound.credentials = read_credentials(exchange.headers)
         inbound.route = ROUTES.get(exchange.path)
+        if inbound.route is not None or exchange.path in self._read_paths:
+            others = [header for header in inbound.forwarded.headers if header[0] != _PLAIN[0]]
+            inbound.forwarded = HeaderBlock([*others, _PLAIN])
         inbound.target = exchange.target.decode("latin-1")
         return inbound
 

@@ -40,5 +40,6 @@ class IntakeRules:
                 *(OWN_HEADERS if self.programs is not None else []),
             ],
             added=[(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else [],
+            read_paths=self.passed_paths,
         )
         self.access = PageAccess(config, self.keys, self.heads)

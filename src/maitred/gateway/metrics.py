@@ -124,6 +124,9 @@ class GatewayCollector:
         yield counter("maitred_tenant_refused", text, ["tenant", "code"], of_tenants)
         failures = (([reason], n) for reason, n in counters.upstream_failures.items())
         yield counter("maitred_upstream_failures", "Failed attempts.", ["reason"], failures)
+        unreadable = (([url], n) for url, n in counters.unreadable_answers.items())
+        text = "Answers that it has compressed unasked: errors and tokens in them are not seen."
+        yield counter("maitred_backend_unreadable_answers", text, ["backend"], unreadable)
         reloads = (([result], n) for result, n in counters.reloads.items())
         yield counter("maitred_config_reload", "Reloads of the configuration.", ["result"], reloads)
         yield counter("maitred_retries", "Requests sent once more after a failure.", [], [([], counters.retries)])

@@ -46,7 +46,7 @@ from maitred.gateway.program_driver import ProgramRejected, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.refusal_pace import RefusalPace
 from maitred.gateway.request_ids import id_headers
-from maitred.gateway.request_intake import ProxyRequest, RequestIntake, ask_for_plain_answer
+from maitred.gateway.request_intake import ProxyRequest, RequestIntake
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.state import GatewayCounters
 from maitred.gateway.stream_dialects import dialect_of
@@ -147,7 +147,6 @@ class Proxy:
         stream_secs = self._config.sse_keepalive_secs
         if not (memory_secs or stream_secs):
             return writer
-        ask_for_plain_answer(proxied)
         dialect = dialect_of(proxied.route.path)
         told = id_headers(proxied.path, proxied.request_id)
         proxied.waiting_stream = WaitingStream(writer, dialect, told, memory_secs, stream_secs)

@@ -50,7 +50,7 @@ from maitred.gateway.waiting_stream import WaitingStream
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
-from maitred.wire.client_framing import NO_BLOCK, HeaderBlock
+from maitred.wire.client_framing import HeaderBlock
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
@@ -124,11 +124,6 @@ class ProxyRequest:
         failed, self.failed = self.failed, None
         if failed is not None:
             failed.close()
-
-    def replace_header(self, name: bytes, value: bytes) -> None:
-        """Send this header in place of those with this name."""
-        kept = [header for header in (*self.block.headers, *self.headers) if header[0] != name]
-        self.headers, self.block = [*kept, (name, value)], NO_BLOCK
 
 
 class RequestIntake:
@@ -341,7 +336,6 @@ def _set_program(proxied: ProxyRequest, found: ProgramOfRequest, large: LargeBod
     proxied.body, proxied.hides_usage = found.body, found.hides_usage
     if not proxied.route.generates:  # What only reads a prompt leaves nothing in KV memory that a later request needs.
         return
-    ask_for_plain_answer(proxied)
     proxied.ends_program = found.is_last
     proxied.program = ProgramRequest(
         id=request.id,
@@ -361,9 +355,3 @@ def _ask_for_usage(proxied: ProxyRequest, large: LargeBody | None) -> None:
         asking = ask_for_usage(proxied.body, large)
         proxied.hides_usage = asking is not None
         proxied.body = asking or proxied.body
-    ask_for_plain_answer(proxied)
-
-
-def ask_for_plain_answer(proxied: ProxyRequest) -> None:
-    """Ask for an answer that is not compressed, because it is read, or something is put between its events."""
-    proxied.replace_header(b"accept-encoding", b"identity")

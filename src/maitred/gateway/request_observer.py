@@ -10,6 +10,8 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
+import logging
+
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.gateway.access_log import AccessLog
@@ -20,6 +22,8 @@ from maitred.gateway.request_record import ERROR_IN_ANSWER, RequestRecord
 from maitred.gateway.routes import Route
 from maitred.gateway.state import GatewayCounters
 from maitred.wire.exchange import Exchange
+
+log = logging.getLogger("maitred.gateway")
 
 
 class RequestObserver:
@@ -66,10 +70,19 @@ class RequestObserver:
             if counts is None:  # the first of its tenant, or of one without a label of its own
                 counts = record.series.tokens_of(self._counters.tenant_label(record.request.tenant))
             _count_tokens(record, counts)
+            if record.is_unreadable and record.backend is not None:
+                self._count_unreadable(record.backend.url)
         if self._access_log is not None:
             self._access_log.write_record(exchange, record)
         if self._recorder is not None and record.generates:
             self._recorder.write_row(record)
+
+    def _count_unreadable(self, url: str) -> None:
+        """Count an answer of a backend that has passed unread; the first one is logged."""
+        counts = self._counters.unreadable_answers
+        if not counts[url]:
+            log.warning("%s compresses answers unasked: errors and tokens in them are not seen", url)
+        counts[url] += 1
 
     def refuse(
         self,

@@ -96,6 +96,8 @@ class RequestRecord:
     """Whether the whole answer was sent, with whatever status."""
     is_stream = False
     """Whether the answer is a stream of events."""
+    is_unreadable = False
+    """Whether the answer is compressed: neither errors nor tokens are seen in it."""
     num_bytes = 0
     """Of the body of the answer, as the backend sent it."""
     num_events = 0
@@ -273,7 +275,7 @@ class RequestRecord:
     def known_tokens(self) -> int | None:
         """Return the tokens of prompt and answers, as the backend says or as a stream shows; None if nothing tells them. To be
         called when the answer has ended."""
-        if self.sent_at is None or self.status != 200:
+        if self.sent_at is None or self.status != 200 or self.is_unreadable:
             return None
         self.end()
         if self.output_tokens is None and not self.is_stream:
@@ -283,7 +285,7 @@ class RequestRecord:
 
     def estimated_output(self) -> int:
         """Return the tokens of the answer, estimated by what has come of it, at most the limit of the client."""
-        if self.is_stream:
+        if self.is_stream and not self.is_unreadable:
             # The last event says that it is the last, and so does none before an error.
             seen = self.num_events - (self.error is None) - (_ONLY_ROLE.match(self._first_piece) is not None)
         else:

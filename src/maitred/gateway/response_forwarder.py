@@ -43,7 +43,21 @@ _BAD_REQUEST: Final = 400
 _LARGE_PIECE_BYTES: Final = 64 * 1024
 """Size of a piece behind which the next one waits for the next turn of the event loop. uvloop reads up to 8 MiB in a turn, and
 all pieces are looked into."""
+_PLAIN: Final = (b"", b"identity")
 _HEADERS_FIXING_BODY: Final = frozenset((b"content-length", b"content-encoding"))
+
+
+class _ClientPart:
+    """What a client receives of the head of an answer. It is kept with a head that is known."""
+
+    __slots__ = ("is_encoded", "places")
+
+    def __init__(self, headers: Headers) -> None:
+        kept = {name for name, _ in end_to_end_headers(headers)} - {REQUEST_ID_HEADER}
+        self.places = [place for place, (name, _) in enumerate(headers) if name in kept]
+        """Where its headers are; the backend's own request id is not among them."""
+        self.is_encoded = any(name == b"content-encoding" and value.strip() not in _PLAIN for name, value in headers)
+        """Whether the body is compressed."""
 
 
 class ResponseForwarder:
@@ -127,6 +141,8 @@ class ResponseForwarder:
         more, status = not self._response.is_complete, self._response.status
         self._record.status = status
         self._note_first_data_sent()
+        if status == _OK and self._client_part().is_encoded and (self.reader is None or self.reader.is_opaque):
+            self._record.is_unreadable = not self._record.is_stored  # What is stored is not asked to be plain.
         self._proxied.response_started = True
         busy = self._writer.start_response(status, self._client_headers(), self._withheld, more)
         if self.reader is not None and not more:
@@ -191,11 +207,13 @@ class ResponseForwarder:
     async def _read_piece(self) -> bytes:
         """Return the next piece of the body as the client will get it. Raises UpstreamError."""
         piece = await self._response.read_piece()
-        return piece if self.reader is None else self.reader.take(piece, more=not self._response.is_complete)
+        reader, more = self.reader, not self._response.is_complete
+        return piece if reader is None else reader.take(reader.decode(piece, more=more), more=more)
 
     def _client_headers(self) -> Headers:
         """Return the headers of the response for the client, with the request id of the gateway."""
-        headers = self._end_to_end_headers()
+        received = self._response.headers
+        headers = [received[place] for place in self._client_part().places]
         if self._response.status >= _BAD_REQUEST:
             headers = cap_retry_after(headers)
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
@@ -208,17 +226,15 @@ class ResponseForwarder:
         headers += told
         return headers
 
-    def _end_to_end_headers(self) -> Headers:
-        """Return the headers that are meant for the client, without the backend's own request id. Which they are is kept with a
-        head that is known."""
+    def _client_part(self) -> _ClientPart:
+        """Return what the client receives of the head."""
         headers, memo = self._response.headers, self._response.memo
         if memo is None:
-            return [header for header in end_to_end_headers(headers) if header[0] != REQUEST_ID_HEADER]
-        places = memo.value
-        if not isinstance(places, list):
-            kept = {name for name, _ in end_to_end_headers(headers)} - {REQUEST_ID_HEADER}
-            memo.value = places = [place for place, (name, _) in enumerate(headers) if name in kept]
-        return [headers[place] for place in places]
+            return _ClientPart(headers)
+        known = memo.value
+        if not isinstance(known, _ClientPart):
+            memo.value = known = _ClientPart(headers)
+        return known
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
         """Return what sends a piece of the body as soon as it arrives, without waking a task."""
@@ -235,8 +251,9 @@ class ResponseForwarder:
             return observe
 
         def write(piece: bytes, more: bool) -> asyncio.Future[None] | None:
-            on_data(piece)
             taken = len(piece)
+            piece = reader.decode(piece, more=more)
+            on_data(piece)
             piece = reader.take(piece, more=more)
             busy: asyncio.Future[None] | None = None
             if piece or not more:

@@ -42,6 +42,8 @@ class GatewayCounters:
         """Requests refused before admission, by error code."""
         self.upstream_failures: Counter[str] = Counter()
         """Attempts at a backend that failed, by reason."""
+        self.unreadable_answers: Counter[str] = Counter()
+        """Answers that were compressed, though plain ones were asked for, and passed unread; by the URL of the backend."""
         self.retries = 0
         """Attempts after one that failed before the first byte."""
         self.retries_over_budget = 0
