@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.gateway import body_members
-from maitred.gateway.body_members import change_members
+from maitred.gateway.body_members import change_members, parts_of_changed
 from maitred.gateway.engine_priority import set_body_priority
+from maitred.gateway.large_body import LargeBody, read_large_body
 
 LARGE = "x" * (300 * 1024)
 
@@ -35,8 +37,12 @@ def changed(body: bytes, **changes: Any) -> bytes:
         ('"model":"m", "priority":9 ,%s', '"model":"m" ,%s,"priority":1'),
         ('"model":"m",%s,"priority":9', '"model":"m",%s,"priority":1'),
         ('"a":{"priority":9},%s,"priority":9', '"a":{"priority":9},%s,"priority":1'),
-        ('"a":{"priority":9,"b":1},%s,"priority":9', '"a":{"priority":9,"b":1},%s,"priority":9,"priority":1'),
+        ('"a":{"priority":9,"b":1},%s,"priority":9', '"a":{"priority":9,"b":1},%s,"priority":1'),
+        ('"priority":9,"a":{"priority":9,"b":1},%s', '"a":{"priority":9,"b":1},%s,"priority":1'),
+        ('"priority":8,%s,"priority":9', '"priority":8,%s,"priority":9,"priority":1'),
+        ('"priority":9,%s,"priority":9', '"priority":9,%s,"priority":9,"priority":1'),
         ('"prior\\u0069ty":9,%s', '"prior\\u0069ty":9,%s,"priority":1'),
+        ('"a":{"b":1,"priority":9},"prior\\u0069ty":9,%s', '"a":{"b":1,"priority":9},"prior\\u0069ty":9,%s,"priority":1'),
     ],
 )
 def test_a_large_body_is_changed_as_text(members: str, result: str) -> None:
@@ -46,9 +52,51 @@ def test_a_large_body_is_changed_as_text(members: str, result: str) -> None:
     assert json.loads(changed(body.encode(), priority=1))["priority"] == 1
 
 
+def as_large(body: bytes, **changes: Any) -> bytes:
+    """Change a body as one that is read in slices."""
+    steps = read_large_body(body, sorted(changes), (), 0)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        large: LargeBody = end.value
+    fields = large.fill(Present)
+    assert change_members(body, changes, {key: getattr(fields, key) for key in changes}, large) is body
+    return b"".join(parts_of_changed(body, large.cut_out, large.added, is_empty=large.is_empty))
+
+
+@pytest.mark.parametrize("change", [changed, as_large])
+@pytest.mark.parametrize("spaces", [" " * 300_000, "\n" * 1_300_000])
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        ("{%s}", {"priority": 1}),
+        ("%s{%s} ", {"priority": 1}),
+        ('{%s"priority":9%s}', {"priority": 1}),
+        ('{"a":{}%s}', {"a": {}, "priority": 1}),
+        ('{"program_id":"p",%s"priority":9}', {"priority": 1}),
+        ('{"program_id":"p","priority":9,%s"a":1}', {"priority": 1, "a": 1}),
+    ],
+)
+def test_a_body_of_spaces_stays_json(change: Callable[..., bytes], body: str, spaces: str, result: dict[str, Any]) -> None:
+    made = change(body.replace("%s", spaces).encode(), priority=1, program_id=None)
+    assert {name: value for name, value in json.loads(made).items() if value is not None} == result
+
+
+@pytest.mark.parametrize("distance", [0, 100, 65_400, 65_480, 65_500, 70_000])
+@pytest.mark.parametrize("change", [changed, as_large])
+def test_what_is_within_another_member_is_left_alone(change: Callable[..., bytes], distance: int) -> None:
+    pad, text = "x" * distance, "y" * 1_100_000
+    inner = {"b": 1, "priority": 9, "program_id": "p"}
+    escaped = json.dumps({"pad": pad, "a": inner, "prioritY": 9, "text": text}).replace("prioritY", "prior\\u0069ty")
+    assert json.loads(change(escaped.encode(), priority=1)) == {"pad": pad, "a": inner, "priority": 1, "text": text}
+    both = json.dumps({"pad": pad, "a": inner, "priority": 9, "program_id": "p", "text": text}).encode()
+    assert json.loads(change(both, priority=1, program_id=None)) == {"pad": pad, "a": inner, "priority": 1, "text": text}
+
+
 def test_a_member_that_cannot_be_cut_out_is_null_in_the_end() -> None:
-    body = json.dumps({"program_id": "p", "a": {"program_id": "p", "b": 1}, "prompt": LARGE}).encode()
-    assert json.loads(changed(body, program_id=None))["program_id"] is None
+    twice = b'{"program_id":"q","program_id":"p","prompt":"%b"}' % LARGE.encode()
+    assert json.loads(changed(twice, program_id=None))["program_id"] is None
     assert "program_id" not in json.loads(changed(json.dumps({"program_id": "p", "prompt": LARGE}).encode(), program_id=None))
 
 
@@ -75,7 +123,8 @@ def test_any_body_changed_as_text_reads_as_one_that_was_taken_apart(
         as_text = json.loads(changed(body, priority=7, program_id=None))
     finally:
         body_members._MAX_TAKEN_APART = limit  # type: ignore[misc]
-    assert {key: value for key, value in as_text.items() if key != "program_id" or value is not None} == apart
+    for text in (as_text, json.loads(as_large(body, priority=7, program_id=None))):
+        assert {key: value for key, value in text.items() if key != "program_id" or value is not None} == apart
 
 
 def test_millions_of_members_are_not_made_objects_of(monkeypatch: pytest.MonkeyPatch) -> None:

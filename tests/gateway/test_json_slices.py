@@ -94,13 +94,16 @@ def test_values_that_were_cut_are_kept_if_asked_for(value: dict[str, Any], sizes
 
 
 @given(OBJECTS, SIZES)
-def test_name_and_value_of_a_member_are_in_its_window(value: dict[str, Any], sizes: Iterator[int]) -> None:
+def test_name_and_value_of_a_member_are_in_its_piece(value: dict[str, Any], sizes: Iterator[int]) -> None:
     body = json.dumps(value).encode()
     for name, member in fed(body, sizes).members.items():
-        begin, end = member.window
-        assert body[begin:end].find(json.dumps(name).encode()) >= 0
-        assert (member.raw or b"") in body[begin:end]
-        assert member.raw is not None or begin <= member.begin < member.end <= end
+        assert (member.piece is None) == (member.raw is None)
+        if member.piece is None:
+            continue
+        text = body[member.piece.begin : member.piece.end]
+        assert json.dumps(name).encode() in text
+        assert (member.raw or b"") in text
+        assert name in json.loads(member.piece.document(body, without=(member.piece.end, member.piece.end)))
 
 
 def test_a_client_cannot_write_the_mark() -> None:

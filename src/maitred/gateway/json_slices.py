@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -54,19 +54,33 @@ _WORTH_A_PASS: Final = 4 / 5
 _decode_list: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
+class Piece(NamedTuple):
+    """A part of a JSON text, and what makes it a document of its own."""
+
+    begin: int
+    """From and to which byte of the text."""
+    end: int
+    opening: bytes = b""
+    closing: bytes = b""
+
+    def document(self, text: bytes, without: tuple[int, int]) -> bytes:
+        """Return the piece of `text` as a document, without these bytes of the text."""
+        return b"".join((self.opening, text[self.begin : without[0]], text[without[1] : self.end], self.closing))
+
+
 class FoundMember:
     """A wanted member of an object. Places are counted in bytes from the beginning of the text."""
 
-    __slots__ = ("begin", "end", "num_items", "raw", "window")
+    __slots__ = ("begin", "end", "num_items", "piece", "raw")
 
-    def __init__(self, raw: bytes | None, begin: int, end: int, window: tuple[int, int], num_items: int = 0) -> None:
+    def __init__(self, raw: bytes | None, begin: int, piece: Piece | None) -> None:
         self.raw = raw
         """The value; None if a cut has gone through it, and it must be taken from the text."""
-        self.begin, self.end = begin, end
+        self.begin, self.end = begin, 0
         """Where a value without `raw` is."""
-        self.window = window
-        """The part of the text in which name and value are."""
-        self.num_items = num_items
+        self.piece = piece
+        """The piece in which name and value are; None if a cut has gone through them, or if the name has come before."""
+        self.num_items = 0
         """The items of a value without `raw` that is a list; counted up to the limit."""
 
 
@@ -153,7 +167,7 @@ class JsonSlices:
         """The wanted members that are whole."""
         self.open_member: str | None = None
         """The wanted member that has begun and is not yet whole."""
-        self._open = FoundMember(None, 0, 0, (0, 0))
+        self._open = FoundMember(None, 0, None)
         self._names, self._counted, self._max_items = tuple(names), frozenset(counted), max_items
         fields = [*((name, msgspec.Raw, msgspec.Raw()) for name in names), ("cut_", msgspec.Raw, msgspec.Raw())]
         self._decode: Any = msgspec.json.Decoder(msgspec.defstruct("_Piece", fields, rename={"cut_": _CUT_NAME})).decode
@@ -164,6 +178,12 @@ class JsonSlices:
         self._max_kept_bytes = max_kept_bytes
         self._kept = b""
         """The pieces in which the open member is, if they are kept."""
+        self._kept_from = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the object has no members, once all has been read."""
+        return self._place.last == b"{}"
 
     @property
     def in_string(self) -> bool:
@@ -231,14 +251,15 @@ class JsonSlices:
     def _take(self, name: str, raw: bytes, length: int, text: bytes, behind: _Place) -> None:
         """Take a wanted member that begins in the piece `text`. Without its opening, the document has `length` bytes."""
         end = self._at + len(text)
+        has_come = self.members.pop(name, None) is not None
         if not _is_open(raw, behind):
-            self.members[name] = FoundMember(raw, 0, 0, (self._at, end))
+            piece = None if has_come else Piece(self._at, end, self._place.opening(), behind.closing())
+            self.members[name] = FoundMember(raw, 0, piece)
             return
-        self.members.pop(name, None)
         begin = min(end, self._at + length - 1 - len(raw))  # It is the last one, with a bracket behind it.
-        self.open_member, self._open = name, FoundMember(None, begin, 0, (self._at, end))
+        self.open_member, self._open = name, FoundMember(None, begin, None)
         self._count_items(raw, None, behind)
-        self._kept = text if self._max_kept_bytes else b""
+        self._kept, self._kept_from = text if self._max_kept_bytes else b"", self._at
 
     def _go_on(self, value: msgspec.Raw, document: bytes, opening_bytes: int, text: bytes, behind: _Place) -> None:
         """Take a further part of the open member."""
@@ -252,9 +273,8 @@ class JsonSlices:
             member.begin = self._at + begin - opening_bytes
         if self.open_member is not None and not _is_open(raw, behind):
             member.end = self._at + begin + len(raw) - opening_bytes
-            member.window = member.window[0], self._at + len(text)
             if self._kept:
-                member.raw = self._kept[member.begin - member.window[0] : member.end - member.window[0]]
+                member.raw = self._kept[member.begin - self._kept_from : member.end - self._kept_from]
             self.members[self.open_member], self.open_member = member, None
 
     def _count_items(self, raw: bytes, before: _Place | None, behind: _Place) -> None:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from maitred.gateway.json_slices import SLICE_BYTES, FoundMember, JsonSlices
+from maitred.gateway.json_slices import SLICE_BYTES, FoundMember, JsonSlices, Piece
 from maitred.wire.exchange import ClientDisconnected, Exchange
 
 T = TypeVar("T")
@@ -61,9 +61,18 @@ class Turns:
 class LargeBody:
     """What has been read of a large body."""
 
-    def __init__(self, members: Mapping[str, msgspec.Raw], found: Mapping[str, FoundMember] = {}, characters: int = 0) -> None:
+    def __init__(
+        self,
+        members: Mapping[str, msgspec.Raw],
+        found: Mapping[str, FoundMember] = {},
+        characters: int = 0,
+        *,
+        is_empty: bool = False,
+    ) -> None:
         self._members = members
         self._found = found
+        self.is_empty = is_empty
+        """Whether the body is an object without members."""
         self.characters = characters
         """The characters of a body in UTF-8."""
         self.cut_out: list[Span] = []
@@ -86,9 +95,9 @@ class LargeBody:
             values = {name: msgspec.Raw(bytes(memoryview(value)[:max_bytes])) for name, value in values.items()}
         return kind(**values)
 
-    def window(self, name: str) -> Span | None:
-        """Return the part of the body in which a member is; None if it has no such member."""
-        return self._found[name].window if name in self._found else None
+    def piece(self, name: str) -> Piece | None:
+        """Return the piece of the body in which a member is, with its name; None if that is not known."""
+        return self._found[name].piece if name in self._found else None
 
     def num_items(self, name: str) -> int | None:
         """Return the items of a member that is a long list, or None if they have not been counted."""
@@ -114,7 +123,7 @@ def read_large_body(body: bytes, names: Collection[str], counted: Collection[str
         name: msgspec.Raw(view[found.begin : found.end] if found.raw is None else found.raw)
         for name, found in slices.members.items()
     }
-    return LargeBody(members, slices.members, characters)
+    return LargeBody(members, slices.members, characters, is_empty=slices.is_empty)
 
 
 def count_characters(text: bytes) -> int:

@@ -55,7 +55,7 @@ class LargeBodyReader:
 
 def _copy_changed(body: bytes, large: LargeBody) -> Steps[bytes]:
     copy = BytesIO()
-    for part in parts_of_changed(body, large.cut_out, large.added):
+    for part in parts_of_changed(body, large.cut_out, large.added, is_empty=large.is_empty):
         for begin in range(0, len(part), _COPY_BYTES):
             copy.write(part[begin : begin + _COPY_BYTES])
             yield
