@@ -95,10 +95,10 @@ def test_an_attempt_that_follows_forgets_the_error() -> None:
     record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), generates=True)
     record.is_stream = True
     backend: object = object()
-    record.on_sent(backend, None)  # type: ignore[arg-type]
+    record.on_sent(backend, 0, None)  # type: ignore[arg-type]
     record.on_first_data(ERROR)
     assert record.error == AnswerError("EngineCore encountered an issue", 500)
-    record.on_sent(backend, None)  # type: ignore[arg-type]
+    record.on_sent(backend, 0, None)  # type: ignore[arg-type]
     record.on_first_data(TOKEN)
     assert (record.error, record.num_events) == (None, 1)
 

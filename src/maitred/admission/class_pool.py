@@ -78,9 +78,10 @@ class ClassPool(SlotPool):
         ticket.counters.arrived += 1
         if self.reserve is not None and not self.waiting:  # While requests wait, `dispatch` does it, and lets them in.
             self.reserve.review(now)
+        units = self.priority.set_slot_units(ticket)
         blocked_by = self.priority.blocking_reason(ticket)
         if self.reserve is not None and blocked_by is not Reason.TENANT_LIMIT:
-            self.reserve.on_arrival(lane, self.priority.set_slot_units(ticket), now)
+            self.reserve.on_arrival(lane, units, now)
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
             blocked_by = Reason.RATE_LIMIT  # The token is taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:

@@ -93,7 +93,7 @@ class AdmissionPriority:
         self._promotion_budget = promotion_budget
 
     def blocking_reason(self, ticket: Ticket) -> Reason | None:
-        """Return why a newcomer cannot have a slot, or None if it can."""
+        """Return why a newcomer, of which `slot_units` are set, cannot have a slot, or None if it can."""
         if ticket.tenant_account is not None and not ticket.tenant_account.has_room(ticket.sequences):
             return Reason.TENANT_LIMIT
         queues, slots, lane = self._queues, self._slots, ticket.lane
@@ -102,7 +102,7 @@ class AdmissionPriority:
             return _BEHIND_QUEUE
         if queues.queued and queues.lanes[lane].holds_back(ticket):
             return Reason.TENANT_LIMIT
-        if not slots.fits(lane, self.set_slot_units(ticket)):
+        if not slots.fits(lane, ticket.slot_units):
             if not slots.capacity:
                 return Reason.NO_CAPACITY
             return _HELD_BY_RESERVATION if slots.in_use + ticket.slot_units <= slots.capacity else _NO_SLOT

@@ -30,6 +30,7 @@ from typing import Final
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
 from maitred.core.errors import MaitredError
+from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.backend import Backend, UpstreamRequest, others_serving
@@ -103,11 +104,12 @@ class Attempts:
             untried = untried or fleet.ejection.last_resort(model, ())
         tried: list[Backend] = []
         while untried:
-            choice = self._router.choose(proxied.request, fleet.with_free_slots(untried), monotonic_now())
+            now = monotonic_now()
+            choice = self._router.choose(proxied.request, fleet.with_free_slots(untried), now)
             backend = fleet.backends[choice.instance]
             proxied.may_be_elsewhere = asks_each and bool(others_serving(fleet.backends, model, [*tried, backend]))
             try:
-                return await self._try_backend(backend, proxied, writer)
+                return await self._try_backend(backend, proxied, writer, now)
             except UpstreamError as error:
                 failed = note_failure(proxied, error)
             if not self._retries.allows_retry(failed):
@@ -141,7 +143,7 @@ class Attempts:
             is_willing = probed is not None or (backend.takes(proxied.request.model) and backend.circuit.rests_until is None)
             if is_willing:
                 try:
-                    return await self._try_backend(backend, proxied, writer, rank)
+                    return await self._try_backend(backend, proxied, writer, monotonic_now(), rank)
                 except UpstreamError as error:
                     failed = note_failure(proxied, error)
                 if isinstance(failed.failure, UsageRefused):
@@ -218,21 +220,21 @@ class Attempts:
                 raise error_responses.upstream_busy(rest)
             raise error_responses.upstream_failed(failed.failure if failed is not None and serving else None)
         forwarder, record = answer.forwarder, proxied.record
-        self._confirm_first_byte(proxied, forwarder)
         record.on_passed_on(answer.sent.backend, forwarder.withheld, is_stream=forwarder.is_stream)
+        self._confirm_first_byte(proxied, forwarder)
         further = forwarder.forward()
         return self._complete(answer.sent, record) if further is None else await self._await_rest(further, answer.sent, record)
 
     async def _try_backend(
-        self, backend: Backend, proxied: ProxyRequest, writer: ResponseWriter, rank: int | None = None
+        self, backend: Backend, proxied: ProxyRequest, writer: ResponseWriter, now: Micros, rank: int | None = None
     ) -> ReleaseReason:
         """Send the request to one backend and its response to the client. Raises UpstreamError while nothing has been sent,
         and ApiError if the request loses its slot before its first byte."""
-        sent, record = self._fleet.add_request(backend, proxied.request, proxied.task), proxied.record
+        sent, record = self._fleet.add_request(backend, proxied.request, proxied.task, now), proxied.record
         sent.record = record
         if proxied.failed is not None:
             sent.may_be_abandoned = proxied.failed.num_abandoned < self._config.max_attempts
-        record.on_sent(backend, None if sent.own is None else sent.note_events)
+        record.on_sent(backend, now, None if sent.own is None else sent.note_events)
         response: UpstreamResponse | None = None
         try:
             response = await self._send(backend, proxied, rank)
@@ -293,17 +295,19 @@ class Attempts:
         return _DRAINED
 
     def _confirm_first_byte(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
-        """From here on the request is no victim. Raises ApiError if it has lost its slot already."""
+        """Note that the first data has just come: from here on the request is no victim. Raises ApiError if it has lost its
+        slot already."""
         if proxied.step is not None:
             proxied.step.is_stream = forwarder.is_stream
-        if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id):
+        now = proxied.record.last_data_at
+        if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id, now):
             raise error_responses.preempted()
 
     def _send(self, backend: Backend, proxied: ProxyRequest, rank: int | None) -> Awaitable[UpstreamResponse]:
         headers, block = proxied.headers, proxied.block
         if rank is not None:
             headers, block = with_rank([*block.headers, *headers], rank), NO_BLOCK
-        return self._client.request(*(backend.origin, proxied.method, proxied.path, headers, proxied.body), block=block)
+        return self._client.request(backend.origin, proxied.method, proxied.path, headers, proxied.body, block=block)
 
     def _answer_reader(self, proxied: ProxyRequest, response: UpstreamResponse, forwarder: ResponseForwarder) -> AnswerReader:
         """Return what reads the usage of an answer, and tells the programs how far the answer to a step has come."""

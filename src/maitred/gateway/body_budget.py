@@ -69,8 +69,10 @@ class BodyBudget:
 
     def has_room(self, lease: BodyLease, size: int) -> bool:
         """Return whether `lease` may hold `size` more bytes."""
-        free = self.limit - self.parked_bytes - size
-        if free >= self.limit // 2:
+        free = self.limit - self.taken_bytes - size
+        if self.server is not None:
+            free -= self.server.parked_bytes
+        if 2 * free >= self.limit:
             return True
         if free < 0:
             return False
@@ -166,7 +168,8 @@ class BodyLease:
         """Return all bytes to the budget. Idempotent."""
         if self._stop is not None:
             self.end_upload()
-        self.return_bytes(self.held_bytes)
+        if self.held_bytes:
+            self.return_bytes(self.held_bytes)
         self._budget.leases.discard(self)
 
 

@@ -152,12 +152,12 @@ class RealTimeAdmission:
             self._apply_decisions(decisions)
         return lease
 
-    def confirm_first_byte(self, request_id: RequestId) -> bool:
+    def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
         """Tell the core that the first byte of a response is about to be sent; from then on the request is no victim.
 
         Return False if the request has lost its slot already: send nothing then.
         """
-        return self.core.confirm_first_byte(request_id, self.now())
+        return self.core.confirm_first_byte(request_id, now)
 
     def yield_slot(self, request_id: RequestId) -> bool:
         """Free the slot of a preempted request, after its work has stopped. Return whether the request waits for another
@@ -166,10 +166,13 @@ class RealTimeAdmission:
         self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is _QUEUE for decision in decisions)
 
-    def release(self, request_id: RequestId, end: ReleaseReason, tokens: int | None = None) -> None:
-        """End a request: free its slot, or its place in the queue. `tokens`: those that it had, if known. Idempotent."""
+    def release(
+        self, request_id: RequestId, end: ReleaseReason, tokens: int | None = None, ended_at: Micros | None = None
+    ) -> None:
+        """End a request: free its slot, or its place in the queue. `tokens`: those that it had, if known. `ended_at`: the time,
+        if it was read in this step of its task. Idempotent."""
         self._leases.pop(request_id, None)
-        self._apply_decisions(self.core.release(request_id, end, self.now(), tokens))
+        self._apply_decisions(self.core.release(request_id, end, ended_at or self.now(), tokens))
 
     def set_stranded(self, request_id: RequestId, *, stranded: bool) -> None:
         """Note that the slot of a request goes when it leaves its backend, or that it does not."""

@@ -154,7 +154,7 @@ class BackendFleet:
         """Return the load of the healthy backends of a pool. O(backends)."""
         return fleet_load(self.pools.backends(pool))
 
-    def add_request(self, backend: Backend, request: Request, task: asyncio.Task[None]) -> UpstreamRequest:
+    def add_request(self, backend: Backend, request: Request, task: asyncio.Task[None], now: Micros) -> UpstreamRequest:
         """Count the request that `task` is about to send to `backend`."""
         sent = UpstreamRequest(backend, request, task)
         backend.requests.add(sent)
@@ -162,7 +162,7 @@ class BackendFleet:
         if backend.circuit.needs_attention:
             self.ejection.begin(sent)
         if backend.learned_slots is not None:
-            sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, monotonic_now(), request.sequences)
+            sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, now, request.sequences)
             backend.in_use.set()
         return sent
 

@@ -209,7 +209,7 @@ class Proxy:
             raise
         finally:
             tokens = self._settled_cost(proxied) if self._admission.core.uses_costs else None
-            self._admission.release(request.id, end, tokens)
+            self._admission.release(request.id, end, tokens, proxied.record.ended_at)
 
     def _settled_cost(self, proxied: ProxyRequest) -> int | None:
         """Return the tokens that a request has had in the end, or None if they are not known. An answer that had no limit

@@ -124,9 +124,9 @@ class RequestRecord:
         self.generates = generates
         self.series = series
 
-    def on_sent(self, backend: Backend, on_events: Callable[[int, Micros], object] | None) -> None:
+    def on_sent(self, backend: Backend, now: Micros, on_events: Callable[[int, Micros], object] | None) -> None:
         """Note that the request is about to be sent to `backend`. `on_events` is told of the events of its answer."""
-        self.backend, self.sent_at, self.on_events = backend, monotonic_now(), on_events
+        self.backend, self.sent_at, self.on_events = backend, now, on_events
         self.num_attempts += 1
         if self.num_attempts > 1:
             self.first_data_at, self.num_bytes, self.num_events = None, 0, 0

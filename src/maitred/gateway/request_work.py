@@ -65,6 +65,7 @@ class _SamplingFields(msgspec.Struct, gc=False):
     max_new_tokens: msgspec.Raw = msgspec.Raw()
 
 
+_NO_LIMITS: Final[list[object]] = [None, None, None]
 _decode_sampling: Final = msgspec.json.Decoder(_SamplingFields).decode
 _decode_number: Final = msgspec.json.Decoder(int | float | str).decode
 
@@ -73,6 +74,8 @@ def output_limit(fields: BodyFields) -> int | None:
     """Return the limit that the client sets for an answer, in tokens, or None if it sets none. At most `MAX_OUTPUT_LIMIT`,
     because clients may send any number."""
     limits: list[object] = [fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens]
+    if limits == _NO_LIMITS and type(fields) is BodyFields:
+        return None
     if isinstance(fields, BatchFields):
         limits.append(_number(fields.max_new_tokens))
         for sampling in _sampling_of(fields):

@@ -23,7 +23,7 @@ from typing import Any, Final
 import httptools
 
 from maitred.wire.framing import MessageFraming
-from maitred.wire.known_heads import KnownHeads, SeenHead
+from maitred.wire.known_heads import KnownHeads, SeenHead, find_head
 from maitred.wire.messages import END, Event, FramingError, FramingMisuse, Headers, HeadMemo, Kind, ResponseHead, State
 
 _PROTOCOL: Final = b"HTTP/"
@@ -64,6 +64,7 @@ def _join_lines(lines: list[bytes], *, line_ends: int) -> bytes:
 
 
 NO_BLOCK: Final = HeaderBlock([])
+_NO_HEAD: Final[SeenHead] = (b"", None, 0)
 
 
 class ClientFraming(MessageFraming):
@@ -123,13 +124,18 @@ class ClientFraming(MessageFraming):
             return self._parse(data)
         self._is_at_start = False
         # Behind the head of an answer to HEAD is no body, whatever the head says.
-        seen = None if self._bodiless else self._known_heads.look_up(data)
-        if seen is not None and seen.known is not None and len(data) - seen.end == seen.length:
-            return self._take_known(seen.known, seen.length, data[seen.end :])
+        seen = None if self._bodiless else find_head(data)
+        key, length, end = seen or _NO_HEAD
+        if length is None or len(data) - end != length:
+            self._begin_message()
+            return self._parse(data)
+        known = self._known_heads.get(key)
+        if known is not None:
+            return self._take_known(known, length, data[end:])
         self._begin_message()
         events = self._parse(data)
-        if seen is not None and len(data) - seen.end == seen.length and events and events[-1] is END:
-            self._keep_head(seen, events[0])
+        if events and events[-1] is END:
+            self._keep_head(key, events[0], length)
         return events
 
     def _take_known(self, known: ResponseHead, length: int, body: bytes) -> list[Event]:
@@ -139,15 +145,15 @@ class ClientFraming(MessageFraming):
         head = known if length == known.length else known.with_length(length)
         return [head, body, END] if length else [head, END]
 
-    def _keep_head(self, seen: SeenHead[ResponseHead], head: Event) -> None:
+    def _keep_head(self, key: bytes, head: Event, length: int) -> None:
         """Keep the head of a response that was the whole of a read, so that all that it means is known.
 
         What was seen is the first head of the read. If that was an interim response, or bytes follow the response (which end
         the keep-alive of this connection alone), the head that was parsed is not what was seen, or means more than it says.
         """
-        if type(head) is ResponseHead and not self._has_interim and head.length == seen.length and head.status not in _BODILESS:
+        if type(head) is ResponseHead and not self._has_interim and head.length == length and head.status not in _BODILESS:
             head.keep_alive, head.memo = self.keep_alive, HeadMemo()
-            self._known_heads.keep(seen, head)
+            self._known_heads.keep(key, head)
 
     def _parse(self, data: bytes) -> list[Event]:
         if not self._in_body:

@@ -27,7 +27,7 @@ the memory of this process, and is written nowhere. Compiled (`tools/compile.py`
 from __future__ import annotations
 
 import re
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 HeadT = TypeVar("HeadT")
 MAX_HEADS: Final = 512
@@ -35,22 +35,21 @@ MAX_KEPT_HEAD_BYTES: Final = 4_096
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 
 
-class SeenHead(Generic[HeadT]):
-    """The head at the beginning of a read."""
+SeenHead: TypeAlias = tuple[bytes, int | None, int]
+"""The head at the beginning of a read: the head without the digits of its length, by which it is kept; the declared length of
+the body, or None if the head is all that has come, and declares none in the usual place; and where the body begins."""
 
-    key: bytes
-    """The head without the digits of its length."""
-    length: int | None
-    """The declared length of the body, or None if the head is all that has come, and declares none in the usual place."""
-    end: int
-    """Where the body begins."""
-    known: HeadT | None
-    """The head that was kept, with another length perhaps; None if there is none."""
 
-    __slots__ = ("end", "key", "known", "length")
-
-    def __init__(self, key: bytes, length: int | None, end: int, known: HeadT | None) -> None:
-        self.key, self.length, self.end, self.known = key, length, end, known
+def find_head(data: bytes) -> SeenHead | None:
+    """Return the head with which `data` begins, or None if it is not one that could be kept."""
+    end = data.find(b"\r\n\r\n", 0, MAX_KEPT_HEAD_BYTES)
+    if end <= 0:
+        return None
+    length = _LENGTH.search(data, 0, end + 2)
+    if length is None:
+        return (data, None, end + 4) if end + 4 == len(data) else None
+    begin, behind = length.span(1)
+    return data[:begin] + data[behind : end + 2], int(data[begin:behind]), end + 4
 
 
 class KnownHeads(Generic[HeadT]):
@@ -59,20 +58,12 @@ class KnownHeads(Generic[HeadT]):
     def __init__(self) -> None:
         self._heads: dict[bytes, HeadT] = {}
 
-    def look_up(self, data: bytes) -> SeenHead[HeadT] | None:
-        """Return the head with which `data` begins, or None if it is not one that could be kept."""
-        end = data.find(b"\r\n\r\n", 0, MAX_KEPT_HEAD_BYTES)
-        if end <= 0:
-            return None
-        length = _LENGTH.search(data, 0, end + 2)
-        if length is None:
-            return SeenHead(data, None, end + 4, self._heads.get(data)) if end + 4 == len(data) else None
-        begin, behind = length.span(1)
-        key = data[:begin] + data[behind : end + 2]
-        return SeenHead(key, int(data[begin:behind]), end + 4, self._heads.get(key))
+    def get(self, key: bytes) -> HeadT | None:
+        """Return the head that was kept, with another length perhaps, or None if there is none."""
+        return self._heads.get(key)
 
-    def keep(self, seen: SeenHead[HeadT], head: HeadT) -> None:
+    def keep(self, key: bytes, head: HeadT) -> None:
         """Keep `head`, which the parser has made of what was seen."""
         if len(self._heads) >= MAX_HEADS:
             self._heads.clear()
-        self._heads[seen.key] = head
+        self._heads[key] = head

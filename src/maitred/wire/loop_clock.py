@@ -42,6 +42,8 @@ class LoopClock:
         """Seconds that do not count."""
         self._caught_up_at = 0.0
         """When the sockets have been read after the last stall, by the loop's time."""
+        self.last_beat = 0.0
+        """The time that counted at the last beat: at most `BEAT_SECS` old, or as long as the loop has been held up."""
         self._set_beat()
 
     def time(self) -> float:
@@ -71,7 +73,9 @@ class LoopClock:
         return at + self._lost
 
     def _set_beat(self) -> None:
-        self._due = self._loop.time() + BEAT_SECS
+        now = self._loop.time()
+        self.last_beat = now - self._lost
+        self._due = now + BEAT_SECS
         self._limit = self._due + STALL_SECS
         self._cpu = time.thread_time()
         self._loop.call_at(self._due, self._beat)

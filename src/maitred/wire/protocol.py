@@ -236,7 +236,7 @@ class ServerConnection(asyncio.Protocol):
             self._close_after_answer()
         elif self._writable is None and framing.peer is _DONE:
             self._exchange = None
-            self._idle_since = self._clock.time()
+            self._idle_since = self._clock.last_beat  # exact enough for what lasts a minute
             if self._timer is None:
                 self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
             events = framing.next_exchange()

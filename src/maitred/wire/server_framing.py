@@ -28,7 +28,7 @@ from typing import Any, Final
 import httptools
 
 from maitred.wire.framing import SLICE_BYTES, MessageFraming
-from maitred.wire.known_heads import KnownHeads, SeenHead
+from maitred.wire.known_heads import KnownHeads, find_head
 from maitred.wire.messages import (
     END,
     Event,
@@ -107,27 +107,31 @@ class ServerFraming(MessageFraming):
                 self._pending.append(data)
                 self.pending_bytes += len(data)
             return []
-        seen = self._known_heads.look_up(data) if self.peer is _IDLE and not self.is_in_head else None
-        if seen is not None and seen.known is not None:
-            return self._take_known(seen, seen.known, data)
+        seen = find_head(data) if self.peer is _IDLE and not self.is_in_head else None
+        if seen is None:
+            self._feed(data)
+            return self._take_events()
+        key, length, end = seen
+        known = self._known_heads.get(key)
+        if known is not None:
+            return self._take_known(known, length, data[end:])
         self._feed(data)
         events = self._take_events()
-        if seen is not None and events and (seen.length is not None or events[-1] is END):
-            self._keep_head(seen, events[0])
+        if events and (length is not None or events[-1] is END):
+            self._keep_head(key, events[0], length)
         return events
 
-    def _keep_head(self, seen: SeenHead[RequestHead], head: Event) -> None:
-        if type(head) is RequestHead and head.length == seen.length:
+    def _keep_head(self, key: bytes, head: Event, length: int | None) -> None:
+        if type(head) is RequestHead and head.length == length:
             head.memo = HeadMemo()
-            self._known_heads.keep(seen, head)
+            self._known_heads.keep(key, head)
 
-    def _take_known(self, seen: SeenHead[RequestHead], known: RequestHead, data: bytes) -> list[Event]:
+    def _take_known(self, known: RequestHead, declared: int | None, body: bytes) -> list[Event]:
         """Return the events of a request with a head that was parsed before. The parser sees nothing of it."""
-        length = seen.length or 0
-        head = known if seen.length == known.length else known.with_length(length)
+        length = declared or 0
+        head = known if declared == known.length else known.with_length(length)
         self.own, self.peer, self.keep_alive = _SEND_RESPONSE, _SEND_BODY, head.keep_alive
         self._is_http_11, self._is_head_request = head.is_http_11, head.method == "HEAD"
-        body = data[seen.end :]
         if len(body) < length:
             self._begin_message()
             self._length, self._in_body, self._skips_parser = length, True, True
