@@ -123,6 +123,19 @@ def test_an_engine_whose_last_answer_stopped_by_itself_is_busy_for_one_step_more
     assert run(engine) == [(410, FIRST, 1), (410, FINISHED, 1)]  # it begins at 260
 
 
+@pytest.mark.parametrize("batching", [None, "guaranteed-no-evict"])
+def test_all_slots_are_there_for_those_who_come_while_the_last_answer_ends(batching: str | None) -> None:
+    engine = ahead(max_num_seqs=2, batching=batching)
+    engine.enqueue(limited(0, 2), 2, 0)
+    engine.next_event()
+    engine.advance(150)
+    engine.next_event()
+    for number in (1, 2):
+        engine.enqueue(limited(number, 1), 1, 200)
+    # The step until 260 ends the answer of 0. A step that is planned without the two has nothing in it, so it takes no time.
+    assert run(engine) == [(260, FINISHED, 0), *[(460, kind, number) for kind in (FIRST, FINISHED) for number in (1, 2)]]
+
+
 def test_a_block_is_free_one_step_after_its_sequence_has_ended() -> None:
     engine = ahead(total_kv_blocks=8, block_size_in_tokens=16, max_model_len=120)
     engine.enqueue(limited(0, 2), 2, 0)  # 50 tokens in 4 blocks

@@ -103,7 +103,7 @@ class ContinuousBatch(RunningBatch):
         """Plan a step, as `schedule` says."""
         blocks, self.num_transferred = self._blocks, 0
         open_to = waiting
-        if waiting is not None and len(self.sequences) + self.pending_free_slots >= self._max_num_seqs:
+        if waiting is not None and len(self.sequences) >= self._max_num_seqs:
             open_to = None  # the batch is full
         # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
         # costs O(block size) at most, however many sequences decode.

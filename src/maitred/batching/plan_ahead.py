@@ -10,7 +10,7 @@ so what the scheduler could not know then is kept from it:
     a sequence that is preempted in step n + 1  has emitted a token in step n whose content was not known. A block that it
                                                 filled is not cached
 
-(Arrivals are kept back by `instance.async_scheduling`.)
+(When the scheduler learns of a completion or an arrival is the matter of `instance.mailbox`.)
 
 Example: blocks of 16, all taken. Sequence A reaches its limit with step 7. In step 8 B needs a block: A's are not free yet, so
 a victim is preempted for it. If the victim is A itself, it loses nothing by that, for it has ended.
@@ -22,10 +22,7 @@ from __future__ import annotations
 
 from maitred.batching.continuous import ContinuousBatch
 from maitred.batching.limits import BatchLimits, PreemptionPolicy
-from maitred.batching.running_batch import StepPlan
-from maitred.core.contracts import WaitQueue
 from maitred.core.sequence import SequenceState
-from maitred.core.units import Micros
 from maitred.kv import BlockManager
 
 
@@ -41,53 +38,27 @@ class AheadBatch(ContinuousBatch):
         super().__init__(limits, blocks, preemption_policy)
         self._max_model_len = max_model_len
 
-    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
-        return super().schedule(waiting, now, 1 if self.num_ghosts else max_repeats)
-
     def finish(self, seq: SequenceState) -> None:
-        """Note that `seq` is complete. It leaves with `drop_leaving`."""
-        self.leaving.append(seq)
+        """Note that `seq` is complete. It goes with `remove`, when the scheduler knows."""
+        seq.is_complete = True
         seq.num_output_tokens = emitted = self.step_index - seq.decode_origin_step
         longest = self._max_model_len - seq.prompt_tokens
         if seq.request.max_output_tokens is not None:
             longest = min(longest, seq.request.max_output_tokens)
-        if emitted < longest:
-            self.num_ghosts += 1
-        else:
+        if emitted >= longest:  # foreseen: no token is computed in vain
             self._blocks.stop_decode(self._stop_decode(seq))
 
-    def drop_leaving(self) -> None:
-        """Let the sequences go that completed before the step that has just been planned."""
-        prefixed = self._prefix_blocks
-        if prefixed is not None and self.leaving:
-            prefixed.reserve_next_step()  # the step takes its blocks before theirs are free, and evicts other content
-        while self.leaving:
-            seq = self.leaving[0]
-            self.remove(seq)
-            if prefixed is not None:
-                prefixed.forget(seq)
-
     def remove(self, seq: SequenceState) -> None:
-        if self.leaving and seq in self.leaving:
-            self.leaving.remove(seq)
-            if not seq.is_decoding:
-                del self.sequences[seq.request_id]
-                self._blocks.release_reserved(seq, seq.num_computed_tokens, seq.num_computed_tokens)
-                return
-            self.num_ghosts -= 1
-        super().remove(seq)
+        if seq.is_complete and not seq.is_decoding:
+            del self.sequences[seq.request_id]
+            self._blocks.release_reserved(seq, seq.num_computed_tokens, seq.num_computed_tokens)
+        else:
+            super().remove(seq)
 
     def _next_tokens(self, seq: SequenceState, budget: int) -> int:
-        return 0 if seq in self.leaving and not seq.is_decoding else super()._next_tokens(seq, budget)
-
-    def _preempt(self, seq: SequenceState) -> SequenceState:
-        has_ended = seq in self.leaving
-        super()._preempt(seq)
-        if has_ended and self._prefix_blocks is not None:
-            self._prefix_blocks.forget(seq)
-        return seq
+        return 0 if seq.is_complete and not seq.is_decoding else super()._next_tokens(seq, budget)
 
     def _num_unknown(self, seq: SequenceState) -> int:
         # The last token of KV is that of the step in progress. After a prompt it is the last one of the prompt, which is known.
         held = self._kv_tokens(seq)
-        return int((seq.is_decoding or seq in self.leaving) and held != seq.num_tokens_to_prefill)
+        return int((seq.is_decoding or seq.is_complete) and held != seq.num_tokens_to_prefill)

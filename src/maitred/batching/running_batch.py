@@ -4,9 +4,9 @@ Sequences that decode are never touched on the way: their number and their conte
 follows from the step counter (`SequenceState.decode_origin_step`). So a run of k steps is committed in one addition, however
 many sequences decode. Two kinds of sequence need care:
 
-    stalled    decodes, and gets no token in the step that is planned: its origin step moves by one, its context stays
-    leaving    has completed, which a scheduler that plans one step ahead does not know yet: it keeps its slot and its blocks
-               until the next step is planned (`plan_ahead`)
+    stalled     decodes, and gets no token in the step that is planned: its origin step moves by one, its context stays
+    complete    its answer is, which a scheduler that plans one step ahead does not know yet: it keeps its slot until the next
+                step is planned (`plan_ahead`)
 
 Example: 3 sequences decode, which hold 40, 50 and 60 tokens: `num_decodes` is 3 and `context_tokens` is 150. After a run of 10
 steps it is 180. Was one of them stalled in a step of its own after that, it is 182.
@@ -73,11 +73,8 @@ class RunningBatch:
         "_stalled",
         "announces_steps",
         "context_tokens",
-        "leaving",
         "num_decodes",
-        "num_ghosts",
         "num_transferred",
-        "pending_free_slots",
         "sequences",
         "step_index",
     )
@@ -91,13 +88,7 @@ class RunningBatch:
         self._blocks = blocks
         self._prefix_blocks = blocks if isinstance(blocks, PrefixBlockManager) else None
         self.sequences: dict[RequestId, SequenceState] = {}
-        """Running sequences, in the order of admission; those that leave included."""
-        self.leaving: list[SequenceState] = []
-        """Sequences that have completed and still hold their slots and blocks."""
-        self.num_ghosts = 0
-        """Of these, the sequences that decode in the step about to be planned all the same."""
-        self.pending_free_slots = 0
-        """Slots of sequences that have completed and left, which a scheduler one step ahead does not know yet."""
+        """The sequences that have a slot, in the order of admission; complete ones included."""
         self._prefilling: list[SequenceState] = []
         self._stalled: list[SequenceState] = []
         """Sequences that decode and are left out of the step. Their number of steps and their blocks stand still."""
@@ -128,7 +119,7 @@ class RunningBatch:
     @property
     def is_full(self) -> bool:
         """Whether no sequence can be admitted, for want of a slot."""
-        return len(self.sequences) + self.pending_free_slots >= self._max_num_seqs
+        return len(self.sequences) >= self._max_num_seqs
 
     def set_limit(self, max_num_seqs: int) -> None:
         """Admit sequences while fewer than `max_num_seqs` run, from now on; those that run go on. Raises ConfigError if its
@@ -200,15 +191,11 @@ class RunningBatch:
         return complete
 
     def finish(self, seq: SequenceState) -> None:
-        """Remove `seq`, which is complete."""
+        """Remove `seq`, whose answer is complete. A batch that is planned one step ahead keeps its slot until `remove`."""
         self.remove(seq)
 
-    def drop_leaving(self) -> None:
-        """Let the sequences go that completed before the step that has just been planned, with all that they held."""
-        self.pending_free_slots = 0
-
     def remove(self, seq: SequenceState) -> None:
-        """Remove `seq`, complete or not: free its blocks, and settle its progress."""
+        """Remove `seq`, complete or not: free its slot and its blocks, and settle its progress."""
         del self.sequences[seq.request_id]
         if not seq.is_decoding:
             self._prefilling.remove(seq)
@@ -236,7 +223,7 @@ class RunningBatch:
             raise InvariantError(
                 f"{self.num_decodes} decodes over {self.context_tokens} tokens, but {len(decoding)} sequences decode"
             )
-        prefilling = [seq for seq in held if not seq.is_decoding and seq not in self.leaving]
+        prefilling = [seq for seq in held if not (seq.is_decoding or seq.is_complete)]
         if prefilling != self._prefilling or len(held) > self._most_seqs:
             raise InvariantError("the prefilling sequences are not the running ones that do not decode")
 

@@ -57,6 +57,7 @@ class SchedulerBatch(ContinuousBatch):
         "_active",
         "_is_blocked",
         "_is_pausing",
+        "_keeps_slots",
         "_kv_cache",
         "_max_model_len",
         "_name",
@@ -76,10 +77,13 @@ class SchedulerBatch(ContinuousBatch):
         max_model_len: int,
         name: str,
         make_scheduler: Callable[[KvCacheView], RequestScheduler],
+        *,
+        plans_ahead: bool,
     ) -> None:
         """`name` is what messages call the scheduler. `max_model_len`, in tokens, limits the answers of requests that say
-        nothing."""
+        nothing. With `plans_ahead` the slot of a complete sequence, and nothing else of it, is kept until `remove`."""
         super().__init__(limits, blocks)
+        self._keeps_slots = plans_ahead
         self._max_model_len = max_model_len
         self._name = name
         self._requests: dict[int, ActiveRequest] = {}
@@ -124,7 +128,9 @@ class SchedulerBatch(ContinuousBatch):
             plan.preempted = [self._pause(request) for request in self._known(output.paused_requests)]
             self._stall(self._left_out(output))
         plan.stalled = self._stalled
-        self._check_decodes()
+        needed, free = self._blocks.decode_blocks(1), self._blocks.free_committed
+        if needed > free:
+            raise self._overcommitted(needed, free)
         if output.context_requests:
             self._start_chunks(self._known(output.context_requests), plan, now)
         elif not plan.preempted and not self._stalled:
@@ -154,8 +160,14 @@ class SchedulerBatch(ContinuousBatch):
     def finish(self, seq: SequenceState) -> None:
         self._requests[seq.request.id].state = LlmRequestState.GENERATION_COMPLETE
         self.remove(seq)
+        if self._keeps_slots:
+            seq.is_complete = True
+            self.sequences[seq.request_id] = seq
 
     def remove(self, seq: SequenceState) -> None:
+        if seq.is_complete:
+            del self.sequences[seq.request_id]
+            return
         request = self._requests.pop(seq.request.id)
         self._active.remove(request)
         self._is_blocked = False
@@ -191,7 +203,7 @@ class SchedulerBatch(ContinuousBatch):
         pending = [request for request in self._active if not request.has_blocks]
         tokens = sum([request.prompt_len for request in pending])
         counted = len(pending) == self._num_pending and tokens == self._num_pending_tokens
-        if not counted or self._requests.keys() != self.sequences.keys():
+        if not counted or [*self._requests] != [each.request_id for each in self.sequences.values() if not each.is_complete]:
             raise InvariantError("the active requests are not the sequences of the batch")
         if self._not_generating != [request for request in self._active if not request.seq.is_decoding]:
             raise InvariantError("the requests that do not generate are not those of the batch")
@@ -282,8 +294,7 @@ class SchedulerBatch(ContinuousBatch):
     def _known(self, requests: Sequence[object]) -> list[ActiveRequest]:
         """Return `requests`, which the scheduler has named. Raises ConfigError for one that is not active, or named twice."""
         known = [request for request in requests if isinstance(request, ActiveRequest)]
-        ids = {request.request_id for request in known}
-        if len(ids) != len(requests) or any(self._requests.get(request.request_id) is not request for request in known):
+        if len({*known}) != len(requests) or any(self._requests.get(request.request_id) is not request for request in known):
             raise ConfigError(f"batch scheduler {self._name} names a request that is not active, or one twice")
         return known
 
@@ -301,15 +312,9 @@ class SchedulerBatch(ContinuousBatch):
         if len(scheduled) == self.num_decodes == [request.state for request in scheduled].count(_GENERATING):
             return []
         ids = {request.request_id for request in self._known(scheduled)}
-        if any(not self._requests[request_id].seq.is_decoding for request_id in ids):
+        if not all(self._requests[request_id].seq.is_decoding for request_id in ids):
             raise ConfigError(f"batch scheduler {self._name} lets a request generate that is in its prompt, or paused")
         return [request.seq for request in self._active if request.seq.is_decoding and request.request_id not in ids]
-
-    def _check_decodes(self) -> None:
-        """Raise ConfigError if the sequences that decode do not find their blocks."""
-        needed, free = self._blocks.decode_blocks(1), self._blocks.free_committed
-        if needed > free:
-            raise self._overcommitted(needed, free)
 
     def _start_chunks(self, requests: list[ActiveRequest], plan: StepPlan, now: Micros) -> None:
         """Plan the chunks of `requests`. First chunks take the blocks of the whole prompt."""
@@ -324,7 +329,7 @@ class SchedulerBatch(ContinuousBatch):
             if seq.is_decoding:
                 raise ConfigError(f"batch scheduler {self._name} lets request {request.request_id} compute its prompt again")
             if not request.has_blocks:
-                hit = self._cached_prefix(seq)
+                hit = NO_HIT if prefixed is None else prefixed.find_cached(seq)
                 needed = self._blocks.blocks_for(seq.num_tokens_to_prefill) - hit.num_blocks + hit.num_unreferenced
                 if needed > spare and plan.preempted:
                     continue  # a request that is paused in this step held blocks that this one was to share
@@ -341,9 +346,6 @@ class SchedulerBatch(ContinuousBatch):
         plan.prefill_tokens = sum([chunk.num_tokens for chunk in chunks])
         if plan.prefill_tokens + self.num_decodes - len(self._stalled) > self._limits.max_num_batched_tokens:
             raise ConfigError(f"batch scheduler {self._name} schedules more than {self._limits.max_num_batched_tokens} tokens")
-
-    def _cached_prefix(self, seq: SequenceState) -> PrefixHit:
-        return NO_HIT if self._prefix_blocks is None else self._prefix_blocks.find_cached(seq)
 
     def _begin(self, request: ActiveRequest, hit: PrefixHit, now: Micros) -> None:
         """Give `request` the blocks of its prompt, of which `hit` is cached."""
@@ -376,7 +378,7 @@ class SchedulerBatch(ContinuousBatch):
     def _check_progress(self) -> None:
         """Raise ConfigError if nothing is scheduled: the scheduler would say the same for ever. Slots that are about to be free
         may change that."""
-        if self.num_decodes or self.pending_free_slots:
+        if self.num_decodes or len(self.sequences) > len(self._requests):
             return
         problem = f"batch scheduler {self._name} schedules nothing, and {len(self._active)} requests are active"
         for request in self._active:

@@ -45,6 +45,8 @@ class SequenceState:
     num_accounted_output_tokens: int = 0
     """Emitted tokens that `WaitQueue.on_served` has been told of."""
     is_decoding: bool = False
+    is_complete: bool = False
+    """Whether the answer is complete and the sequence has a slot still, because the scheduler does not know it yet."""
     decode_origin_step: int = 0
     """Step s0 of the instance such that `s - s0` tokens have been emitted after step s (valid while the sequence decodes)."""
     queued_at: Micros | None = None

@@ -60,7 +60,7 @@ def new_batch(config: InstanceConfig, blocks: BlockManager) -> ContinuousBatch:
     def make(kv_cache: KvCacheView) -> RequestScheduler:
         return make_scheduler(name, _resources(config, kv_cache))
 
-    return SchedulerBatch(limits, blocks, config.model_len, name, make)
+    return SchedulerBatch(limits, blocks, config.model_len, name, make, plans_ahead=config.async_scheduling)
 
 
 def _resources(config: InstanceConfig, kv_cache: KvCacheView) -> SchedulerResources:

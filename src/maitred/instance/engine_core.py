@@ -33,7 +33,6 @@ from maitred.core.errors import InvariantError
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.instance.async_scheduling import UnseenArrivals
 from maitred.instance.batch_former import EngineParts
 from maitred.instance.completion_heap import CompletionHeap
 from maitred.instance.config import InstanceConfig
@@ -41,6 +40,7 @@ from maitred.instance.entry_limits import LengthLimits, QueueCaps
 from maitred.instance.events import EventKind, InstanceEvent
 from maitred.instance.held_decodes import HeldDecodes
 from maitred.instance.latency import SpreadAwareModel
+from maitred.instance.mailbox import Mailbox
 from maitred.instance.step_meter import ItlLog, StepMeter
 from maitred.instance.step_run import StepRun
 from maitred.kv import PrefixBlockManager
@@ -68,12 +68,14 @@ class EngineCore:
         self._learns = is_overridden(self.waiting, "on_finished")
         self.batch.announces_steps = is_overridden(self.waiting, "on_step_start")
         self._forgets = is_overridden(self.waiting, "on_sequence_end")
-        self._unseen = UnseenArrivals(self.waiting, self.batch) if config.async_scheduling else None
-        """Arrivals that the scheduler has not seen yet, or None if it does not plan one step ahead."""
-        self._notes_ends = self._unseen is not None or self._counts_service or self._learns
-        """Whether the end of an answer is told to any other part than the batch."""
         self.sequences: dict[RequestId, SequenceState] = {}
         """Every sequence that waits or runs here."""
+        self._mailbox: Mailbox | None = None
+        """What the scheduler does not know yet, or None if it does not plan one step ahead."""
+        if config.async_scheduling:
+            self._mailbox = Mailbox(self.waiting, self.batch, self._prefix_blocks, self.sequences)
+        self._notes_ends = self._mailbox is not None or self._counts_service or self._learns
+        """Whether the end of an answer is told to any other part than the batch."""
         self._output_lengths: dict[RequestId, int] = {}
         """Tokens of each answer. The engine uses it only to know when an answer ends."""
         self._completions = CompletionHeap()
@@ -97,11 +99,23 @@ class EngineCore:
         self.itl_log: ItlLog | None = None
         """The log that is told which sequences decode, or None if nothing is logged."""
 
+    @property
+    def num_running(self) -> int:
+        """Sequences in the running batch whose answers are not complete."""
+        mailbox = self._mailbox
+        return len(self.batch.sequences) - (0 if mailbox is None else mailbox.num_departing)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a step to be made, be it for the token in vain of a complete sequence."""
+        return len(self.sequences) > 0 or self.batch.num_decodes > 0
+
     def check(self) -> None:
         """Raise InvariantError if the sums do not follow from the sequences."""
         self.batch.check()
-        running = len(self.batch.sequences) - len(self.batch.leaving)
-        waiting = len(self.waiting) + (len(self._unseen) if self._unseen is not None else 0)
+        waiting, running = len(self.waiting), self.num_running
+        if self._mailbox is not None:
+            waiting += self._mailbox.num_unseen
         if waiting + running != len(self.sequences) or self.sequences.keys() != self._output_lengths.keys():
             raise InvariantError(f"{waiting} wait + {running} run, but {len(self.sequences)} sequences are here")
 
@@ -135,29 +149,27 @@ class EngineCore:
         self._output_lengths[seq.request_id] = length
         if conversation_prefix is not None and self._prefix_blocks is not None:
             self._prefix_blocks.expect_continuation(seq, conversation_prefix)
-        if self._unseen is None:
+        if self._mailbox is None:
             self.waiting.add(seq, now)
         else:
-            run = self.run
-            # The step after the one in progress has been planned, so the request is seen when the one in progress ends.
-            seen_at = now if run is None else run.boundary_after(now)
-            self._unseen.add(seq, seen_at, is_idle=run is None)
+            self._mailbox.announce_arrival(seq, self.run, now)
         return True
 
     def reveal_arrivals(self) -> None:
         """Let the step that is planned next admit every request that waits, however late it came."""
-        if self._unseen is not None:
-            self._unseen.reveal_all()
+        if self._mailbox is not None:
+            self._mailbox.deliver_all()
 
     def start_run(self) -> StepRun:
         """Plan the step that begins at `next_start`, and find out how often it may repeat."""
         now, batch = self.next_start, self.batch
-        if self._unseen is not None:
-            self._unseen.before_planning(now)
+        if self._mailbox is not None:
+            self._mailbox.deliver_before_plan()
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
         # complete there: a run is planned twice then. The first step of held decodes stands alone, as its gaps are longer.
         limit = self._completions.next_step - batch.step_index if batch.num_decodes and not self._held.count else 1
-        waiting = self.waiting if len(self.sequences) > len(batch.sequences) or batch.leaving else None
+        limit = max(limit, 1)  # those that decode have completed, which the scheduler does not know
+        waiting = self.waiting if len(self.sequences) > self.num_running else None
         plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
         run = self._next_run
         if plan.is_plain and (batch.num_decodes or plan.chunks) and not self._is_spread_aware:
@@ -172,15 +184,14 @@ class EngineCore:
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
                 run.truncate(changes_at)
-        if self._unseen is not None:
-            self._unseen.reveal_news(run)
+        if self._mailbox is not None:
+            self._mailbox.deliver_after_plan(run)
         return run
 
     def _settle_plan(self, plan: StepPlan, waiting: WaitQueue | None, now: Micros) -> StepPlan:
         """Let the victims of `plan` wait, and return the plan: another one if nothing is in it."""
-        if self._unseen is not None and not (self.batch.num_decodes or plan.chunks or plan.preempted):
-            self.batch.drop_leaving()  # a plan with nothing in it takes no time: the next one knows what this one could not
-            self._unseen.reveal_all()
+        if self._mailbox is not None and not (self.batch.num_decodes or plan.chunks or plan.preempted):
+            self._mailbox.deliver_all()  # a plan with nothing in it takes no time: the next one knows what this one could not
             plan = self.batch.schedule(waiting, now, 1)
         if not (self.batch.num_decodes or plan.chunks or plan.preempted):
             raise InvariantError(f"{len(self.waiting)} sequences wait and none fits an empty instance")
@@ -226,8 +237,8 @@ class EngineCore:
                     self._forget(seq, now, _FINISHED)
                 else:
                     self._remove_running(seq, now, _FINISHED)
-        if batch.leaving and not (self.sequences or batch.num_ghosts):
-            batch.drop_leaving()  # the next step has nothing in it, so it takes no time
+        if self._mailbox is not None and not self.has_work:
+            self._mailbox.deliver_all()  # the next step has nothing in it, so it takes no time
         if plan.stalled and self.itl_log is not None and batch.discounts_stalls:
             for seq in plan.stalled:
                 self.itl_log.on_decode_start(seq.request_id)
@@ -250,10 +261,10 @@ class EngineCore:
 
     def withdraw(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq`, wherever it is, before its answer is complete."""
-        if self._unseen is not None:
-            self._unseen.reveal_before(now)
+        if self._mailbox is not None:
+            self._mailbox.deliver_queued(self.run)
         if self.batch.sequences.get(seq.request_id) is seq:
-            if self._unseen is not None and self.run is not None and self._prefix_blocks is not None:
+            if self._mailbox is not None and self.run is not None and self._prefix_blocks is not None:
                 self._prefix_blocks.reserve_next_step()  # the step in progress has taken its blocks
             self._remove_running(seq, now, kind)
         else:
@@ -280,6 +291,8 @@ class EngineCore:
     def _requeue_preempted(self, seq: SequenceState, now: Micros) -> None:
         self.num_preemptions += 1
         if self.sequences.get(seq.request_id) is not seq:
+            if self._prefix_blocks is not None:
+                self._prefix_blocks.forget(seq)
             return  # it has ended, which the scheduler did not know when it planned the step
         # A sequence that prefills emits nothing, so one with new tokens was decoding. (`is_decoding` is False by now.)
         if seq.num_output_tokens > seq.num_accounted_output_tokens:
@@ -322,21 +335,20 @@ class EngineCore:
 
     def _remove_running(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
         """Remove `seq` from the running batch for good."""
-        if self._unseen is not None:
-            self._unseen.reveal_before(now)  # the queue must hold them before it learns from the sequence that leaves
+        if self._mailbox is not None:
+            self._mailbox.deliver_queued(self.run)
         if seq.is_decoding and (self.itl_log is not None or self._held.count):
             self._stop_decoding(seq, now)
         if kind is _FINISHED:
             self.batch.finish(seq)
-            if self._unseen is not None and seq not in self.batch.leaving:
-                self.batch.pending_free_slots += 1
+            if self._mailbox is not None:
+                self._mailbox.announce_completion(seq)
         else:
-            was_decoding = seq.is_decoding
-            self.batch.remove(seq)
-            if was_decoding:
+            if seq.is_decoding:
                 self._completions.mark_stale()
                 if self.run is not None:
                     self.run.departed_decodes += 1  # the shape of the run, which the meter reads, still counts it
+            self.batch.remove(seq)
         if self._counts_service:
             self._account_decode(seq, now)
         if kind is _FINISHED and self._learns:
@@ -344,10 +356,8 @@ class EngineCore:
         self._forget(seq, now, kind)
 
     def _forget(self, seq: SequenceState, now: Micros, kind: EventKind) -> None:
-        if self._unseen is not None:
-            self._unseen.forget(seq.request_id)
         del self.sequences[seq.request_id], self._output_lengths[seq.request_id]
-        if self._prefix_blocks is not None and seq not in self.batch.leaving:
+        if self._prefix_blocks is not None and not seq.is_complete:  # that of a complete one is forgotten when it departs
             self._prefix_blocks.forget(seq)
         if self._forgets:
             self.waiting.on_sequence_end(seq, now)

@@ -54,12 +54,12 @@ class Instance:
     @property
     def waiting(self) -> int:
         """Sequences that wait."""
-        return len(self._core.sequences) - len(self._batch.sequences) + len(self._batch.leaving)
+        return len(self._core.sequences) - self._core.num_running
 
     @property
     def running(self) -> int:
         """Sequences in the running batch."""
-        return len(self._batch.sequences) - len(self._batch.leaving)
+        return self._core.num_running
 
     @property
     def total_blocks(self) -> int:
@@ -195,7 +195,7 @@ class Instance:
         core = self._core
         run = core.run
         if run is None:
-            if core.events or not (core.sequences or core.batch.num_ghosts):
+            if core.events or not core.has_work:
                 return core.events[0].at if core.events else None
             run = core.start_run()
         while not core.events:
@@ -208,7 +208,7 @@ class Instance:
             core.commit_run(run)
             if core.events:
                 break
-            if not (core.sequences or core.batch.num_ghosts):
+            if not core.has_work:
                 return None
             run = core.start_run()
         return core.events[0].at
@@ -253,11 +253,7 @@ class Instance:
             due = core.next_deadline() if core.deadlines else None
             if run is not None and run.outcome_at <= last and (due is None or run.outcome_at <= due):
                 core.commit_run(run)
-            elif (
-                run is None
-                and (core.sequences or core.batch.num_ghosts)
-                and core.next_start < (now if due is None or due > last else due)
-            ):
+            elif run is None and core.has_work and core.next_start < (now if due is None or due > last else due):
                 core.start_run()
             elif due is not None and due <= last:
                 self._withdraw(heappop(core.deadlines)[2], due, EventKind.TIMED_OUT)

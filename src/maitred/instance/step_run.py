@@ -186,7 +186,7 @@ class StepRun:
     def _truncate_growing(self, now: Micros) -> None:
         """As `truncate`, where steps do not take equally long."""
         if self.growth < 0:
-            steps = self._steps_until(now)
+            steps = self.steps_until(now)
             if steps < self.steps:
                 self.truncated = True
                 self.shorten(steps)
@@ -203,11 +203,7 @@ class StepRun:
         self.steps = steps
         self.ends_at = self.outcome_at = self.starts_at + self.time_of(steps)
 
-    def boundary_after(self, now: Micros) -> Micros:
-        """Return the first step boundary at or after `now`, and not before its first step has ended."""
-        return self.starts_at + self.time_of(self._steps_until(now))
-
-    def _steps_until(self, now: Micros) -> int:
+    def steps_until(self, now: Micros) -> int:
         """Return the number of steps up to the first step boundary at or after `now`; at least 1."""
         # All times are whole µs, so the steps that end before `now` are those that end within a span 1 µs shorter. The
         # boundary is the end of the step after them.

@@ -116,7 +116,7 @@ class Replay:
             self._commit()
         self.total = None
         try:
-            if core.sequences or core.batch.num_ghosts:
+            if core.has_work:
                 core.start_run()
             else:
                 self._process()
@@ -222,8 +222,7 @@ class Replay:
             prefix=tokens,
         )
         core.add(request, asked.get("output_len") or asked["max_tokens"], core.next_start, None, None)
-        if core._unseen is not None:
-            core._unseen.reveal_all()
+        core.reveal_arrivals()
         self.requests[name] = {
             "arrival": float(asked["arrival"]),
             "first_sched": None,
