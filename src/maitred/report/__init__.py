@@ -14,7 +14,7 @@
     assessment          the three of them together, as they are printed around the tables
     table               the figures for the terminal
     export              figures as JSON; requests as JSON, data frame, Parquet, CSV
-    panels              the charts of a run as curves; figure draws them with matplotlib, page as HTML
+    panels, scatter     charts as data, of curves and of points; figure draws them with matplotlib, page as HTML
     output_file         output files that exist complete or not at all
 
 The report decides nothing and uses neither random numbers nor clocks: the same results give the same bytes.

@@ -1,4 +1,4 @@
-"""Figure: the panels of a run as one matplotlib figure, for papers, slides and notebooks."""
+"""Figure: the panels of a run as one matplotlib figure, and a scatter as another, for papers, slides and notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from maitred.core.errors import ConfigError, missing_library, nearest_name_hint
+from maitred.report.output_file import OutputFile
 from maitred.report.panels import Panel, latency_panels, time_panels
+from maitred.report.scatter import Group, Scatter
 from maitred.report.slo import Slo
 from maitred.sim import Results
 
@@ -21,6 +23,8 @@ PLOT_FORMATS: Final = ("png", "svg", "pdf")
 _COLOURS = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
 _COLUMNS = 3
 _PANEL_INCHES = (4.2, 2.7)
+_SCATTER_INCHES = (6.4, 4.4)
+_GREY = "#6a6862"
 PLOT_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -82,6 +86,40 @@ def draw_run(results: Results, slo: Slo) -> Figure:
     return figure
 
 
+def draw_scatter(scatter: Scatter, path: str | Path | None = None) -> Figure:
+    """Draw the points, without intervals, and write the figure to `path` if it is given. Raises ConfigError without matplotlib,
+    for an unknown suffix, and if it cannot be written."""
+    _require_matplotlib("a plot")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(PLOT_STYLE):
+        figure = Figure(figsize=_SCATTER_INCHES, layout="constrained")
+        axes = figure.subplots()
+        for group, colour in zip(scatter.groups, _COLOURS * len(scatter.groups), strict=False):
+            _draw_group(axes, group, colour)
+        for limit in scatter.limits:
+            line = axes.axvline if limit.axis == "x" else axes.axhline
+            line(limit.at, color=_GREY, linestyle="--", linewidth=1, label=limit.label)
+        axes.set(xlabel=scatter.x, ylabel=scatter.y)
+        axes.set_yscale("log") if scatter.log_y else axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.legend(fontsize=8)
+    if path is not None:
+        kind = plot_format(Path(path))
+        with OutputFile(Path(path)) as file:
+            save_figure(figure, kind, file.write)
+    return figure
+
+
+def _draw_group(axes: Axes, group: Group, colour: str) -> None:
+    x, y = [point.x for point in group.points], [point.y for point in group.points]
+    faces = ["none" if point.hollow else colour for point in group.points]
+    axes.scatter(x, y, s=24, facecolors=faces, edgecolors=colour, label=group.label, zorder=2)
+    if group.line:
+        axes.plot(x, y, color=colour, linewidth=1.3, drawstyle="steps-post" if group.line == "steps" else "default", zorder=1)
+
+
 def _new_figure(rows: int) -> Figure:
     """Return an empty figure with room for `rows` rows of panels."""
     from matplotlib.figure import Figure
@@ -110,7 +148,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
     _set_scales(axes, panel)
     if panel.target is not None:
-        axes.axvline(panel.target, color="#6a6862", linestyle="--", linewidth=1, label="SLO")
+        axes.axvline(panel.target, color=_GREY, linestyle="--", linewidth=1, label="SLO")
     if len(panel.curves) > 1 or panel.target is not None:
         axes.legend(fontsize=8)
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from itertools import starmap
 from pathlib import Path
 
 from maitred.report.output_file import OutputFile
+from maitred.report.page.chart import scatter_html
 from maitred.report.page.frame import ZOOM_NOTE, page_parts, table_html
-from maitred.report.page.scatter import Group, Limit, Point, Scatter, scatter_html
+from maitred.report.scatter import Group, Limit, Point, Scatter
 from maitred.report.table import format_number
 from maitred.study.capacity.result import (
-    KNEE_METRIC,
     CapacityResult,
-    KneePoint,
     capacity_notes,
     capacity_table,
     first_line,
-    option_label,
+    knee_scatter,
 )
 from maitred.study.comparison import (
     Comparison,
@@ -33,11 +31,7 @@ from maitred.study.comparison import (
     side_label,
     side_lines,
 )
-from maitred.study.sweep.result import CandidateResult, SweepResult, axis_label, sweep_notes, sweep_table
-from maitred.study.sweep.spec import Criteria
-
-_WIDE = 20
-"""A y axis is logarithmic if its largest value is more than this many times the smallest."""
+from maitred.study.sweep.result import SweepResult, pareto_scatter, sweep_notes, sweep_table
 
 
 def write_comparison_page(comparison: Comparison, path: str | Path) -> None:
@@ -87,85 +81,14 @@ def write_sweep_page(result: SweepResult, path: str | Path) -> None:
     """Write a sweep. Raises ConfigError for a path that cannot be written."""
     title = f"A sweep of {len(result.candidates)} candidates"
     table = table_html(sweep_table(result), "The best, and the Pareto front")
-    _write(path, title, "sweep", (result.first_line, *sweep_notes(result)), [_pareto(result)], [table])
-
-
-def _pareto(result: SweepResult) -> Scatter:
-    x, y = result.criteria.pareto
-    chosen = [] if result.best is None else [result.best]
-    others = [each for each in result.candidates if each not in chosen]
-    meets = "meets the constraints" if result.criteria.constraints else "candidate"
-    of_kinds = {  # The best one is drawn last, over all others.
-        meets: ([each for each in others if each.meets_constraints], ""),
-        "misses a constraint": ([each for each in others if not each.meets_constraints], ""),
-        "Pareto front": (result.pareto_front, "steps"),
-        "best": (chosen, ""),
-    }
-    groups = tuple(
-        Group(label=label, points=tuple(_candidates(candidates, x, y)), line=line)
-        for label, (candidates, line) in of_kinds.items()
-    )
-    heights = [point.y for group in groups for point in group.points]
-    return Scatter(
-        title="Pareto front",
-        about=f"{axis_label(y)} over {axis_label(x)}: {len(result.candidates)} candidates, {len(result.pareto_front)} of them "
-        "on the Pareto front.",
-        x=axis_label(x),
-        y=axis_label(y),
-        groups=tuple(group for group in groups if group.points),
-        limits=tuple(_limits(result.criteria)),
-        log_y=_is_wide(heights),
-    )
-
-
-def _limits(criteria: Criteria) -> Iterator[Limit]:
-    """Yield a line for each constraint on one of the two metrics."""
-    x, y = criteria.pareto
-    for each in criteria.constraints:
-        if each.metric in (x, y):
-            yield Limit(label="constraint", axis="x" if each.metric == x else "y", at=each.limit)
-
-
-def _candidates(candidates: Iterable[CandidateResult], x: str, y: str) -> Iterator[Point]:
-    for each in candidates:
-        across, up = each.figures.get(x), each.figures.get(y)
-        if across is not None and up is not None:
-            values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in each.values.items())
-            yield Point(x=across, y=up, hollow=not each.meets_constraints, text=values)
+    _write(path, title, "sweep", (result.first_line, *sweep_notes(result)), [pareto_scatter(result)], [table])
 
 
 def write_capacity_page(result: CapacityResult, path: str | Path) -> None:
     """Write a search for capacity. Raises ConfigError for a path that cannot be written."""
     title = f"How many GPUs: {result.workload}"
     table = table_html(capacity_table(result), f"At {format_number(result.today)} requests/s")
-    _write(path, title, "capacity", (first_line(result), *capacity_notes(result)), [_knee(result)], [table])
-
-
-def _knee(result: CapacityResult) -> Scatter:
-    groups = [
-        Group(label=option_label(option), points=tuple(starmap(_knee_point, option.knee)), line="straight")
-        for option in result.options
-        if option.knee
-    ]
-    limits = [Limit(label="constraint", axis="y", at=each.limit) for each in result.limits if each.metric == KNEE_METRIC]
-    heights = [point.y for group in groups for point in group.points]
-    return Scatter(
-        title="TTFT p99 over the rate",
-        about=f"TTFT p99 over the rate of {len(groups)} options. Filled points hold the constraints, hollow ones do not.",
-        x="requests/s",
-        y="ms",
-        groups=tuple(groups),
-        limits=(*limits, Limit(label="today", axis="x", at=result.today)),
-        log_y=_is_wide(heights),
-    )
-
-
-def _knee_point(point: KneePoint, height: float) -> Point:
-    return Point(x=point.rate, y=height, hollow=not point.holds, text="holds" if point.holds else "does not hold")
-
-
-def _is_wide(heights: Sequence[float]) -> bool:
-    return bool(heights) and min(heights) > 0 and max(heights) > _WIDE * min(heights)
+    _write(path, title, "capacity", (first_line(result), *capacity_notes(result)), [knee_scatter(result)], [table])
 
 
 def _write(

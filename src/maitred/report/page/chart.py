@@ -1,4 +1,4 @@
-"""Chart: a panel as HTML. The curves are JSON, which `script.js` gives to uPlot.
+"""Chart: a panel or scatter as HTML. Curves and points are JSON, which `script.js` gives to uPlot.
 
 uPlot 1.6.32 (Leon Sorokin, MIT licence: `uplot.LICENSE`) draws them, and is copied into the page. It has the axes, the zoom and
 the cursor that all charts over time share. A reader that does not see a chart gets its description (`aria-label`).
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from maitred.report.panels import Curve, Floats, Panel
+from maitred.report.scatter import Scatter
 
 _TINY = 1e-3
 """Stands for 0 on a logarithmic axis, in the unit of the axis."""
@@ -20,6 +21,19 @@ _TINY = 1e-3
 def chart_html(panel: Panel) -> str:
     """Return the panel as a `figure` element."""
     return figure_html(panel.title, panel.y_label, panel.about, "chart", _chart(panel))
+
+
+def scatter_html(scatter: Scatter) -> str:
+    """Return the picture as a `figure` element."""
+    data: dict[str, Any] = {
+        "x": scatter.x,
+        "y": scatter.y,
+        "groups": scatter.groups,
+        "limits": scatter.limits,
+        "names": scatter.names,
+        "log": scatter.log_y,
+    }
+    return figure_html(scatter.title, scatter.y, scatter.about, "scatter", data)
 
 
 def figure_html(title: str, note: str, about: str, kind: str, data: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,18 +11,15 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from maitred.report.figure import PLOT_STYLE, check_plot_path
+from maitred.report.figure import draw_scatter
+from maitred.report.scatter import Group, Limit, Point, Scatter, spans_decades
 from maitred.report.table import NO_VALUE, format_number, format_share, new_table, print_table, print_to_text
 from maitred.study.metrics import find_metric
-from maitred.study.sweep.result import write_figure
 from maitred.study.sweep.spec import Constraint, Figures
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS: Final = ("#2a6fc9", "#d9662b", "#1b9a6c", "#8a4fb8", "#b8860b", "#c2405a")
-_INCHES: Final = (6.4, 4.4)
 KNEE_METRIC: Final = "ttft_p99_ms"
 """What the plot shows over the rate."""
 
@@ -95,10 +93,7 @@ class CapacityResult(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises ConfigError without matplotlib, and for a path that cannot be written.
         """
-        figure = draw_knee(self)
-        if path is not None:
-            write_figure(figure, Path(path))
-        return figure
+        return draw_scatter(knee_scatter(self), path)
 
     def __str__(self) -> str:
         return print_to_text(lambda console: print_capacity(self, console))
@@ -179,37 +174,24 @@ def option_label(option: CapacityOption) -> str:
     return f"{option.instances} × {option.hardware or 'instance'}, TP {option.tensor_parallel_size}"
 
 
-def draw_knee(result: CapacityResult) -> Figure:
-    """Draw the p99 of TTFT against the rate. Filled points hold. Raises ConfigError without matplotlib."""
-    check_plot_path(Path("plot.svg"), where="a plot")
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(PLOT_STYLE):
-        figure = Figure(figsize=_INCHES, layout="constrained")
-        axes = figure.subplots()
-        for option, colour in zip(result.options, _COLOURS * len(result.options), strict=False):
-            _draw_option(axes, option, colour)
-        _draw_limits(axes, result)
-        axes.set(xlabel="requests/s", ylabel="TTFT p99 ms", yscale="log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.legend(fontsize=8)
-    return figure
-
-
-def _draw_option(axes: Axes, option: CapacityOption, colour: str) -> None:
-    """Draw the points of one option at the size that it needs today."""
-    if not option.knee:
-        return
-    points, heights = zip(*option.knee, strict=True)
-    rates = [each.rate for each in points]
-    axes.plot(rates, heights, color=colour, linewidth=1.4, label=option_label(option))
-    faces = [colour if each.holds else "none" for each in points]
-    axes.scatter(rates, heights, s=24, facecolors=faces, edgecolors=colour, zorder=2)
+def knee_scatter(result: CapacityResult) -> Scatter:
+    """Return the p99 of TTFT over the rate of each option at the size that it needs today. Filled points hold."""
+    groups = [
+        Group(label=option_label(option), points=tuple(starmap(_knee_point, option.knee)), line="straight")
+        for option in result.options
+        if option.knee
+    ]
+    limits = [Limit(label="constraint", axis="y", at=each.limit) for each in result.limits if each.metric == KNEE_METRIC]
+    return Scatter(
+        title="TTFT p99 over the rate",
+        about=f"TTFT p99 over the rate of {len(groups)} options. Filled points hold the constraints, hollow ones do not.",
+        x="requests/s",
+        y="ms",
+        groups=tuple(groups),
+        limits=(*limits, Limit(label="today", axis="x", at=result.today)),
+        log_y=spans_decades([point.y for group in groups for point in group.points]),
+    )
 
 
-def _draw_limits(axes: Axes, result: CapacityResult) -> None:
-    for limit in result.limits:
-        if limit.metric == KNEE_METRIC:
-            axes.axhline(limit.limit, color="#6a6862", linestyle="--", linewidth=1, label="constraint")
-    axes.axvline(result.today, color="#6a6862", linestyle=":", linewidth=1, label="today")
+def _knee_point(point: KneePoint, height: float) -> Point:
+    return Point(x=point.rate, y=height, hollow=not point.holds, text="holds" if point.holds else "does not hold")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -19,8 +19,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from maitred.report.figure import PLOT_STYLE, check_plot_path, plot_format, save_figure
+from maitred.report.figure import draw_scatter
 from maitred.report.output_file import OutputFile
+from maitred.report.scatter import Group, Limit, Point, Scatter, spans_decades
 from maitred.report.table import format_number, format_share, print_table, print_to_text
 from maitred.study.metrics import find_metric
 from maitred.study.sweep.points import SweepPoint
@@ -28,13 +29,8 @@ from maitred.study.sweep.spec import Criteria, Figures
 
 if TYPE_CHECKING:
     import polars as pl
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INCHES = (6.4, 4.4)
-_MAX_LINEAR_RATIO = 30
-"""Largest ratio of the greatest to the least value on a linear y axis."""
-_MEETS, _MISSES, _BEST = "#2a6fc9", "#b9b6ae", "#d9662b"
 _LONGEST_VALUE = 24
 _LONGEST_HEADING = 10
 
@@ -116,16 +112,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw the two metrics of `pareto` against each other, and write the figure to `path` (png, svg or pdf) if it is given.
         Raises ConfigError without matplotlib, and for a path that cannot be written."""
-        figure = draw_pareto(
-            self.criteria,
-            missing=[each.figures for each in self.candidates if not each.meets_constraints],
-            meeting=[each.figures for each in self.candidates if each.meets_constraints],
-            front=[each.figures for each in self.pareto_front],
-            best=None if self.best is None else self.best.figures,
-        )
-        if path is not None:
-            write_figure(figure, Path(path))
-        return figure
+        return draw_scatter(pareto_scatter(self), path)
 
     def __str__(self) -> str:
         return print_to_text(lambda console: print_sweep(self, console))
@@ -278,74 +265,49 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def draw_pareto(
-    criteria: Criteria,
-    *,
-    meeting: Sequence[Figures],
-    missing: Sequence[Figures],
-    front: Sequence[Figures],
-    best: Figures | None,
-) -> Figure:
-    """Draw the candidates that meet the constraints and those that miss one, the Pareto front, and the best candidate.
+def pareto_scatter(result: SweepResult) -> Scatter:
+    """Return the candidates by the two metrics of `pareto`: those that meet the constraints, those that miss one, the front and
+    the best one, which is drawn last, over all others."""
+    x, y = result.criteria.pareto
+    chosen = [] if result.best is None else [result.best]
+    others = [each for each in result.candidates if each not in chosen]
+    meets = "meets the constraints" if result.criteria.constraints else "candidate"
+    of_kinds = {
+        meets: ([each for each in others if each.meets_constraints], ""),
+        "misses a constraint": ([each for each in others if not each.meets_constraints], ""),
+        "Pareto front": (result.pareto_front, "steps"),
+        "best": (chosen, ""),
+    }
+    groups = tuple(
+        Group(label=label, points=tuple(_points(candidates, x, y)), line=line) for label, (candidates, line) in of_kinds.items()
+    )
+    return Scatter(
+        title="Pareto front",
+        about=f"{axis_label(y)} over {axis_label(x)}: {len(result.candidates)} candidates, {len(result.pareto_front)} of them "
+        "on the Pareto front.",
+        x=axis_label(x),
+        y=axis_label(y),
+        groups=tuple(group for group in groups if group.points),
+        limits=tuple(_limits(result.criteria)),
+        log_y=spans_decades([point.y for group in groups for point in group.points]),
+    )
 
-    Raises ConfigError without matplotlib.
-    """
-    check_plot_path(Path("plot.svg"), where="a plot")
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
 
+def _limits(criteria: Criteria) -> Iterator[Limit]:
+    """Yield a line for each constraint on one of the two metrics."""
     x, y = criteria.pareto
-    with mpl.rc_context(PLOT_STYLE):
-        figure = Figure(figsize=_INCHES, layout="constrained")
-        axes = figure.subplots()
-        _dots(axes, missing, (x, y), _MISSES, "misses a constraint")
-        _dots(axes, meeting, (x, y), _MEETS, "meets the constraints" if criteria.constraints else "candidate")
-        axes.plot(*_points(front, x, y), color=_MEETS, linewidth=1.2, drawstyle="steps-post", label="Pareto front", zorder=1)
-        if best is not None:
-            axes.scatter(*_points([best], x, y), s=90, facecolors="none", edgecolors=_BEST, linewidths=1.8, label="best")
-        _limits(axes, criteria, (x, y))
-        axes.set_xlabel(axis_label(x))
-        axes.set_ylabel(axis_label(y))
-        _set_y_scale(axes, _points([*missing, *meeting], x, y)[1])
-        axes.legend(fontsize=8)
-    return figure
+    for each in criteria.constraints:
+        if each.metric in (x, y):
+            yield Limit(label="constraint", axis="x" if each.metric == x else "y", at=each.limit)
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write the figure in the format of the suffix. Raises ConfigError for an unknown suffix, and if it cannot be written."""
-    kind = plot_format(path)
-    with OutputFile(path) as file:
-        save_figure(figure, kind, file.write)
-
-
-def _dots(axes: Axes, candidates: Sequence[Figures], names: tuple[str, str], colour: str, label: str) -> None:
-    if candidates:
-        axes.scatter(*_points(candidates, *names), s=22, color=colour, label=label, zorder=2)
-
-
-def _limits(axes: Axes, criteria: Criteria, names: tuple[str, str]) -> None:
-    """Draw the constraints on the two metrics as dashed lines."""
-    x, y = names
-    for constraint in criteria.constraints:
-        line = axes.axvline if constraint.metric == x else axes.axhline if constraint.metric == y else None
-        if line is not None:
-            line(constraint.limit, color="#6a6862", linestyle="--", linewidth=1, label="constraint")
-
-
-def _set_y_scale(axes: Axes, heights: list[float]) -> None:
-    """Make the y axis logarithmic if the least value could not be seen beside the greatest."""
-    if heights and min(heights) > 0 and max(heights) > _MAX_LINEAR_RATIO * min(heights):
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-
-
-def _points(candidates: Sequence[Figures], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Return the coordinates of the candidates that have both metrics."""
-    pairs = [(figures[x], figures[y]) for figures in candidates]
-    known = [(across, up) for across, up in pairs if across is not None and up is not None]
-    return [across for across, _ in known], [up for _, up in known]
+def _points(candidates: Iterable[CandidateResult], x: str, y: str) -> Iterator[Point]:
+    """Yield the candidates that have both metrics."""
+    for each in candidates:
+        across, up = each.figures.get(x), each.figures.get(y)
+        if across is not None and up is not None:
+            values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in each.values.items())
+            yield Point(x=across, y=up, hollow=not each.meets_constraints, text=values)
 
 
 def axis_label(name: str) -> str:

@@ -1,4 +1,5 @@
 """Scatter: points in groups: candidates in a Pareto plot, rates on both sides of a knee, differences with their intervals.
+`figure` draws it with matplotlib, `page` as HTML.
 
 A point may have an interval along x, and a text that its tooltip shows. The points of a group may be joined by a line. Instead
 of numbers the y axis may have names, one for each whole number from 0 on, downwards.
@@ -8,11 +9,12 @@ of numbers the y axis may have names, one for each whole number from 0 on, downw
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from maitred.report.page.chart import figure_html
+_MAX_LINEAR_RATIO = 20
+"""Largest ratio of the greatest to the least value on a linear y axis."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,14 +61,6 @@ class Scatter(msgspec.Struct, frozen=True, kw_only=True):
     log_y: bool = False
 
 
-def scatter_html(scatter: Scatter) -> str:
-    """Return the picture as a `figure` element."""
-    data: dict[str, Any] = {
-        "x": scatter.x,
-        "y": scatter.y,
-        "groups": scatter.groups,
-        "limits": scatter.limits,
-        "names": scatter.names,
-        "log": scatter.log_y,
-    }
-    return figure_html(scatter.title, scatter.y, scatter.about, "scatter", data)
+def spans_decades(heights: Sequence[float]) -> bool:
+    """Return whether the least of `heights` could not be seen beside the greatest on a linear axis."""
+    return bool(heights) and min(heights) > 0 and max(heights) > _MAX_LINEAR_RATIO * min(heights)
