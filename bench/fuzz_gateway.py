@@ -50,7 +50,7 @@ PAUSE_SECS = 0.05
 """Between two requests of the healthy client."""
 OTHER_SECS = 10.0
 """Length of the phases that are no fuzzing, and at most that of `--seconds`."""
-WARM_UP_SECS = 1.0
+WARM_UP_SECS = 3.0
 SETTLE_SECS = 20.0
 """Within which the gateway must be as it was."""
 MEMORY_SHARE = 1.2

@@ -188,7 +188,7 @@ def test_the_priority_of_a_body_is_replaced_and_nothing_else() -> None:
     rest = b'"messages":[{"content":"\xc3\xa9 \\u00e9"}],"seed":12345678901234567890'
 
     body = b'{ "model":"m", "priority": -99, %b, "priority":-98}' % rest
-    assert set_body_priority(body, 1) == b'{"model":"m","priority":1,%b}' % rest
+    assert set_body_priority(body, 1) == b'{"model":"m",%b,"priority":1}' % rest
     assert set_body_priority(b'{"model":"m","prior\\u0069ty":-9}', 0) == b'{"model":"m","priority":0}'
 
 

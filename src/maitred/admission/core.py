@@ -25,7 +25,7 @@ at the same instant, and the driver must ignore these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from maitred.admission.config import AdmissionConfig
@@ -36,7 +36,7 @@ from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool_directory import PoolDirectory
-from maitred.admission.pool_views import PoolView
+from maitred.admission.pool_views import PoolSurvey, PoolView
 from maitred.admission.rate_limit import RateGate, make_rate_gate
 from maitred.admission.rules import make_accounts
 from maitred.admission.slot_pool import LoadProbe, SlotPool
@@ -47,6 +47,7 @@ from maitred.core.decisions import Decision
 from maitred.core.errors import InvariantError
 from maitred.core.request import PriorityClass, Request, RequestId
 from maitred.core.slo_classes import slo_class_of, slo_priority
+from maitred.core.steps import Steps
 from maitred.core.units import Micros
 
 _NEW, _ADMITTED = TicketState.NEW, TicketState.ADMITTED  # members of enums are slow to look up
@@ -296,10 +297,14 @@ class Admission:
         pool = self._pool_of_model.get(model)
         return NO_DEMAND if pool is None else pool.demand()
 
-    def class_views(self, pools: Iterable[PoolView] | None = None) -> Mapping[PriorityClass, ClassView]:
-        """Return each class over all pools, most urgent first; nothing if there are no pools. `pools` are the views of all
-        pools, if there are such already."""
-        return self._pools.class_views(pools)
+    def class_views(self) -> Mapping[PriorityClass, ClassView]:
+        """Return each class over all pools, most urgent first; nothing if there are no pools."""
+        return self._pools.class_views()
+
+    def survey(self) -> Steps[PoolSurvey]:
+        """Return in steps what all pools look like. Each model is looked at at an instant of its own, so that in each class the
+        requests add up, and the models are not of one instant."""
+        return self._pools.survey()
 
     def check(self) -> None:
         """Raise InvariantError if counters, slots and queues do not match. For tests; O(n)."""

@@ -17,12 +17,13 @@ from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.flow_dispatcher import Dispatcher
 from maitred.admission.flow_pool import FlowPool
 from maitred.admission.lead import Lead
-from maitred.admission.pool_views import PoolView
+from maitred.admission.pool_views import PoolSurvey, PoolView
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
 from maitred.admission.slot_pool import LoadProbe, SlotPool
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket
 from maitred.core.request import PriorityClass
+from maitred.core.steps import Steps, run_at_once
 
 SHARED_POOL: Final = "*"
 """The name of the pool that all models share without classes."""
@@ -42,6 +43,8 @@ class PoolDirectory:
         self._leads: dict[str, Lead] = {}
         self._former: dict[PriorityClass, ClassView] = {}
         """What the models counted that have been removed, by class."""
+        self._changes = 0
+        """How often pools have come or gone."""
         self._load_probe = load_probe
         self._sequence_numbers = SequenceNumbers()
         self._config: AdmissionConfig
@@ -56,6 +59,7 @@ class PoolDirectory:
     def reconfigure(self, config: AdmissionConfig, tickets: Iterable[Ticket]) -> None:
         """Create pools under new rules, and move all requests that are there (`tickets`) into them."""
         former = self.by_name
+        self._changes += 1
         self._config, self._make_pool = config, self._pool_factory(config)
         names = [SHARED_POOL] if self._is_shared else sorted(self._capacities)
         self.by_name = {name: self._make_pool(name) for name in names}
@@ -75,6 +79,7 @@ class PoolDirectory:
     def resize(self, model: str, capacity: int, lead: Lead) -> SlotPool:
         """Set the slots of a model, known or new, and its lead among them. Return its pool, where `dispatch` is due then."""
         if model not in self._capacities:
+            self._changes += 1
             self.counters[model] = [ClassCounters() for _ in LANES]
             if not self._is_shared:
                 self.by_name[model] = self._make_pool(model)
@@ -91,6 +96,7 @@ class PoolDirectory:
         """Remove a model without requests; what it has counted stays. Raises ValueError if it has some."""
         if not self.is_unused(model):
             raise ValueError(f"the model {model!r} has requests")
+        self._changes += 1
         if self._is_shared:
             views: Mapping[PriorityClass, ClassCounters] = {c: self.counters[model][c] for c in PriorityClass}
         else:
@@ -115,17 +121,29 @@ class PoolDirectory:
             if pool.rules.adapts_reservations
         }
 
-    def class_views(self, pools: Iterable[PoolView] | None = None) -> dict[PriorityClass, ClassView]:
-        """Return each class over all pools, those that were removed included, most urgent first; nothing if there are none.
-        `pools` are the views of all pools, if there are such already."""
-        views: dict[PriorityClass, ClassView] = {}
-        for pool in map(self.view, self.by_name) if pools is None else pools:
-            for c, view in pool.classes.items():
-                views.setdefault(c, ClassView()).merge_view(view)
+    def class_views(self) -> Mapping[PriorityClass, ClassView]:
+        """Return each class over all pools, those that were removed included, most urgent first; nothing if there are none."""
+        return run_at_once(self.survey()).classes
+
+    def survey(self) -> Steps[PoolSurvey]:
+        """Return in steps, of a model each, what all pools look like.
+
+        The counters of a model are of one instant, so in each class all requests that arrived add up; those of two models are
+        not. If pools come or go meanwhile, all of them are looked at once more, at one instant.
+        """
+        changes, survey = self._changes, PoolSurvey({}, {})
+        for name in [*self.by_name]:
+            counters = [ClassCounters() for _ in LANES]
+            for model in [*self.counters] if self._is_shared else [name]:
+                _merge(counters, self.counters[model])
+                yield
+                if self._changes != changes:
+                    return run_at_once(self.survey())
+            survey.add(name, self.by_name[name].view(counters))
         for c in MOST_URGENT_FIRST:
             if c in self._former:
-                views.setdefault(c, ClassView()).merge_view(self._former[c])
-        return views
+                survey.classes.setdefault(c, ClassView()).merge_view(self._former[c])
+        return survey
 
     def counters_of(self, name: str) -> Sequence[ClassCounters]:
         """Return the counters of one pool, by class."""
@@ -133,8 +151,7 @@ class PoolDirectory:
             return self.counters[name]
         merged = [ClassCounters() for _ in LANES]
         for counters in self.counters.values():
-            for c in PriorityClass:
-                merged[c].merge(counters[c])
+            _merge(merged, counters)
         return merged
 
     def find_violations(self, tickets: Collection[Ticket]) -> Iterator[str]:
@@ -173,3 +190,9 @@ class PoolDirectory:
 def _adoption_order(ticket: Ticket) -> tuple[bool, int]:
     """Return the sort key of a move: holders of slots first, in the order of admission, then waiters in queue order."""
     return (ticket.state not in SLOT_HOLDING_STATES, ticket.sequence_number)
+
+
+def _merge(totals: Sequence[ClassCounters], counters: Sequence[ClassCounters]) -> None:
+    """Add the counters of a model to those of several, class by class."""
+    for c in PriorityClass:
+        totals[c].merge(counters[c])

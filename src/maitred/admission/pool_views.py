@@ -25,6 +25,21 @@ class PoolView(msgspec.Struct, frozen=True):
     """Most urgent first."""
 
 
+class PoolSurvey(msgspec.Struct, frozen=True):
+    """All pools, and each class over all of them."""
+
+    pools: dict[str, PoolView]
+    """By name."""
+    classes: dict[PriorityClass, ClassView]
+    """Most urgent first; nothing if there are no pools."""
+
+    def add(self, name: str, pool: PoolView) -> None:
+        """Add what a pool looks like."""
+        self.pools[name] = pool
+        for c, view in pool.classes.items():
+            self.classes.setdefault(c, ClassView()).merge_view(view)
+
+
 class HeadroomChange(msgspec.Struct, frozen=True):
     """A line of the decision log: with `reserve: adaptive` another number of slots is kept free for a class."""
 

@@ -29,7 +29,7 @@ The other files:
     inbound_head      tenant, class and headers of a request; routes: the paths that clients may ask for; passed_routes: those
                       that are only passed on
     intake_rules      what the intake makes of a configuration; port_certificates: TLS of each port
-    tenant_views      what a tenant sees of the state; metric_rows: and of the metrics
+    state_snapshots   what the whole gateway looks like; tenant_views: what a tenant sees of it; metric_rows: and of the metrics
     agent_headers     the session that the headers of an agent name; program_fields: which program a request belongs to
     body_budget       the bytes of all bodies; plain_runs: text of a large body that is not parsed
     json_slices       JSON that is read piece by piece; large_body, large_body_reader: bodies above 1 MiB, read that way

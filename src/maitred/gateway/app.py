@@ -20,6 +20,7 @@ from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdm
 from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
+from maitred.core.steps import Steps, run_at_once
 from maitred.gateway import error_responses
 from maitred.gateway.access_log import AccessLog
 from maitred.gateway.append_file import AppendFile
@@ -48,8 +49,10 @@ from maitred.gateway.request_intake import RequestIntake
 from maitred.gateway.request_metrics import RequestMetrics
 from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.routes import ROUTES, Route
+from maitred.gateway.shared_page import SharedPages
 from maitred.gateway.slot_learning import SlotLearning
-from maitred.gateway.state import GatewayCounters, GatewayState, StateSnapshots
+from maitred.gateway.state import GatewayCounters, GatewayState
+from maitred.gateway.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.tenant_views import TenantViews
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, signals_read
@@ -170,9 +173,11 @@ class Gateway(App):
             *(self._driver, self._fleet, self.counters, lambda: self._intake.parked_bytes),
             None if programs is None else programs.views,
         )
-        self._collector = GatewayCollector(self.counters, self.core, self.state, tenants, families)
+        shared = SharedPages()
+        self._collector = GatewayCollector(self.counters, self.take_snapshot, tenants, shared, families)
         endpoints = AdminEndpoints(
-            *(self._fleet, self._collector, self.state, tenants, self._reloader, self.settings),
+            *(self._fleet, self._collector, self.take_snapshot, self._snapshots.backends, tenants, shared),
+            *(self._reloader, self.settings),
             lambda: self._intake.access,
             lambda: self._capacity.fallback,
         )
@@ -230,8 +235,12 @@ class Gateway(App):
 
     def state(self) -> GatewayState:
         """Return the state of requests, backends and capacity at this instant."""
+        return run_at_once(self.take_snapshot()).state
+
+    def take_snapshot(self) -> Steps[Snapshot]:
+        """Return in steps the state of requests, backends and capacity; see `gateway.state` for what is of one instant."""
         decisions, requests = self._decision_log, self._recorder
-        return self._snapshots.take_snapshot(
+        return self._snapshots.take(
             num_connections=0 if self._server is None else len(self._server.connections),
             num_evicted_connections=0 if self._server is None else self._server.num_evicted,
             parked_body_bytes=self._intake.parked_bytes,

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any, Final, NamedTuple, Protocol
 
+from maitred.core.steps import Steps
 from maitred.gateway.body_budget import BodyLease
-from maitred.gateway.large_body import Steps
 from maitred.wire.exchange import ApiError, body_too_large
 
 log = logging.getLogger("maitred.gateway")

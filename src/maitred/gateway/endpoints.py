@@ -6,12 +6,13 @@ some gateways have are added (`add`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from maitred.core.errors import ConfigError
+from maitred.core.steps import Steps
 from maitred.gateway import error_responses
 from maitred.gateway.backend import Backend
 from maitred.gateway.fleet import BackendFleet
@@ -19,7 +20,9 @@ from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.page_access import Page, PageAccess, Port, Viewer
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.served_models import ANY_MODEL
-from maitred.gateway.state import GatewayState
+from maitred.gateway.shared_page import SharedPages, without_text
+from maitred.gateway.state import BackendState, GatewayState
+from maitred.gateway.state_snapshots import Snapshot
 from maitred.gateway.tenant_views import TenantViews
 from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error, send_json
 
@@ -52,6 +55,12 @@ _MAX_BODY_BYTES: Final = 64 * 1024
 """Largest body of a request to these paths."""
 
 
+def _write_json(steps: Steps[object]) -> Iterator[bytes]:
+    """Yield the parts of a page: what `steps` return, in JSON."""
+    content = yield from without_text(steps)
+    yield msgspec.json.encode(content)
+
+
 def _send_draining(exchange: Exchange, backend: Backend) -> None:
     answer = {"backend": backend.url, "draining": backend.is_draining, "in_flight": len(backend.requests)}
     send_json(exchange, 200, answer)
@@ -64,18 +73,22 @@ class AdminEndpoints:
         self,
         fleet: BackendFleet,
         collector: GatewayCollector,
-        take_snapshot: Callable[[], GatewayState],
+        take_snapshot: Callable[[], Steps[Snapshot]],
+        backends: Callable[[], Steps[list[BackendState]]],
         tenants: TenantViews,
+        pages: SharedPages,
         reloader: ConfigReloader,
         settings: Callable[[], GatewaySettings],
         access: Callable[[], PageAccess],
         fallback: Callable[[], str | None],
     ) -> None:
-        """`settings` and `access` return those in force; `fallback` returns why less than the configuration is in force, or
-        None."""
+        """`backends` returns in steps what they look like. `settings` and `access` return those in force; `fallback` returns
+        why less than the configuration is in force, or None."""
         self._fleet = fleet
         self._collector = collector
         self._take_snapshot = take_snapshot
+        self._backends = backends
+        self._pages = pages
         self._tenants = tenants
         self._reloader = reloader
         self._settings = settings
@@ -168,7 +181,7 @@ class AdminEndpoints:
         if viewer.sees_all:
             fallback = self._fallback()
             answer |= {} if fallback is None else {"problems": [fallback]}
-            answer["backends"] = self._take_snapshot().backends
+            answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: _write_json(self._backends())))
         send_json(exchange, 200 if is_ready else 503, answer)
 
     async def _liveness(self, exchange: Exchange, viewer: Viewer) -> None:
@@ -189,7 +202,16 @@ class AdminEndpoints:
         send_bytes(exchange, 200, await self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _state(self, exchange: Exchange, viewer: Viewer) -> None:
-        send_json(exchange, 200, self._take_snapshot() if viewer.sees_all else self._tenants.state(viewer.tenant))
+        if viewer.sees_all:
+            page = await self._pages.page("state", lambda: _write_json(self._state_steps()))
+        else:
+            tenant = viewer.tenant
+            page = await self._pages.page(("state", tenant), lambda: _write_json(self._tenants.state(tenant)))
+        send_bytes(exchange, 200, page, b"application/json")
+
+    def _state_steps(self) -> Steps[GatewayState]:
+        snapshot = yield from self._take_snapshot()
+        return snapshot.state
 
     async def _config(self, exchange: Exchange, viewer: Viewer) -> None:
         send_json(exchange, 200, self._settings().redacted())

@@ -15,19 +15,17 @@ bodies take turns: a hundred large bodies at once make each other wait, and nobo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, TypeVar, cast
 
 import msgspec
 
+from maitred.core.steps import Steps
 from maitred.gateway.json_slices import SLICE_BYTES, FoundMember, JsonSlices, Piece
 from maitred.wire.exchange import ClientDisconnected, Exchange
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-Steps = Generator[None, None, T]
-"""Work in steps, of which each is short; it returns what comes of all."""
-
 Span = tuple[int, int]
 """From and to which byte."""
 

@@ -6,11 +6,12 @@ from io import BytesIO
 from typing import Final
 
 from maitred.core.errors import JSON_ERRORS
+from maitred.core.steps import Steps
 from maitred.gateway.body_budget import BodyLease
 from maitred.gateway.body_members import parts_of_changed
 from maitred.gateway.content_coding import decode_body
 from maitred.gateway.engine_priority import PRIORITY_NAME
-from maitred.gateway.large_body import LargeBody, Steps, Turns, read_large_body
+from maitred.gateway.large_body import LargeBody, Turns, read_large_body
 from maitred.gateway.passed_routes import is_form, search_form_field
 from maitred.gateway.program_fields import PROGRAM_MEMBER_NAMES
 from maitred.gateway.request_fields import HINT_MEMBER_NAMES, MEMBER_NAMES, invalid_body

@@ -12,7 +12,7 @@ Counters of a tenant without one are in the sums of `other`, so it gets none of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client.core import Metric, Sample
@@ -27,14 +27,12 @@ def label_names(family: Metric) -> Sequence[str]:
     return names
 
 
-def summary_rows(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield the metrics without those of single backends, and summed up over tenants."""
-    for family in families:
-        names = label_names(family)
-        if _TENANT in names:
-            family.samples = _summed_over_tenants(family.samples)
-        if _BACKEND not in names:
-            yield family
+def summary_rows(family: Metric) -> Metric | None:
+    """Return a metric summed up over tenants, or None for one of single backends."""
+    names = label_names(family)
+    if _TENANT in names:
+        family.samples = _summed_over_tenants(family.samples)
+    return None if _BACKEND in names else family
 
 
 def _summed_over_tenants(samples: Sequence[Sample]) -> list[Sample]:
@@ -45,12 +43,9 @@ def _summed_over_tenants(samples: Sequence[Sample]) -> list[Sample]:
     return [Sample(name, dict(labels), value) for (name, labels), value in sums.items()]
 
 
-def rows_of_tenant(families: Iterable[Metric], tenant: str, gauges: Sequence[Metric]) -> Iterator[Metric]:
-    """Yield `gauges`, which are of this tenant, and the rows of all other metrics that have its label."""
-    yield from gauges
-    made = {gauge.name for gauge in gauges}
-    for family in families:
-        own = [sample for sample in family.samples if sample.labels.get(_TENANT) == tenant]
-        if own and family.name not in made:
-            family.samples = own
-            yield family
+def rows_of_tenant(family: Metric, tenant: str) -> Metric | None:
+    """Return the rows of a metric that have the label of this tenant, or None if there are none."""
+    if _TENANT not in label_names(family):
+        return None
+    family.samples = [sample for sample in family.samples if sample.labels[_TENANT] == tenant]
+    return family if family.samples else None

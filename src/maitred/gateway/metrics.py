@@ -10,19 +10,22 @@ The functions with names in `_families` make the metrics of one subject each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from maitred.admission import Admission
+from maitred.admission import ClassView
 from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
+from maitred.core.steps import Steps, run_at_once
 from maitred.gateway.backend import Backend
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.metric_rows import rows_of_tenant, summary_rows
 from maitred.gateway.page_access import Shown, Viewer
-from maitred.gateway.shared_page import SharedPages, write_metrics
+from maitred.gateway.shared_page import SharedPages, without_text, write_metrics
 from maitred.gateway.state import ClassState, GatewayCounters, GatewayState, TenantRequests
+from maitred.gateway.state_snapshots import Snapshot
 from maitred.gateway.tenant_views import TenantViews
 
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
@@ -42,49 +45,49 @@ class GatewayCollector:
     def __init__(
         self,
         counters: GatewayCounters,
-        core: Admission,
-        take_snapshot: Callable[[], GatewayState],
+        take_snapshot: Callable[[], Steps[Snapshot]],
         tenants: TenantViews,
+        pages: SharedPages,
         more_families: Sequence[Callable[[], Iterable[Metric]]] = (),
     ) -> None:
         """`more_families` return the metrics that have no place in the state or the counters."""
         self._tenants = tenants
         self._more_families = more_families
         self._counters = counters
-        self._core = core
         self._take_snapshot = take_snapshot
-        self._pages = SharedPages()
+        self._pages = pages
 
     async def render(self, viewer: Viewer) -> bytes:
         """Return what `viewer` gets of the metrics, in the text format."""
         key = viewer if viewer.shown is Shown.OWN else viewer.shown
-        return await self._pages.page(key, lambda: write_metrics(self._rows_for(viewer)))
+        return await self._pages.page(("metrics", key), lambda: self._write(viewer))
 
-    def _rows_for(self, viewer: Viewer) -> Iterable[Metric]:
-        if viewer.sees_all:
-            return self.collect()
+    def _write(self, viewer: Viewer) -> Iterator[bytes]:
+        snapshot = yield from without_text(self._take_snapshot())
+        tenants: Mapping[str, TenantRequests] = snapshot.state.tenants
+        shown: Callable[[Metric], Metric | None] = _all_rows
         if viewer.shown is Shown.SUMMARY:
-            return summary_rows(self.collect())
-        tenant = viewer.tenant
-        return rows_of_tenant(self.collect(), tenant, list(tenant_families({tenant: self._tenants.requests(tenant)})))
+            shown = summary_rows
+        elif viewer.shown is Shown.OWN:
+            own = yield from without_text(self._tenants.requests(viewer.tenant))
+            tenants, shown = {viewer.tenant: own}, partial(rows_of_tenant, tenant=viewer.tenant)
+        yield from write_metrics(self._families(snapshot, tenants), shown)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, of one snapshot and of the counters at the same instant."""
-        state = self._take_snapshot()
-        for family in (
-            scheduler_families,
-            slot_families,
-            limiter_families,
-            model_families,
-            lambda state: tenant_families(state.tenants),
-            backend_families,
-            learned_families,
-        ):
+        """Yield all metrics."""
+        snapshot = run_at_once(self._take_snapshot())
+        return self._families(snapshot, snapshot.state.tenants)
+
+    def _families(self, snapshot: Snapshot, tenants: Mapping[str, TenantRequests]) -> Iterator[Metric]:
+        """Yield all metrics: of one snapshot and these tenants, and of the counters when they are asked for."""
+        state = snapshot.state
+        for family in (scheduler_families, slot_families, limiter_families, model_families, backend_families, learned_families):
             yield from family(state)
+        yield from tenant_families(tenants)
         for families in self._more_families:
             yield from families()
         yield from self._header_families()
-        yield from self._duration_families()
+        yield from _duration_families(snapshot.classes)
         yield from self._trouble_families()
         connections = "Connections of clients, idle or not."
         yield gauge("maitred_http_connections_active", connections, [], [([], state.num_connections)])
@@ -108,13 +111,6 @@ class GatewayCollector:
         unknown = (([tenant], n) for tenant, n in self._counters.unknown_class.items())
         yield counter(SCHEDULER_PREFIX + "unknown_priority_value", "Priority headers that name no class.", ["tenant"], unknown)
 
-    def _duration_families(self) -> Iterator[Metric]:
-        views = self._core.class_views()
-        for name, (attribute, text, bounds) in CLASS_HISTOGRAMS.items():
-            by_class = {c: getattr(views[c], attribute) if c in views else Histogram(bounds) for c in PriorityClass}
-            times = (([c.label], of_class) for c, of_class in by_class.items())
-            yield histogram(f"{SCHEDULER_PREFIX}{name}_seconds", text, ["class"], times)
-
     def _trouble_families(self) -> Iterator[Metric]:
         counters = self._counters
         refused = (([code], n) for code, n in counters.refused_before_admission.items())
@@ -132,6 +128,10 @@ class GatewayCollector:
         yield counter("maitred_retries", "Requests sent once more after a failure.", [], [([], counters.retries)])
         text = "Requests not sent once more because the retry budget was spent."
         yield counter("maitred_retry_budget_spent", text, [], [([], counters.retries_over_budget)])
+
+
+def _all_rows(family: Metric) -> Metric:
+    return family
 
 
 def scheduler_families(state: GatewayState) -> Iterator[Metric]:
@@ -155,6 +155,13 @@ def scheduler_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge(SCHEDULER_PREFIX + "queue_depth", "Requests waiting for a slot.", ["class"], waiting)
     ends = (([name, end], n) for name, c in state.classes.items() for end, n in _end_counts(c))
     yield counter("maitred_requests_ended", "Requests that held a slot.", ["class", "end"], ends)
+
+
+def _duration_families(views: Mapping[PriorityClass, ClassView]) -> Iterator[Metric]:
+    for name, (attribute, text, bounds) in CLASS_HISTOGRAMS.items():
+        by_class = {c: getattr(views[c], attribute) if c in views else Histogram(bounds) for c in PriorityClass}
+        times = (([c.label], of_class) for c, of_class in by_class.items())
+        yield histogram(f"{SCHEDULER_PREFIX}{name}_seconds", text, ["class"], times)
 
 
 def slot_families(state: GatewayState) -> Iterator[Metric]:

@@ -25,8 +25,9 @@ from typing import Final
 from urllib.parse import unquote
 
 from maitred.core.errors import JSON_ERRORS
+from maitred.core.steps import Steps, run_at_once
 from maitred.gateway.error_responses import no_route
-from maitred.gateway.large_body import LargeBody, Steps
+from maitred.gateway.large_body import LargeBody
 from maitred.gateway.page_access import Page, PageAccess
 from maitred.gateway.request_fields import BodyFields, decode_body_fields
 from maitred.gateway.routes import ROUTES, Route
@@ -104,12 +105,7 @@ def is_form(content_type: bytes) -> bool:
 
 def find_form_field(body: bytes, content_type: bytes, name: str) -> str | None:
     """Return the value of a field of a multipart form (RFC 7578), or None if it has none, or an empty one."""
-    steps = search_form_field(body, content_type, name)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+    return run_at_once(search_form_field(body, content_type, name))
 
 
 def search_form_field(body: bytes, content_type: bytes, name: str) -> Steps[str | None]:

@@ -1,7 +1,8 @@
 """Pages that take long to make: made in steps, and once for all who ask at the same time.
 
-The metrics of 256 models take 100 ms to write. Nothing else would run meanwhile, and whoever asks for the page over and over
-would stop the gateway. So the text is written in steps, and the event loop runs between two. Only one page is made at a time.
+The metrics of 256 models take 100 ms to write, and the state 50. Nothing else would run meanwhile, and whoever asks for a page
+over and over would stop the gateway. So each is made in steps (`core.steps`), from looking at the models (`state_snapshots`) to
+the last row, and the event loop runs between two. Only one page of all kinds is made at a time.
 Who asks while it is made gets the next one, together with all others who do: a page is never older than the request for it.
 
     asked at 0 ms                     made from 0 to 60 ms
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Hashable, Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric, Sample
 from prometheus_client.registry import Collector
 
+from maitred.core.steps import Steps
+
+T = TypeVar("T")
 _SAMPLES_IN_STEP: Final = 250
 """Rows of the metrics that are written in a step: about 2 ms."""
 
@@ -50,6 +54,16 @@ class SharedPages:
             return b"".join(parts)
 
 
+def without_text(steps: Steps[T]) -> Generator[bytes, None, T]:
+    """Do steps as parts of a page that have no text yet, and return what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        yield b""
+
+
 class _OneFamily(Collector):
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -58,14 +72,21 @@ class _OneFamily(Collector):
         return (self._family,)
 
 
-def write_metrics(families: Iterable[Metric]) -> Generator[bytes, None, None]:
-    """Yield metrics in Prometheus' text format, in parts of which each is a step."""
-    for family in families:
+def write_metrics(families: Iterable[Metric], shown: Callable[[Metric], Metric | None]) -> Generator[bytes, None, None]:
+    """Yield metrics in Prometheus' text format, in parts of which each is a step. A metric of many rows may come as several,
+    one after the other. `shown` returns what is shown of a metric, or None for nothing."""
+    last_name = ""
+    for made in families:
+        family = shown(made)
+        if family is None:
+            yield b""
+            continue
         samples = family.samples
-        yield _text(family, samples[:_SAMPLES_IN_STEP])
-        for begin in range(_SAMPLES_IN_STEP, len(samples), _SAMPLES_IN_STEP):
-            further = _text(family, samples[begin : begin + _SAMPLES_IN_STEP])
-            yield further.split(b"\n", 2)[2]  # without the lines of help and type
+        for begin in range(0, max(1, len(samples)), _SAMPLES_IN_STEP):
+            text = _text(family, samples[begin : begin + _SAMPLES_IN_STEP])
+            is_further = begin > 0 or family.name == last_name
+            yield text.split(b"\n", 2)[2] if is_further else text  # without the lines of help and type
+        last_name = family.name
 
 
 def _text(family: Metric, samples: list[Sample]) -> bytes:

@@ -2,28 +2,19 @@
 
 The gateway counts beside the counters of admission, by plain additions, since most of them happen for every request.
 
-A snapshot sums up the counters of the core, the fleet and the requests of this gateway. It is taken at one instant, so that its
-sums agree. The field names of the structs are those of `GET /maitred/state`.
+Snapshots (`state_snapshots`) are of these structs. Their field names are those of `GET /maitred/state`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from maitred.admission import Admission, ClassView, PoolView, ReleaseReason
-from maitred.admission.config import MAX_SLOTS
-from maitred.admission.learned_slots import SlotController, SlotReason, SlotState
+from maitred.admission.learned_slots import SlotReason, SlotState
 from maitred.admission.tenants import KEY_TENANT_PREFIX
-from maitred.core.request import PriorityClass
-from maitred.core.units import Micros, to_seconds
-from maitred.gateway.backend import Backend, SlotSource
-from maitred.gateway.capacity import CapacityController
-from maitred.gateway.driver import RealTimeAdmission
-from maitred.gateway.ejection import Circuit, CircuitState
-from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.backend import SlotSource
+from maitred.gateway.ejection import CircuitState
 
 OTHER_TENANTS = "other"
 """The label of all tenants without a label of their own."""
@@ -248,130 +239,3 @@ class GatewayState(msgspec.Struct):
     """Whether a failure, or a line that had to be dropped, has ended the decision log."""
     dropped_lines: dict[str, int]
     """Lines that were not written to the files `decision_log` and `record`."""
-
-
-class StateSnapshots:
-    """Takes snapshots of a gateway."""
-
-    def __init__(
-        self, driver: RealTimeAdmission, fleet: BackendFleet, capacity: CapacityController, counters: GatewayCounters
-    ) -> None:
-        self._driver = driver
-        self._fleet = fleet
-        self._capacity = capacity
-        self._counters = counters
-
-    def take_snapshot(
-        self,
-        *,
-        num_connections: int,
-        num_evicted_connections: int,
-        parked_body_bytes: int,
-        is_out_of_descriptors: bool,
-        decision_log_failed: bool,
-        dropped_lines: dict[str, int],
-    ) -> GatewayState:
-        """Return the state at this instant. O(requests that are here)."""
-        core, fleet = self._driver.core, self._fleet
-        views = {name: core.view(name) for name in core.pool_names}
-        pools = {name: _pool_state(view) for name, view in views.items()}
-        offered = {model: fleet.pools.offered_slots(fleet.pools.pool_of(model)) for model in fleet.known_models}
-        return GatewayState(
-            ready=any(backend.healthy for backend in fleet.backends),
-            mode=core.config.mode,
-            config_fallback=self._capacity.fallback,
-            capacity=_total_capacity(pools),
-            in_flight=sum(pool.in_flight for pool in pools.values()),
-            waiting=sum(pool.waiting for pool in pools.values()),
-            classes={c.label: state for c, state in class_states(core, views.values()).items()},
-            pools=pools,
-            models={model: ModelState(slots.slots, slots.source) for model, slots in offered.items()},
-            tenants=self._tenants(),
-            backends=[self._backend(backend) for backend in fleet.backends],
-            num_connections=num_connections,
-            num_evicted_connections=num_evicted_connections,
-            parked_body_bytes=parked_body_bytes,
-            is_out_of_descriptors=is_out_of_descriptors,
-            decision_log_failed=decision_log_failed,
-            dropped_lines=dropped_lines,
-        )
-
-    def _tenants(self) -> dict[str, TenantRequests]:
-        tenants: dict[str, TenantRequests] = {}
-        for lease in self._driver.leases:
-            tenant = tenants.setdefault(self._counters.tenant_label(lease.request.tenant), TenantRequests())
-            tenant.waiting += lease.is_waiting
-            tenant.in_flight += not lease.is_waiting
-        return tenants
-
-    def _backend(self, b: Backend) -> BackendState:
-        slots = self._fleet.pools.backend_slots(b)
-        learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._driver.now())
-        own = (b.url, b.healthy, len(b.requests), list(b.models), b.problem, b.is_draining)
-        load = b.load or b.reading
-        running = None if load is None else load.running
-        seen = None if load is None or running is None else LoadState(running, load.waiting, load.kv_usage)
-        ejection = _ejection_state(b.circuit, self._driver.now())
-        return BackendState(*own, slots.slots, slots.source, learned, self._fleet.num_connections(b), seen, ejection)
-
-
-def _ejection_state(circuit: Circuit, now: Micros) -> EjectionState:
-    ends = (circuit.until if circuit.state is CircuitState.EJECTED else None, circuit.rests_until)
-    until, rests = (None if end is None else round(max(0.0, to_seconds(end - now)), 3) for end in ends)
-    return EjectionState(circuit.state, circuit.consecutive_failures, circuit.num_ejections, until, rests)
-
-
-def _learned_state(slots: SlotController, now: Micros) -> LearnedState:
-    ago = None if slots.changed_at is None else round(to_seconds(now - slots.changed_at), 3)
-    return LearnedState(slots.state, slots.limit, slots.least, slots.most, slots.last_reason, ago)
-
-
-def class_states(core: Admission, pools: Iterable[PoolView] | None = None) -> dict[PriorityClass, ClassState]:
-    """Return each class over all pools, most urgent first. `pools` are the views of all pools, if there are such already."""
-    views = core.class_views(pools)
-    return {c: _class_state(views[c]) if c in views else ClassState() for c in sorted(PriorityClass, reverse=True)}
-
-
-def _class_state(view: ClassView) -> ClassState:
-    refused = {str(reason): n for reason, n in view.refused.items() if n}
-    return ClassState(
-        waiting=view.waiting,
-        in_flight=view.in_flight,
-        queue_size=view.queue_size,
-        reserved=view.reserved,
-        held=view.held,
-        desired=view.desired,
-        pressure=view.pressure,
-        arrived=view.arrived,
-        admitted=view.admitted,
-        completed=view.ended[ReleaseReason.DRAINED],
-        failed=view.ended[ReleaseReason.FAILED],
-        client_gone=view.ended[ReleaseReason.CLIENT_GONE],
-        preempted=view.ended[ReleaseReason.SLOT_PREEMPTED],
-        cancelled=view.cancelled,
-        queue_full=view.queue_full,
-        tenant_queue_full=view.tenant_queue_full,
-        queue_timeout=view.queue_timeout,
-        refused=refused,
-        rejected=view.queue_full + view.tenant_queue_full + view.queue_timeout + sum(refused.values()),
-        rate_limited=view.rate_limited,
-        promoted=view.promoted,
-        retried=view.retried,
-        preempted_by={c.label: victims for c, victims in view.preempted_by.items()},
-    )
-
-
-def _pool_state(view: PoolView) -> PoolState:
-    return PoolState(
-        capacity=None if view.capacity >= MAX_SLOTS else view.capacity,
-        in_flight=view.in_flight,
-        waiting=view.waiting,
-        reserved={c.label: of_class.reserved for c, of_class in view.classes.items()},
-        held={c.label: of_class.held for c, of_class in view.classes.items()},
-        desired={c.label: of_class.desired for c, of_class in view.classes.items()},
-    )
-
-
-def _total_capacity(pools: Mapping[str, PoolState]) -> int | None:
-    limits = [pool.capacity for pool in pools.values() if pool.capacity is not None]
-    return sum(limits) if len(limits) == len(pools) else None

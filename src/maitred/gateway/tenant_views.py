@@ -6,15 +6,16 @@ The fields that the whole page (`state.GatewayState`) has as well mean the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import msgspec
 
 from maitred.admission.config import TenantPolicy
 from maitred.core.request import PriorityClass
+from maitred.core.steps import Steps
 from maitred.core.units import to_seconds
-from maitred.gateway.driver import RealTimeAdmission, SlotLease
+from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.page_access import Shown, Viewer
 from maitred.gateway.program_views import ProgramView, ProgramViews
@@ -26,6 +27,20 @@ class WaitingRequests(TenantRequests):
 
     longest_wait_secs: float | None = None
     """Seconds since the first of those that wait has come, or null if none waits."""
+
+    def add(self, *, is_waiting: bool, secs: float) -> None:
+        """Add a request that came so many seconds ago."""
+        if is_waiting:
+            self.waiting += 1
+            self.longest_wait_secs = max(self.longest_wait_secs or 0.0, round(max(0.0, secs), 3))
+        else:
+            self.in_flight += 1
+
+
+class _Sums(NamedTuple):
+    total: WaitingRequests
+    classes: dict[str, WaitingRequests]
+    models: dict[str, WaitingRequests]
 
 
 class TenantLimits(msgspec.Struct):
@@ -65,11 +80,14 @@ class TenantState(msgspec.Struct):
     """As `/programs` lists them; null if requests are routed one by one."""
 
 
+_LEASES_IN_STEP: Final = 500
 _CLASSES: Final = tuple(sorted(PriorityClass, reverse=True))
 
 
 class TenantViews:
-    """Makes the views of the tenants of one gateway. Each is made at one instant, in O(requests and programs that are here)."""
+    """Makes the views of the tenants of one gateway, in O(requests and programs that are here).
+
+    Each is made in steps, in which every request is looked at once, at an instant of its own."""
 
     def __init__(
         self,
@@ -86,44 +104,41 @@ class TenantViews:
         self._counters = counters
         self._programs = programs
 
-    def requests(self, tenant: str) -> WaitingRequests:
-        """Return the requests of a tenant."""
-        return self._sum(self._leases(tenant))
+    def requests(self, tenant: str) -> Steps[WaitingRequests]:
+        """Return in steps the requests of a tenant."""
+        total, _, _ = yield from self._sums(tenant)
+        return total
 
-    def state(self, tenant: str) -> TenantState:
-        """Return all that a tenant sees."""
-        leases = list(self._leases(tenant))
-        total, programs = self._sum(leases), self._programs
-        classes = {c: [lease for lease in leases if lease.request.priority_class is c] for c in _CLASSES}
-        models = {lease.request.model for lease in leases}
+    def state(self, tenant: str) -> Steps[TenantState]:
+        """Return in steps all that a tenant sees."""
+        total, classes, models = yield from self._sums(tenant)
+        programs = self._programs
         return TenantState(
             tenant=tenant,
             ready=bool(self._fleet.healthy),
             mode=self._driver.core.config.mode,
             in_flight=total.in_flight,
             waiting=total.waiting,
-            classes={c.label: self._sum(of_class) for c, of_class in classes.items()},
-            models={model: self._sum(lease for lease in leases if lease.request.model == model) for model in sorted(models)},
+            classes=classes,
+            models=dict(sorted(models.items())),
             limits=self._limits(tenant),
             refused=self._counters.refusals_of(tenant),
             parked_body_bytes=self._parked_bytes(),
             programs=None if programs is None else programs.list_programs(Viewer(tenant, Shown.OWN)),
         )
 
-    def _leases(self, tenant: str) -> Iterable[SlotLease]:
-        return (lease for lease in self._driver.leases if lease.request.tenant == tenant)
-
-    def _sum(self, leases: Iterable[SlotLease]) -> WaitingRequests:
-        total, arrivals = WaitingRequests(), []
-        for lease in leases:
-            if lease.is_waiting:
-                arrivals.append(lease.request.arrival)
-            else:
-                total.in_flight += 1
-        total.waiting = len(arrivals)
-        if arrivals:
-            total.longest_wait_secs = round(to_seconds(self._driver.now() - min(arrivals)), 3)
-        return total
+    def _sums(self, tenant: str) -> Steps[_Sums]:
+        """Return the requests of a tenant: all, by class and by model."""
+        now, sums = self._driver.now(), _Sums(WaitingRequests(), {c.label: WaitingRequests() for c in _CLASSES}, {})
+        for number, lease in enumerate([*self._driver.leases], 1):
+            request = lease.request
+            if request.tenant == tenant:
+                of_model = sums.models.setdefault(request.model, WaitingRequests())
+                for requests in (sums.total, sums.classes[request.priority_class.label], of_model):
+                    requests.add(is_waiting=lease.is_waiting, secs=to_seconds(now - request.arrival))
+            if not number % _LEASES_IN_STEP:
+                yield
+        return sums
 
     def _limits(self, tenant: str) -> TenantLimits:
         config = self._driver.core.config
