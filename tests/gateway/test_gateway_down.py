@@ -145,9 +145,8 @@ def test_a_request_told_to_stop_as_its_backend_is_given_up_stops() -> None:
             connection = await w.start_request()
             await w.wait_until(lambda: any(backend.received for backend in backends))
             flight = next(flight for backend in w.gateway._fleet.backends for flight in backend.requests)
-            assert flight._task is not None
-            flight.abandon()
-            flight._task.cancel()
+            flight.cancel()
+            flight.task.cancel()
             status, headers, _ = await connection.read_response()
             assert (status, headers["x-smg-error-code"]) == (503, "shutting_down")
             assert sum(len(backend.received) for backend in backends) == 1

@@ -146,8 +146,7 @@ def test_a_stream_that_a_shutdown_cuts_ends_with_an_error_event(path: str) -> No
         async with world(Backend(Broken(*begun))) as w:
             client = await open_stream(w, path, b"".join(begun))
             (flight,) = (flight for backend in w.gateway._fleet.backends for flight in backend.requests)
-            assert flight._task is not None
-            flight._task.cancel()
+            flight.task.cancel()
             return await rest(client)
 
     assert told(path, run(scenario())) == "the gateway is shutting down"

@@ -39,7 +39,8 @@ The other files:
     cors              pages of other origins that may use the gateway
     possible_tenants  rules about tenants that no request can come from
     request_ids       one id of a request for all logs; intake_refusals: what is told of one that is refused
-    attempts          one backend after the other; retries, retry_budget: whether again
+    attempts          one backend after the other; placements: which; attempt: one of them; attempt_outcomes: who is told of it
+    retries           whether again, with retry_budget; cancel_scope: what stops a request, a slot, an attempt
     held_answer       the error of an engine that may be passed on
     ejection          which backends are left alone for a while; ejection_driver: its timer, its log
     served_models     which backends serve a model; slot_pools: which models share slots

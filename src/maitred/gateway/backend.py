@@ -1,15 +1,14 @@
 """A backend as the gateway knows it, the requests that it has, and what wants to know how it is (`BackendObserver`).
 
 `fleet` keeps all backends up to date; nothing else changes one, except for the requests in flight.
+Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol, TypeAlias
-
-import msgspec
+from typing import Any, Final, Protocol
 
 from maitred.admission import QueueEstimate
 from maitred.admission.lead import NO_LEAD
@@ -17,21 +16,13 @@ from maitred.admission.learned_slots import OwnRequest, OwnRequests, SlotControl
 from maitred.core.histogram import Histogram
 from maitred.core.request import Request
 from maitred.core.units import Micros
+from maitred.gateway.cancel_scope import CancelScope
 from maitred.gateway.ejection import Circuit
 from maitred.gateway.engine_report import EngineReport
 from maitred.wire.origin import Origin
 
-SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
-"""Where a number of slots comes from; `none` if no backend is up, so that there are none."""
 _STALE_AFTER: Final = 3
 """Looks in a row without an answer after which the last report of a load says nothing any more (SMG's number of intervals)."""
-
-
-class ModelSlots(msgspec.Struct, frozen=True):
-    """A number of slots, and where it comes from."""
-
-    slots: int
-    source: SlotSource
 
 
 class Backend:
@@ -171,15 +162,14 @@ class AnswerTimes(Protocol):
     last_data_at: Micros
 
 
-class UpstreamRequest:
-    """A request at a backend, and the task that waits for the response."""
+class UpstreamRequest(CancelScope):
+    """A request at a backend. If it is cancelled, the backend has failed it: it is *abandoned*."""
 
     # What most requests leave as it is stands in the class.
     is_stranded = False
     """Whether admission knows that the slot of the request goes with it, since its backend takes no new requests."""
-    response_started = False
-    """Whether a part of the response may have been sent to the client."""
-    is_abandoned = False
+    is_committed = False
+    """Whether its response goes to the client: the request is not taken away from its backend any more."""
     may_be_abandoned = True
     """Whether it may be taken away from a backend that is down: it was not too often."""
     is_probe = False
@@ -196,11 +186,11 @@ class UpstreamRequest:
     """Whether the backend failed it."""
 
     def __init__(self, backend: Backend, request: Request, task: asyncio.Task[None]) -> None:
+        self.task = task
         self.backend = backend
         self.model = request.model
         self.request_id = request.id
         self.sequences = request.sequences
-        self._task = task
 
     def waits_since(self, instant: Micros) -> bool:
         """Return whether it was sent at `instant` or before, and nothing of its answer has come."""
@@ -221,15 +211,6 @@ class UpstreamRequest:
         """Note that a piece of a stream has come, with so many events; usually each holds a token."""
         if self.own is not None:
             self.backend.own_requests.note_pieces(self.own, self.own.pieces + max(1, num_events), now)
-
-    def abandon(self) -> None:
-        """Cancel its task, which then calls `absorb_abandonment`."""
-        self.is_abandoned = True
-        self._task.cancel()
-
-    def absorb_abandonment(self) -> bool:
-        """Return whether the task was cancelled by `abandon` alone, and take that cancellation back (see `driver`)."""
-        return self.is_abandoned and self._task.uncancel() == 0
 
 
 class BackendObserver(Protocol):

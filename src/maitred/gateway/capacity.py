@@ -26,9 +26,9 @@ import msgspec
 from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, overcommit_problem
 from maitred.admission.config import MAX_SLOTS
 from maitred.core.errors import ConfigError
-from maitred.gateway.backend import ModelSlots
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.slot_pools import ModelSlots
 
 log = logging.getLogger("maitred.gateway")
 

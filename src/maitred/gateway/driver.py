@@ -4,14 +4,7 @@ Every input of the core passes through `RealTimeAdmission`, and every decision o
 request that has ended meanwhile is dropped: the task of that request releases it in any case, and a second release of a request
 has no effect.
 
-A request is stopped by cancelling its task. A task may be cancelled for several reasons at once: its client disconnects, its
-backend goes down, its slot is preempted, the server shuts down. The code that cancels sets a mark as well (`_preempted`,
-`UpstreamRequest.is_abandoned`, `Exchange.is_disconnected`). The code that catches the cancellation takes back, by
-`Task.uncancel`, the one it finds its own mark for. Only if no cancellation is left does the task go on; otherwise
-CancelledError passes on to the next handler. So the reasons may come together and in any order.
-
-    preempted only                  absorb_preemption() -> True     the request waits again, or gets its 503
-    preempted, client disconnected  absorb_preemption() -> False    CancelledError passes on; the request ends CLIENT_GONE
+A victim of a preemption is stopped by its lease, which is a `CancelScope`.
 
 Compiled (`tools/compile.py`).
 """
@@ -38,6 +31,7 @@ from maitred.core.decisions import Decision
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
+from maitred.gateway.cancel_scope import CancelScope
 from maitred.gateway.deadline_timer import DeadlineTimer, monotonic_now
 
 _ADMIT: Final = Action.ADMIT  # members of enums are slow to look up
@@ -59,17 +53,15 @@ class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
         super().__init__(f"refused: {decision.reason}")
 
 
-class SlotLease:
-    """A request in admission, from `submit` to `release`, and the task that serves it. It waits for a slot, then holds one."""
+class SlotLease(CancelScope):
+    """A request in admission, from `submit` to `release`. It waits for a slot, then holds one. If it is cancelled, it is
+    preempted: `RealTimeAdmission.yield_slot` is next."""
 
-    __slots__ = ("_preempted", "_task", "granted", "request")
-
-    def __init__(self, request: Request, task: asyncio.Task[None] | None) -> None:
+    def __init__(self, request: Request, task: asyncio.Task[None]) -> None:
+        self.task = task
         self.request = request
-        self._task = task
         self.granted: asyncio.Future[Decision] | None = None
         """Done with the decision by which the request holds a slot, or gets none. None if it has had one from the beginning."""
-        self._preempted = False
 
     @property
     def is_waiting(self) -> bool:
@@ -83,23 +75,10 @@ class SlotLease:
         if granted is not None and (decision := await granted).action is _REJECT:
             raise AdmissionRejected(decision)
 
-    def absorb_preemption(self) -> bool:
-        """Return whether the task was cancelled by a preemption alone, and take that cancellation back.
-
-        `RealTimeAdmission.yield_slot` is next.
-
-        A call clears the mark, so ask once for each CancelledError.
-        """
-        assert self._task is not None
-        preempted, self._preempted = self._preempted, False
-        return preempted and self._task.uncancel() == 0
-
     def apply_decision(self, decision: Decision) -> None:
         """Apply a decision of the core on this request."""
         if decision.action is _PREEMPT_SLOT:
-            assert self._task is not None
-            self._preempted = True
-            self._task.cancel()
+            self.cancel()
         elif decision.action is _QUEUE:
             if not self.is_waiting:
                 self.granted = asyncio.get_running_loop().create_future()
@@ -131,8 +110,8 @@ class RealTimeAdmission:
         """All requests that wait or hold a slot."""
         return self._leases.values()
 
-    def submit(self, request: Request, cost: int, task: asyncio.Task[None] | None = None) -> SlotLease:
-        """Ask for a slot for the request that `task` serves; None: the current one. `cost` is in tokens, prompt and answer.
+    def submit(self, request: Request, cost: int, task: asyncio.Task[None]) -> SlotLease:
+        """Ask for a slot for the request that `task` serves. `cost` is in tokens, prompt and answer.
 
         Raises AdmissionRejected, and then nothing is left of the request. Otherwise call `release` afterwards.
         """
@@ -145,7 +124,7 @@ class RealTimeAdmission:
         if own.action is _REJECT:
             self._apply_decisions(decisions)
             raise AdmissionRejected(own, core.refusal(own))
-        lease = self._leases[request.id] = SlotLease(request, task or asyncio.current_task())
+        lease = self._leases[request.id] = SlotLease(request, task)
         # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new; but one
         # beyond what the engines run at once is watched.
         if own.action is not _ADMIT or len(decisions) > 1 or own.reason is _LEAD_FREE:

@@ -1,7 +1,7 @@
 """Drive the outlier detector in real time: one clock, one timer, a line in the log for each change of a circuit.
 
-`Attempts` tells what each attempt came to, and asks `candidates` where to send a request while `is_restricted`, that is while
-a half-open backend wants a probe or an engine rests. Otherwise every backend that serves the model may be chosen.
+`AttemptOutcomes` tells what each attempt came to. `Placement` asks `candidates` where to send a request while `is_restricted`,
+that is while a half-open backend wants a probe or an engine rests. Otherwise every backend that serves the model may be chosen.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SilenceWatch:
         waiting = [
             sent
             for sent in backend.requests
-            if not sent.response_started and sent.waits_since(since) and self._has_another(backend, sent.model)
+            if not sent.is_committed and sent.waits_since(since) and self._has_another(backend, sent.model)
         ]
         enough = 1 if backend.circuit.is_ejected else self._config.consecutive_failures
         return waiting if len(waiting) >= enough else ()

@@ -349,9 +349,9 @@ class BackendFleet:
     def _abandon(self, requests: Iterable[UpstreamRequest]) -> None:
         """Take requests that have no response yet away from their backend, if another one serves their model."""
         for sent in requests:
-            is_left = sent.response_started or sent.is_abandoned or not sent.may_be_abandoned
+            is_left = sent.is_committed or not sent.may_be_abandoned
             if not is_left and any(other is not sent.backend for other in self.backends_serving(sent.model)):
-                sent.abandon()
+                sent.cancel()
 
     def _mark_up(self, backend: Backend, found: PollResult) -> None:
         backend.failures_in_a_row, backend.problem = 0, ""

@@ -30,18 +30,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final, cast
+from typing import Final
 
 from maitred.admission import ReleaseReason
 from maitred.core.contracts import Router
 from maitred.core.units import to_seconds
 from maitred.gateway import error_responses
-from maitred.gateway.attempts import Attempts, MemoryLost
+from maitred.gateway.attempts import Attempts
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.page_access import Viewer
+from maitred.gateway.placements import MemoryLost
 from maitred.gateway.program_driver import ProgramRejected, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.refusal_pace import RefusalPace
@@ -85,7 +86,15 @@ class Proxy:
         self._observer = observer
         self._programs = programs
         self._attempts = Attempts(
-            *(config, admission, fleet, router, client, counters, observer.reads_usage, memories, programs)
+            config=config,
+            admission=admission,
+            fleet=fleet,
+            router=router,
+            client=client,
+            counters=counters,
+            reads_usage=observer.reads_usage,
+            memories=memories,
+            programs=programs,
         )
         self._pace = RefusalPace(config.refusals_per_sec)
 
@@ -97,23 +106,22 @@ class Proxy:
             return
         writer = self._stream_writer(proxied, exchange) if proxied.request.stream else exchange
         record = proxied.record = self._observer.begin(proxied.request, proxied.route)
-        task = proxied.task = exchange.task or cast("asyncio.Task[None]", asyncio.current_task())
-        exchange.watch_disconnect(task.cancel)
+        exchange.watch_disconnect(proxied.cancel)
         try:
             if proxied.program is not None and self._programs is not None:
                 await self._hold_memory(self._programs, proxied.program, proxied, writer)
             elif proxied.route.needs_slot:
                 await self._hold_slot(proxied, writer)
             else:
-                await self._attempts.send_routed(proxied, writer)
+                await self._attempts.send(proxied, writer)
         except (ApiError, AdmissionRejected) as refused:
             exchange.stop_watching()
             await self._refuse(proxied, writer, refused if isinstance(refused, ApiError) else self._words_of(refused))
         except asyncio.CancelledError:
-            if not exchange.is_disconnected:
+            if not proxied.catch():
                 _send_error_or_cut(proxied, writer, error_responses.shutting_down())
                 raise
-            task.uncancel()  # The disconnect cancelled the task: it ends here, without an answer.
+            # Its client has left: it ends here, without an answer.
         except Exception:
             log.exception("request %s failed", proxied.request_id.decode("latin-1"))
             _send_error_or_cut(proxied, writer, internal_error("gateway"))
@@ -190,13 +198,10 @@ class Proxy:
                 try:
                     if slot.granted is not None:
                         await slot.wait()
-                    if proxied.step is None:
-                        end = await self._attempts.send_routed(proxied, writer)
-                    else:
-                        end = await self._attempts.send_granted(proxied.step, proxied, writer)
+                    end = await self._attempts.send(proxied, writer)
                     return
                 except asyncio.CancelledError:
-                    if not slot.absorb_preemption():
+                    if not slot.catch():
                         raise
                 proxied.record.num_preemptions += 1
                 # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
@@ -228,5 +233,5 @@ def _send_error(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) 
 
 def _send_error_or_cut(proxied: ProxyRequest, writer: ResponseWriter, error: ApiError) -> None:
     """Send an error if no response has started; otherwise return without an end, and the server cuts the connection."""
-    if not proxied.response_started:
+    if not proxied.is_committed:
         _send_error(proxied, writer, error)

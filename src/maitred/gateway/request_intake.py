@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from maitred.admission import AdmissionConfig
 from maitred.admission.config import class_from_name
@@ -25,6 +25,7 @@ from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.auth import resolve_tenant
 from maitred.gateway.body_budget import BodyBudget, BodyLease
+from maitred.gateway.cancel_scope import CancelScope
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.engine_priority import engine_priority, set_body_priority
 from maitred.gateway.fleet import BackendFleet
@@ -60,14 +61,12 @@ log = logging.getLogger("maitred.gateway")
 _DEFAULT_CLASS: Final = PriorityClass.DEFAULT  # members of enums are slow to look up
 
 
-class ProxyRequest:
-    """A request that is ready to be forwarded, and what is forwarded."""
+class ProxyRequest(CancelScope):
+    """A request that is ready to be forwarded, and what is forwarded. If it is cancelled, its client has left."""
 
     # What most requests leave as it is stands in the class.
     record: RequestRecord
     """What is known of it, for metrics and logs; set as soon as it was taken in."""
-    task: asyncio.Task[None]
-    """What serves it; set likewise."""
     program: ProgramRequest | None = None
     """What the core of the programs decides by, or None if the request needs no place in KV memory."""
     step: ProgramStep | None = None
@@ -80,8 +79,8 @@ class ProxyRequest:
     """Whether its program is over when it has ended."""
     may_be_elsewhere = False
     """Whether another backend is asked if this one answers 404."""
-    response_started = False
-    """Whether the head of a response has been sent to the client."""
+    is_committed = False
+    """Whether the client gets the response of a backend (`Attempts._commit`): nothing else can be sent to it any more."""
     token_cost = 1
     """Tokens of its prompt and its answers, estimated (`request_work`); at least 1."""
     failed: FailedAttempts | None = None
@@ -98,7 +97,10 @@ class ProxyRequest:
         body: bytes,
         request_id: bytes,
         body_lease: BodyLease,
+        task: asyncio.Task[None],
     ) -> None:
+        """`task` serves it."""
+        self.task = task
         self.route = route
         self.request = request
         self.method = method
@@ -272,7 +274,10 @@ class RequestIntake:
             prefix=hints.prefix,
         )
         own: Headers = [(REQUEST_ID_HEADER, request_id)]
-        proxied = ProxyRequest(route, request, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease)
+        task = exchange.task or cast("asyncio.Task[None]", asyncio.current_task())
+        proxied = ProxyRequest(
+            *(route, request, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease, task)
+        )
         output = limit if limit is not None else self.usual_outputs.mean(model) if route.has_output else 0
         proxied.token_cost = max(1, request.prompt_tokens + output * sequences)
         if rules.changes_forwarded:

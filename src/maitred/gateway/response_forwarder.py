@@ -143,7 +143,6 @@ class ResponseForwarder:
         self._note_first_data_sent()
         if status == _OK and self._client_part().is_encoded and (self.reader is None or self.reader.is_opaque):
             self._record.is_unreadable = not self._record.is_stored  # What is stored is not asked to be plain.
-        self._proxied.response_started = True
         busy = self._writer.start_response(status, self._client_headers(), self._withheld, more)
         if self.reader is not None and not more:
             self._note_usage(self.reader)

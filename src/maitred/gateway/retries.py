@@ -26,6 +26,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from maitred.core.units import Micros, from_seconds
+from maitred.gateway.backend import Backend
 from maitred.gateway.error_responses import (
     MAX_RETRY_AFTER_SECS,
     BackendAbandoned,
@@ -160,6 +161,8 @@ class FailedAttempts:
         """How often backends have had the request and failed it."""
         self.num_abandoned = 0
         """How often it was taken away from a backend that was down."""
+        self.tried: list[Backend] = []
+        """The backends that have failed it since it last got a slot or memory."""
         self.failure: UpstreamError | None = None
         """The last one, without its traceback: that refers to the frames which refer to the request."""
         self.answer: AnsweredError | None = None

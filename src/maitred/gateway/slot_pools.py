@@ -20,14 +20,25 @@ its own number."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from maitred.admission.lead import Lead, sum_leads
-from maitred.gateway.backend import Backend, ModelSlots
+from maitred.gateway.backend import Backend
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
 from maitred.gateway.served_models import ANY_MODEL, ServedModels
 
+SlotSource: TypeAlias = Literal["configured", "reported", "learned", "default", "mixed", "none"]
+"""Where a number of slots comes from; `none` if no backend is up, so that there are none."""
 _MAX_ID_CHARS: Final = 1_024
+
+
+class ModelSlots(msgspec.Struct, frozen=True):
+    """A number of slots, and where it comes from."""
+
+    slots: int
+    source: SlotSource
 
 
 class SlotPools:

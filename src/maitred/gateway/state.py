@@ -13,8 +13,8 @@ import msgspec
 
 from maitred.admission.learned_slots import SlotReason, SlotState
 from maitred.admission.tenants import KEY_TENANT_PREFIX
-from maitred.gateway.backend import SlotSource
 from maitred.gateway.ejection import CircuitState
+from maitred.gateway.slot_pools import SlotSource
 
 OTHER_TENANTS = "other"
 """The label of all tenants without a label of their own."""
