@@ -41,9 +41,8 @@ from random import Random
 import msgspec
 
 import processes
-from maitred.admission.replay import replay
 from maitred.core.decisions import DecisionLog
-from maitred.programs.replay import replay as replay_programs
+from maitred.replay import replay
 from measuring import calibrate, cpu_of, resident_bytes
 from soak_clients import SoakSeen
 from soak_engine import FAULTS
@@ -208,14 +207,11 @@ def replay_problems(folder: Path) -> tuple[int, list[str]]:
     paths = sorted(folder.glob("decisions.jsonl*"), key=lambda path: (path.suffix == ".jsonl", path.name))  # the newest is last
     lines = [line for path in paths for line in path.read_bytes().splitlines(keepends=True)]
     problems = []
-    for room, run_again in (("admission", replay), ("programs", replay_programs)):
-        mine = [line for line in lines if b'"room":"%b"' % room.encode() in line]
-        again: list[bytes] = []
-        if mine:
-            run_again(mine, DecisionLog(again.append))
-        if again != mine:
-            first = next((n for n, (a, b) in enumerate(zip(again, mine, strict=False)) if a != b), min(len(again), len(mine)))
-            problems.append(f"replay of {room}: {len(again)} lines of {len(mine)}, the first that differs is {first}")
+    again: list[bytes] = []
+    replay(lines, DecisionLog(again.append))
+    if again != lines:
+        first = next((n for n, (a, b) in enumerate(zip(again, lines, strict=False)) if a != b), min(len(again), len(lines)))
+        problems.append(f"replay: {len(again)} lines of {len(lines)}, the first that differs is {first}")
     return len(lines), problems
 
 

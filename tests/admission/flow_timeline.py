@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.admission import Admission, AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.slo_classes import SLO_PRIORITIES
@@ -29,7 +29,7 @@ class FlowTimeline:
         """How many requests in flight no instance shows yet."""
         self.looks = 0
         self.log: list[bytes] = []
-        self.core: Admission = RecordedAdmission(flow_config(keys, **flow), {"m": 64}, DecisionLog(self.log.append), self._look)
+        self.core: Admission = Admission(flow_config(keys, **flow), {"m": 64}, self._look, DecisionLog(self.log.append))
         self._names: list[str] = []
         self._in_flight: set[str] = set()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.admission import AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket, TicketState, replay
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
@@ -96,7 +96,7 @@ class World:
         self._models = ("m", "n", "o")[: self.draw.randint(1, 3)]
         self._num_submitted = 0
         slots = {model: self._draw_slots() for model in self._models}
-        self.core = RecordedAdmission(draw_config(self.draw, self.kind), slots, DecisionLog(self.lines.append), self._look)
+        self.core = Admission(draw_config(self.draw, self.kind), slots, self._look, DecisionLog(self.lines.append))
 
     def step(self) -> None:
         """Give the core one input, after what is due for half of the drivers' timers."""
@@ -176,14 +176,11 @@ class World:
 
 
 def write_log(seed: int, num_inputs: int) -> list[bytes]:
-    """Return the log of a world, replayed once: a log lacks the calls of `advance` that decided nothing, and a headroom that
-    changed in one of them is then logged with the next input."""
+    """Return the log of a world."""
     world = World(seed)
     for _ in range(num_inputs):
         world.step()
-    lines: list[bytes] = []
-    replay(world.lines, DecisionLog(lines.append))
-    return lines
+    return world.lines
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from admission_timeline import BULK, INTERACTIVE, Timeline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission import AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket, replay
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
 from maitred.admission.adaptive_reserve import NUM_PERIODS, PERIOD, TOLERATED_WAIT, ArrivalNeeds
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import MILLISECOND, SECOND, to_seconds
+from maitred.replay import replay
 
 ADAPTIVE = {"reserve": "adaptive", "on_preempt": "retry"}
 
@@ -213,7 +214,7 @@ def test_a_log_runs_again_to_the_same_bytes_and_has_the_changes(seed: int) -> No
     rng, lines = Random(seed), list[bytes]()
     classes = {"interactive": {"reserved_per_slot": 0.4, "can_preempt": True}, "bulk": {"queue_size": 1000}}
     config = msgspec.convert({"mode": "priority", **ADAPTIVE, "classes": classes}, AdmissionConfig)
-    core, now, there = RecordedAdmission(config, {"m": 10}, DecisionLog(lines.append)), 0, list[int]()
+    core, now, there = Admission(config, {"m": 10}, log=DecisionLog(lines.append)), 0, list[int]()
     for number in range(800):
         now += rng.randint(0, 60) * MILLISECOND
         if there and rng.random() < 0.5:

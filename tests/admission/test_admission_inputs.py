@@ -6,17 +6,21 @@ import msgspec
 import pytest
 
 from maitred.admission import (
+    EMPTY_LOAD,
+    Admission,
     AdmissionConfig,
     ClassConfig,
-    RecordedAdmission,
+    ReleaseReason,
     Ticket,
+    TransitionError,
+    inputs,
     overcommit_problem,
     parse_class,
-    replay,
     tenant_problem,
 )
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
+from maitred.replay import replay
 
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass
 
@@ -200,16 +204,40 @@ def test_everything_reserved_no_queue_and_a_lifetime_of_patience_are_legal() -> 
 def test_a_log_that_does_not_say_how_the_core_was_made_cannot_run_again() -> None:
     log = DecisionLog(lambda line: None)
 
-    replay([b'{"room": "routing", "input": "choose", "at": 0}\n'], log)
+    replay([b'{"room": "elsewhere", "input": "choose", "at": 0}\n'], log)
     with pytest.raises(ValueError, match="how this core was made"):
         replay([b'{"room": "admission", "input": "advance", "at": 0}\n'], log)
 
 
 def test_a_log_of_a_class_that_is_none_cannot_run_again() -> None:
     opened: list[bytes] = []
-    core = RecordedAdmission(AdmissionConfig(), {"m": 1}, DecisionLog(opened.append))
+    core = Admission(AdmissionConfig(), {"m": 1}, log=DecisionLog(opened.append))
     core.submit(Ticket(1, "m"), 0)
     log = [line.replace(b'"class":"default"', b'"class":"urgent"') for line in opened]
 
-    with pytest.raises(ValueError, match="the log speaks of a class 'urgent'"):
+    with pytest.raises(ValueError, match="there is no class 'urgent'"):
         replay(log, DecisionLog(lambda line: None))
+
+
+def test_an_input_that_raises_is_in_the_log_and_raises_again() -> None:
+    lines, again = list[bytes](), list[bytes]()
+    core = Admission(AdmissionConfig(), {"m": 1}, log=DecisionLog(lines.append))
+    core.submit(Ticket(1, "m"), 0)
+    with pytest.raises(KeyError):
+        core.forget("n", 2)
+    with pytest.raises(TransitionError):
+        core.submit(Ticket(1, "m"), 3)
+    assert [b'"raised"' in line for line in lines[-2:]] == [True, True]
+    replay(lines, DecisionLog(again.append))
+    assert again == lines
+
+
+def test_an_input_as_data_is_what_the_method_does() -> None:
+    core, other = (Admission(AdmissionConfig(mode="priority"), {"m": 1}) for _ in range(2))
+    told = [inputs.Submit.of(Ticket(n, "m"), EMPTY_LOAD, n) for n in range(3)]
+    told += [inputs.FirstByte(3, 0), inputs.Release(4, 0, ReleaseReason.DRAINED), inputs.Advance(10**9)]
+    said = [core.apply(given) for given in told]
+    done = [other.submit(Ticket(n, "m"), n) for n in range(3)]
+    other.confirm_first_byte(0, 3)
+    done += [(), other.release(0, ReleaseReason.DRAINED, 4), other.advance(10**9)]
+    assert [list(decisions) for decisions in said] == [list(decisions) for decisions in done]

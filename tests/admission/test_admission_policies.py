@@ -13,11 +13,9 @@ from maitred.admission import (
     AdmissionConfig,
     AdmissionPolicy,
     PolicyConfig,
-    RecordedAdmission,
     Refusal,
     ReleaseReason,
     Ticket,
-    replay,
 )
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import Decision, DecisionLog
@@ -25,6 +23,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
 from maitred.core.slo_classes import SLO_PRIORITIES
 from maitred.core.units import SECOND, from_seconds
+from maitred.replay import replay
 
 OFF = {"mode": "off"}
 
@@ -38,7 +37,7 @@ class PolicyTimeline:
 
     def __init__(self, slots: int = 4, **keys: Any) -> None:
         self.log: list[bytes] = []
-        self.core = RecordedAdmission(config(**keys), {"m": slots}, DecisionLog(self.log.append))
+        self.core = Admission(config(**keys), {"m": slots}, log=DecisionLog(self.log.append))
         self.count = 0
 
     def ask(self, secs: float = 0, slo: str = "standard", load: FleetLoad = EMPTY_LOAD, **fields: Any) -> Decision:

@@ -16,16 +16,15 @@ from maitred.admission import (
     Action,
     Admission,
     AdmissionConfig,
-    RecordedAdmission,
     ReleaseReason,
     Ticket,
     TicketState,
-    replay,
 )
 from maitred.admission.lead import Lead
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.core.units import MILLISECOND, Micros
+from maitred.replay import replay
 
 POOLS = ("m", "n")
 TENANTS = ("", "auth:a", "auth:b", "auth:c")
@@ -303,7 +302,7 @@ def test_a_log_run_again_is_the_same_byte_for_byte(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
 ) -> None:
     first: list[bytes] = []
-    said = drive(RecordedAdmission(config, {"n": 1, "m": 2}, DecisionLog(first.append)), happened, later)
+    said = drive(Admission(config, {"n": 1, "m": 2}, log=DecisionLog(first.append)), happened, later)
 
     second: list[bytes] = []
     replay(first, DecisionLog(second.append))

@@ -9,13 +9,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import EMPTY_LOAD, Action, AdmissionConfig, RecordedAdmission, ReleaseReason, Ticket, TicketState, replay
+from maitred.admission import EMPTY_LOAD, Action, Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
 from maitred.admission.lead import Lead
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.core.slo_classes import SLO_PRIORITIES
 from maitred.core.units import Micros
+from maitred.replay import replay
 
 POOLS = ("m", "n")
 TENANTS = ("", "auth:a", "auth:b", "auth:c")
@@ -66,7 +67,7 @@ class CoreAndFleet:
     """Two instances behind both models, which show requests as soon as they are in flight, and a driver that obeys."""
 
     def __init__(self, config: AdmissionConfig, log: DecisionLog) -> None:
-        self.core = RecordedAdmission(config, {"m": 2, "n": 1}, log, self._look)
+        self.core = Admission(config, {"m": 2, "n": 1}, self._look, log)
         self.now: Micros = 0
         self.busy = 0
         self.tickets: list[Ticket] = []

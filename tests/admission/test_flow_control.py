@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 from flow_timeline import FlowTimeline, flow_config
 
-from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState, replay
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass, Request
+from maitred.replay import replay
 
 ONE: Any = {"saturation_detector": "concurrency", "max_concurrency": 1}
 

@@ -10,11 +10,12 @@ from flow_timeline import flow_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import Action, RecordedAdmission, ReleaseReason, Ticket, replay
+from maitred.admission import Action, Admission, ReleaseReason, Ticket
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.slo_classes import SLO_PRIORITIES
 from maitred.core.units import from_ms, to_ms
+from maitred.replay import replay
 
 
 class SharedFleet:
@@ -29,7 +30,7 @@ class SharedFleet:
         self.log: list[bytes] = []
         slots = dict.fromkeys(serving, 64)
         config = flow_config(keys, saturation_detector="concurrency", **flow)
-        self.core = RecordedAdmission(config, slots, DecisionLog(self.log.append), self._look)
+        self.core = Admission(config, slots, self._look, DecisionLog(self.log.append))
 
     def submit(self, ms: float, name: str, slo: str = "standard") -> str:
         self.names.append(name)

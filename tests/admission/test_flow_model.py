@@ -9,9 +9,10 @@ from flow_timeline import FlowTimeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import ReleaseReason, replay
+from maitred.admission import ReleaseReason
 from maitred.core.decisions import DecisionLog
 from maitred.core.slo_classes import SLO_PRIORITIES
+from maitred.replay import replay
 
 CLASSES = tuple(SLO_PRIORITIES)
 LIMITS = st.fixed_dictionaries(

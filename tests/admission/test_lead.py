@@ -8,10 +8,11 @@ import pytest
 from admission_timeline import BULK, INTERACTIVE, Timeline, classes
 from engine_model import Engine, Gateway, World
 
-from maitred.admission import RecordedAdmission, ReleaseReason, Ticket, replay
+from maitred.admission import Admission, ReleaseReason, Ticket
 from maitred.admission.lead import Lead
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import MILLISECOND, SECOND, from_seconds
+from maitred.replay import replay
 
 ADAPTIVE = {"reserve": "adaptive", "on_preempt": "retry"}
 LIMITS = {"interactive": {"reserved_per_slot": 0.3}, "bulk": {"queue_size": 100}}
@@ -150,7 +151,7 @@ def test_a_reload_keeps_the_lead() -> None:
 
 def test_the_log_runs_again() -> None:
     lines: list[bytes] = []
-    core = RecordedAdmission(classes(ADAPTIVE, **LIMITS), {"m": 3}, DecisionLog(lines.append))
+    core = Admission(classes(ADAPTIVE, **LIMITS), {"m": 3}, log=DecisionLog(lines.append))
     core.resize("m", 3, 0, Lead(1))
     for number in range(20):
         core.submit(Ticket(number, "m", INTERACTIVE), number)
@@ -166,7 +167,7 @@ def test_the_log_runs_again() -> None:
 
 def test_a_log_of_before_the_lead_runs_again() -> None:
     lines: list[bytes] = []
-    core = RecordedAdmission(classes(), {"m": 3}, DecisionLog(lines.append))
+    core = Admission(classes(), {"m": 3}, log=DecisionLog(lines.append))
     core.resize("m", 2, 1)
     core.submit(Ticket(1, "m", BULK), 2)
     older = [line.replace(b',"lead":0,"lent":0', b"") for line in lines]

@@ -13,13 +13,12 @@ from maitred.admission.learned_slots import (
     EngineReading,
     OwnLoad,
     PoolDemand,
-    RecordedSlotController,
     SlotController,
     SlotState,
-    replay_slots,
 )
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import SECOND
+from maitred.replay import replay
 
 COUNTS = st.integers(0, 600)
 READINGS = st.builds(
@@ -76,19 +75,19 @@ def test_slots_stay_in_bounds_and_never_grow_unasked(
 @given(INPUTS)
 def test_a_log_runs_again_to_the_same_bytes(inputs: list[tuple[int, EngineReading | None, OwnLoad, PoolDemand, bool]]) -> None:
     lines: list[bytes] = []
-    drive(RecordedSlotController(DecisionLog(lines.append), 3, 32, 4096, 2), inputs)
+    drive(SlotController(32, 4096, 2, backend=3, log=DecisionLog(lines.append)), inputs)
     again: list[bytes] = []
-    replay_slots(lines, DecisionLog(again.append))
+    replay(lines, DecisionLog(again.append))
     assert again == lines
 
 
 def test_a_log_without_its_beginning_cannot_be_run() -> None:
     lines: list[bytes] = []
-    controller = RecordedSlotController(DecisionLog(lines.append), 0, 32, 4096, 2)
+    controller = SlotController(32, 4096, 2, backend=0, log=DecisionLog(lines.append))
     controller.forget(5)
-    assert [msgspec.json.decode(line)["input"] for line in lines] == ["open", "forget"]
-    with pytest.raises(ValueError, match="does not say how the slots of backend 0 began"):
-        replay_slots(lines[1:], DecisionLog(lambda _: None))
+    assert [msgspec.json.decode(line).get("input") for line in lines] == [None, "open", "forget"]
+    with pytest.raises(ValueError, match="does not say how this core was made: slots 0"):
+        replay(lines[2:], DecisionLog(lambda _: None))
 
 
 @given(st.integers(0, 40))

@@ -7,12 +7,12 @@ import random
 import msgspec
 import pytest
 
-from maitred.admission import AdmissionConfig, ReleaseReason, Ticket, replay
-from maitred.admission.recorded_core import RecordedAdmission
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
 from maitred.admission.ticket import TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
+from maitred.replay import replay
 
 SAID = {"default_max_class": "system", "preemption_budget_ms": 20}
 POLICIES = {"auth:a": {"weight": 2, "max_in_flight": 6}, "auth:b": {"max_in_flight": 2, "max_queued": 3}}
@@ -25,7 +25,7 @@ def some_config(rng: random.Random) -> AdmissionConfig:
     return msgspec.convert({**SAID, **drawn, "mode": mode, "tenant_policies": policies}, AdmissionConfig)
 
 
-def leave(core: RecordedAdmission, ticket: Ticket, rng: random.Random, now: int) -> None:
+def leave(core: Admission, ticket: Ticket, rng: random.Random, now: int) -> None:
     if ticket.state is TicketState.ADMITTED and rng.random() < 0.4:
         core.confirm_first_byte(ticket.id, now)
         return
@@ -39,7 +39,7 @@ def leave(core: RecordedAdmission, ticket: Ticket, rng: random.Random, now: int)
 def test_slots_and_accounts_come_out_and_the_log_replays(seed: int) -> None:
     rng, lines, again = random.Random(seed), list[bytes](), list[bytes]()
     pools = {"m": rng.choice((4, 8, 20)), "n": 3}
-    core = RecordedAdmission(some_config(rng), pools, DecisionLog(lines.append), lambda pool, now: FleetLoad())
+    core = Admission(some_config(rng), pools, lambda pool, now: FleetLoad(), DecisionLog(lines.append))
     tickets: list[Ticket] = []
     now = 0
     for _ in range(120):

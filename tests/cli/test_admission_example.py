@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from maitred.admission import Action, Reason, replay
+from maitred.admission import Action, Reason
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
+from maitred.replay import replay
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "admission.md").read_text(encoding="utf-8")

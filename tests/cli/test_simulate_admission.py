@@ -119,8 +119,8 @@ def test_a_mistake_is_one_line_with_a_hint(maitred: Any, flags: list[str], what:
 
 
 def test_the_log_of_a_run_with_preemptions_and_tenants_replays_to_the_same_bytes(maitred: Any) -> None:
-    from maitred.admission import replay
     from maitred.core.decisions import DecisionLog
+    from maitred.replay import replay
 
     Path("a.yaml").write_text("{mode: priority, on_preempt: retry, slot_cost: tokens, slot_tokens: 100}", encoding="utf-8")
     tenants = ("--tenant-mix", "auth:acme:1,anonymous:1")

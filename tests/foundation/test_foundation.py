@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import pytest
 
+from maitred.admission import ReleaseReason
+from maitred.admission.inputs import Release
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.errors import ConfigError, MaitredError, describe_json_error, describe_read_error, nearest_name_hint
 from maitred.core.registry import Registry
@@ -134,9 +136,10 @@ class Reason(StrEnum):
 def test_a_decision_log_is_lines_of_json_in_a_fixed_order() -> None:
     lines: list[bytes] = []
     log = DecisionLog(lines.append)
-    log.log_input("admission", "submit", 7, id=3, cls="bulk")
+    log.log_input("admission", Release(7, 3, ReleaseReason.DRAINED))
     log.log_decisions("admission", [Decision(7, 3, Action.ADMIT, Reason.SLOT_FREE)])
     assert lines == [
-        b'{"at":7,"cls":"bulk","id":3,"input":"submit","room":"admission"}\n',
+        b'{"room":"log","version":2}\n',
+        b'{"at":7,"end":"drained","id":3,"input":"release","room":"admission"}\n',
         b'{"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free","other":null,"retry_after":null},"room":"admission"}\n',
     ]

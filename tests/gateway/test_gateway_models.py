@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from world import Backend, GatedAnswer, run, world
 
-from maitred.admission.replay import replay
 from maitred.core.decisions import DecisionLog
 from maitred.gateway import served_models
+from maitred.replay import replay
 
 
 def test_of_a_backend_that_lists_thousands_the_first_are_served(caplog: pytest.LogCaptureFixture) -> None:

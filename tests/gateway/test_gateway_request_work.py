@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from world import Backend, BackendRequest, GatedAnswer, run, whole, world
 
-from maitred.admission import replay
 from maitred.core.decisions import DecisionLog
 from maitred.gateway.request_fields import parse_body_fields
 from maitred.gateway.request_work import MAX_SEQUENCES, UsualOutputs, count_sequences, output_limit
 from maitred.gateway.routes import ROUTES
+from maitred.replay import replay
 
 TEXT = "x" * 20_000
 

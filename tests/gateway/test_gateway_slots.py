@@ -20,11 +20,11 @@ from world import (
     world,
 )
 
-from maitred.admission import replay
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.gateway.append_file import AppendFile
 from maitred.gateway.line_file import LineFile
+from maitred.replay import replay
 
 
 async def fill(w: GatewayWorld, count: int) -> list[ClientConnection]:

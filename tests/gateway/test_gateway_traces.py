@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, run, whole, world
 
-from maitred.admission.replay import replay
 from maitred.core.decisions import DecisionLog
 from maitred.gateway.logs import LogOutput
+from maitred.replay import replay
 
 CHAT = "/v1/chat/completions"
 KEY = {"authorization": "Bearer k-acme"}

@@ -2,7 +2,7 @@
 
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND
-from maitred.programs import ProgramAction, ProgramRequest, Programs, ProgramsConfig, ProgramState, Usage
+from maitred.programs import ProgramAction, ProgramReason, ProgramRequest, Programs, ProgramsConfig, ProgramState, Usage
 
 STATES = (ProgramAction.PAUSE, ProgramAction.RESUME, ProgramAction.MARK, ProgramAction.UNMARK)
 
@@ -46,9 +46,9 @@ class Timeline:
         return said
 
     def release(self, name, tenant=""):
-        found, decisions = self.core.release(tenant, name, self.now)
+        decisions = self.core.release(tenant, name, self.now)
         self.follow(decisions)
-        return found
+        return any(decision.reason is ProgramReason.RELEASED for decision in decisions)
 
     def backend(self, index, **known):
         return self.follow(self.core.set_backend(index, self.now, **{"models": ["m"], **known}))

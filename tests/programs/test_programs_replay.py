@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from maitred.core.decisions import DecisionLog
-from maitred.programs import BackendStatus, ProgramRecord, ProgramRequest, ProgramsConfig, RecordedPrograms, Usage, replay
+from maitred.programs import BackendStatus, ProgramRecord, ProgramRequest, Programs, ProgramsConfig, Usage
+from maitred.replay import replay
 
 MODEL = "m"
 
@@ -16,7 +17,7 @@ def random_run(rng: Random, flavour: str) -> list[bytes]:
     """Return the log of a run with every kind of input."""
     lines: list[bytes] = []
     config = ProgramsConfig(mode="tr", flavour=flavour, acting_estimator="learned", scheduler_interval_secs=1.0)
-    core = RecordedPrograms(config, DecisionLog(lines.append), now=5)
+    core = Programs(config, log=DecisionLog(lines.append), now=5)
     for index in range(2):
         core.set_backend(index, 10, models=[MODEL], capacity=10_000)
     core.adopt([ProgramRecord(tenant="t", name="p0", model=MODEL, backend=1, tokens=4000, last_active=1, step_count=3)], 20)
@@ -67,15 +68,15 @@ def test_a_log_replays_byte_for_byte(seed: int, flavour: str) -> None:
 def test_lines_of_other_rooms_are_skipped_and_a_log_without_a_beginning_is_refused() -> None:
     lines = random_run(Random(1), "ours")
     again: list[bytes] = []
-    replay([b'{"room":"admission","input":"open","at":0}\n', *lines], DecisionLog(again.append))
+    replay([b'{"room":"elsewhere","input":"open","at":0}\n', *lines], DecisionLog(again.append))
     assert again == lines
     with pytest.raises(ValueError, match="how this core was made"):
-        replay(lines[1:], DecisionLog(again.append))
+        replay(lines[2:], DecisionLog(again.append))
 
 
 def test_a_tick_that_decided_nothing_is_where_it_was_before_later_progress() -> None:
     lines: list[bytes] = []
-    core = RecordedPrograms(ProgramsConfig(mode="tr", flavour="thunderagent"), DecisionLog(lines.append))
+    core = Programs(ProgramsConfig(mode="tr", flavour="thunderagent"), log=DecisionLog(lines.append))
     core.set_backend(0, 0, models=[MODEL], capacity=1000)
     core.begin(ProgramRequest(id=1, model=MODEL, program="p", prompt_tokens=900), 0)
     assert not core.advance(5_000_000)  # 900 and the buffer fit

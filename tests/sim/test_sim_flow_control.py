@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from maitred.admission import AdmissionConfig, replay
+from maitred.admission import AdmissionConfig
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import Request
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.replay import replay
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.workload import Job, synthetic
 

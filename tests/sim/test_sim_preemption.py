@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from maitred.admission import AdmissionConfig, replay
+from maitred.admission import AdmissionConfig
 from maitred.core.contracts import Choice, FleetView, Router
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass, Request, RequestId
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.replay import replay
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, DisaggregationConfig, Outcome, Results, simulate
 from maitred.workload import Job

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import Admission, AdmissionConfig, ReleaseReason, replay
+from maitred.admission import Admission, AdmissionConfig, ReleaseReason
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.programs import ProgramsConfig
-from maitred.programs.replay import replay as replay_programs
+from maitred.replay import replay
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.sim.admission_driver import AdmissionDriver
@@ -270,10 +270,9 @@ def test_skipping_changes_nothing_whatever_programs_do(
         np.testing.assert_array_equal(getattr(skipping.programs, name), getattr(stepping.programs, name), err_msg=name)
     assert skipping.programs.num_steps == (skipping.outcome == Outcome.COMPLETED).sum()
     assert Outcome.UNFINISHED not in set(skipping.outcome.tolist())
-    of_programs = [line for line in said if msgspec.json.decode(line)["room"] == "programs"]
     again: list[bytes] = []
-    replay_programs(of_programs, DecisionLog(again.append))
-    assert again == of_programs
+    replay(said, DecisionLog(again.append))
+    assert again == said
 
 
 def test_the_programs_are_ones_with_which_all_of_this_happens() -> None:

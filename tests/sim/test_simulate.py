@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission import AdmissionConfig, replay
+from maitred.admission import AdmissionConfig
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.replay import replay
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome, Results, simulate
 from maitred.workload import Job

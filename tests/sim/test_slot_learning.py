@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from maitred.admission import AdmissionConfig, replay
-from maitred.admission.learned_slots import replay_slots
+from maitred.admission import AdmissionConfig
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
 from maitred.instance import InstanceConfig, LinearLatency
+from maitred.replay import replay
 from maitred.sim import ClusterConfig, Results, simulate
 from maitred.workload import Job
 
@@ -73,11 +73,8 @@ def test_each_instance_has_its_own_and_every_decision_is_in_the_log() -> None:
     first = {change["backend"]: change["change"] for change in reversed(changes) if change["change"]["reason"] == "confirmed"}
     assert {index: change["slots"] for index, change in first.items()} == {0: 16, 1: 16}
     again: list[bytes] = []
-    replay_slots(lines, DecisionLog(again.append))
-    assert again == [line for line in lines if b'"room":"slots"' in line]
-    again.clear()
     replay(lines, DecisionLog(again.append))
-    assert again == [line for line in lines if b'"room":"admission"' in line]
+    assert again == lines
 
 
 def test_looks_change_nothing_and_skipped_steps_neither() -> None:

@@ -10,6 +10,7 @@ follow), `preempt` (stop the work of a request that holds a slot, and release it
 has left).
 
     core.py              Admission: the inputs and their answers; how inputs settle what is due
+    inputs.py            the inputs as data, as a log has them
     coordinator.py       what one pool's events mean for the others, and when time changes something
     pool_directory.py    which pools there are, and which models use them
     slot_pool.py         what all pools have in common: a slot is given, freed, and its holder ends or is tried again
@@ -40,7 +41,6 @@ has left).
     presets.py           defaults of the configuration, and options in which other systems differ
     rules.py             the configuration, resolved into what pools work with
     learned_slots/       how many slots an engine should have, where it does not say
-    recorded_core.py     a core that writes a log; replay.py: a log run again
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ from maitred.admission.policy_gate import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.pool_directory import SHARED_POOL
 from maitred.admission.pool_views import PoolView
 from maitred.admission.presets import preset_of
-from maitred.admission.recorded_core import RecordedAdmission
-from maitred.admission.replay import replay
 from maitred.admission.rules import bootstrap_problem, overcommit_problem
 from maitred.admission.saturation import QueueEstimate, fleet_load
 from maitred.admission.slot_pool import LoadProbe
@@ -89,7 +87,6 @@ __all__ = [
     "PoolView",
     "QueueEstimate",
     "Reason",
-    "RecordedAdmission",
     "Refusal",
     "ReleaseReason",
     "TenantPolicy",
@@ -103,6 +100,5 @@ __all__ = [
     "overcommit_problem",
     "parse_class",
     "preset_of",
-    "replay",
     "tenant_problem",
 ]

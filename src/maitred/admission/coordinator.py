@@ -54,6 +54,10 @@ class PoolCoordinator:
         pool.has_new_deadline = False
         self.schedule(pool.next_deadline())
 
+    def is_due(self, now: Micros) -> bool:
+        """Return whether `run_due` may change anything."""
+        return self.next_due_at is not None and self.next_due_at <= now
+
     def run_due(self, now: Micros) -> list[Decision]:
         """Do everything that fell due by `now`, each thing at its own instant."""
         decisions: list[Decision] = []

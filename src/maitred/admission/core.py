@@ -20,14 +20,16 @@ The core keeps a ticket from `submit` until its request has left. So a driver ma
 was rejected meanwhile: both are ignored. In turn, a core may answer with decisions on requests that the driver has given up
 at the same instant, and the driver must ignore these.
 
-`now` never runs backwards. Compiled (`tools/compile.py`).
+`now` never runs backwards. With a log, each input is made a struct (`inputs`), and the recorder, set aside meanwhile, has the
+method called once more. An `advance` with nothing due changes nothing, and is not logged. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from maitred.admission import inputs
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.coordinator import PoolCoordinator
 from maitred.admission.counters import ClassView
@@ -36,14 +38,14 @@ from maitred.admission.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool_directory import PoolDirectory
-from maitred.admission.pool_views import PoolSurvey, PoolView
+from maitred.admission.pool_views import HeadroomWatch, PoolSurvey, PoolView
 from maitred.admission.rate_limit import RateGate, make_rate_gate
 from maitred.admission.rules import make_accounts
 from maitred.admission.slot_pool import LoadProbe, SlotPool
 from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState, TransitionError
 from maitred.core.contracts import FleetLoad
-from maitred.core.decisions import Decision
+from maitred.core.decisions import Decision, DecisionLog, Recorder
 from maitred.core.errors import InvariantError
 from maitred.core.request import PriorityClass, Request, RequestId
 from maitred.core.slo_classes import slo_class_of, slo_priority
@@ -64,10 +66,25 @@ def no_load(pool: str, now: Micros) -> FleetLoad:
 class Admission:
     """Decides which requests may be in flight."""
 
-    def __init__(self, config: AdmissionConfig, pools: Mapping[str, int], load_probe: LoadProbe = no_load) -> None:
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        pools: Mapping[str, int],
+        load_probe: LoadProbe = no_load,
+        log: DecisionLog | None = None,
+        now: Micros = 0,
+    ) -> None:
         """`pools` is the capacity of each model in slots; `resize` adds further models. `load_probe` returns the load of the
-        instances of a model, where the rules go by it. Raises ConfigError for an admission policy that is unknown."""
-        self._pools = PoolDirectory(load_probe)
+        instances of a model, where the rules go by it. `log` gets the inputs and the decisions, from `now` on. Raises
+        ConfigError for an admission policy that is unknown."""
+        self._recorder: Recorder | None = None
+        if log is None:
+            self._pools = PoolDirectory(load_probe)
+        else:
+            self.looks = inputs.LoggedLooks(load_probe, log)
+            self._pools = PoolDirectory(self.looks)
+            changes = HeadroomWatch(self._pools.headroom).changes
+            self._recorder = Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config, dict(pools)), changes)
         # Every input looks these up. The directory changes both dicts in place, so the references stay valid.
         self._pool_of_model, self._counters_of_model = self._pools.by_model, self._pools.counters
         self._tickets: dict[RequestId, Ticket] = {}
@@ -78,6 +95,7 @@ class Admission:
         """Whether decisions depend on what requests cost, so that `release` should be told of `tokens`."""
         self._rate_gate: RateGate | None = None
         self._policy_gate = PolicyGate(config)
+        self._has_gates = False
         self.reads_load = False
         """Whether `submit` reads `load`."""
         self._reconfigure(config)
@@ -104,27 +122,40 @@ class Admission:
             request.client_id,
         )
 
+    def apply(self, given: inputs.AdmissionInput) -> Sequence[Decision]:
+        """Take an input, and answer as the method does that it is named after."""
+        return self._record(given, lambda: given.apply_to(self))
+
+    def _record_submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> Sequence[Decision]:
+        # Not by `apply`, because the driver keeps this ticket; nor in `submit`, where a closure would cost every request.
+        return self._record(inputs.Submit.of(ticket, load, now), lambda: self.submit(ticket, now, load))
+
+    def _record(self, given: inputs.AdmissionInput, take: Callable[[], Sequence[Decision]]) -> Sequence[Decision]:
+        recorder, self._recorder = self._recorder, None
+        try:
+            return take() if recorder is None else recorder.record(given, take)
+        finally:
+            self._recorder = recorder
+
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = EMPTY_LOAD) -> Sequence[Decision]:
         """Let a request ask to enter: the last decision is on it (`admit`, `queue` or `reject`).
 
         `load` is that of the instances of its model, and only read if `reads_load`. Raises KeyError for an unknown model,
         and TransitionError for a ticket, or an id, that is there already.
         """
+        if self._recorder is not None:
+            return self._record_submit(ticket, now, load)
         counters = self._counters_of_model[ticket.pool]
         if ticket.state is not _NEW or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
         settled = self._coordinator.run_due(now - self._settle_lag)
         ticket.counters = counters[ticket.priority_class]
-        if self._rate_gate is not None:
-            over_rate = self._rate_gate.reject_over_rate(ticket, now)
-            if over_rate is not None:
-                return [*settled, over_rate]
-        if self._tenant_accounts:
-            ticket.tenant_account = self._account_of(ticket)
-        if not self._policy_gate.is_open:
-            refused = self._policy_gate.reject_refused(ticket, load, now)
+        if self._has_gates:
+            refused = self._refuse_at_gates(ticket, load, now)
             if refused is not None:
                 return [*settled, refused]
+        elif self._tenant_accounts:
+            ticket.tenant_account = self._account_of(ticket)
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.submit(ticket, now, load)
         if len(decisions) > 1:
@@ -144,12 +175,24 @@ class Admission:
             settled += self._coordinator.dispatch_past_limited(decisions, now)
         return [*settled, *decisions] if settled else decisions
 
+    def _refuse_at_gates(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Decision | None:
+        """Reject a newcomer that is over the rate, or that the policy refuses; return None if it may ask for a slot."""
+        refused = None if self._rate_gate is None else self._rate_gate.reject_over_rate(ticket, now)
+        if refused is not None:
+            return refused
+        ticket.tenant_account = self._account_of(ticket)
+        return None if self._policy_gate.is_open else self._policy_gate.reject_refused(ticket, load, now)
+
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
         """Ask whether the first byte of a response may be sent.
 
         Returns True if so: then the request is never a victim. Returns False if it is one, or has left: then nothing of
         it may be sent. Raises TransitionError if it still waits.
         """
+        if self._recorder is not None:
+            self.apply(inputs.FirstByte(now, request_id))
+            told = self._tickets.get(request_id)
+            return told is not None and told.state is not _VICTIM
         ticket = self._tickets.get(request_id)
         if ticket is None or ticket.state is _VICTIM:
             return False
@@ -167,6 +210,8 @@ class Admission:
         SLOT_PREEMPTED is how a driver gives up a victim, which may be tried again (`queue`) and then has not left. Raises
         TransitionError if the request is no victim.
         """
+        if self._recorder is not None:
+            return self.apply(inputs.Release(now, request_id, release_reason, tokens))
         settled = self._coordinator.run_due(now - self._settle_lag)
         ticket = self._tickets.get(request_id)
         if ticket is None:
@@ -201,6 +246,8 @@ class Admission:
         The first is so as soon as its backend takes no new requests: it is down, or drained. Such a request is no victim. A
         preemptor that waits for its slot already has another victim, or waits. Ignored for a request that holds no slot.
         """
+        if self._recorder is not None:
+            return self.apply(inputs.Strand(now, request_id, stranded))
         settled = self._coordinator.run_due(now - self._settle_lag)
         ticket = self._tickets.get(request_id)
         if ticket is None or ticket.state not in SLOT_HOLDING_STATES or ticket.stranded == stranded:
@@ -219,6 +266,8 @@ class Admission:
         It keeps its slot if there are as many slots as are held. Otherwise its backend has taken a slot along, and the request
         waits for one again (`queue`), so that it takes no slot of another backend. Ignored for a request that holds none.
         """
+        if self._recorder is not None:
+            return self.apply(inputs.LeaveBackend(now, request_id))
         settled = self._coordinator.run_due(now - self._settle_lag)
         ticket = self._tickets.get(request_id)
         if ticket is None or ticket.state not in SLOT_HOLDING_STATES:
@@ -239,6 +288,8 @@ class Admission:
         """Set the slots of a model, known or new, of which `lead` are beyond what its engines run at once. After growth waiting
         requests enter at once. After a shrink the requests in flight stay, and none enters before enough have ended. Raises
         ValueError for less than 0 slots."""
+        if self._recorder is not None:
+            return self.apply(inputs.Resize(now, pool, capacity, lead.kept, lead.lent))
         _check_capacity(capacity)
         settled = self._coordinator.run_due(now - self._settle_lag)
         return [*settled, *self._coordinator.dispatch([self._resize(pool, capacity, lead)], now)]
@@ -250,6 +301,8 @@ class Admission:
     def forget(self, pool: str, now: Micros) -> Sequence[Decision]:
         """Remove a model that is not served any more. What it has counted stays in `class_views`. Raises ValueError if a
         request of it waits or holds a slot, and KeyError for an unknown model."""
+        if self._recorder is not None:
+            return self.apply(inputs.Forget(now, pool))
         settled = self._coordinator.run_due(now - self._settle_lag)
         self._pools.remove(pool)
         self._policy_gate.total_slots = self._pools.total_slots
@@ -258,6 +311,8 @@ class Admission:
     def reconfigure(self, config: AdmissionConfig, now: Micros) -> Sequence[Decision]:
         """Change all rules at once, for all pools; no request loses a slot or its place in a queue. Raises ConfigError for an
         admission policy that cannot be made, and then nothing has changed."""
+        if self._recorder is not None:
+            return self.apply(inputs.Reconfigure(now, config))
         settled = self._coordinator.run_due(now - self._settle_lag)
         self._reconfigure(config)
         admitted = self._coordinator.dispatch(self._pools.by_name.values(), now)
@@ -265,6 +320,8 @@ class Admission:
 
     def advance(self, now: Micros) -> Sequence[Decision]:
         """Do everything that is due by `now`."""
+        if self._recorder is not None and self._coordinator.is_due(now):
+            return self.apply(inputs.Advance(now))
         return self._coordinator.run_due(now)
 
     def next_deadline(self) -> Micros | None:
@@ -323,6 +380,7 @@ class Admission:
         self._settle_lag = 1 if config.mode == "flow-control" else 0
         self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"
         self._rate_gate = make_rate_gate(config, self._rate_gate)
+        self._has_gates = self._rate_gate is not None or not self._policy_gate.is_open
         self._tenant_accounts: dict[str, TenantAccount] = make_accounts(config)
         self._coordinator.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
         for ticket in self._tickets.values():

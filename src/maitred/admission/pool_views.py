@@ -5,6 +5,8 @@ Structs are here and not in `counters`, which is compiled: mypyc cannot compile 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
 import msgspec
 
 from maitred.admission.counters import ClassView
@@ -48,3 +50,21 @@ class HeadroomChange(msgspec.Struct, frozen=True):
     priority_class: str
     slots: int
     before: int
+
+
+class HeadroomWatch:
+    """Tells the log which headroom has changed since it last asked."""
+
+    def __init__(self, headroom: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+        """`headroom` returns the slots that are kept free, by pool and class."""
+        self._headroom = headroom
+        self._told: dict[str, Sequence[int]] = {}
+
+    def changes(self, now: Micros) -> Iterator[HeadroomChange]:
+        """Yield what has changed, at `now`."""
+        for pool, slots in self._headroom().items():
+            before = self._told.get(pool, [0] * len(slots))
+            self._told[pool] = slots
+            for c in PriorityClass:
+                if slots[c] != before[c]:
+                    yield HeadroomChange(now, pool, c.label, slots[c], before[c])

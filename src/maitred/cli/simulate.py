@@ -201,9 +201,6 @@ def build_config(flags: SimulateFlags) -> Config:
         _check_no_flow_control(flags)
     if config.programs.mode == "off":
         _check_no_programs(flags)
-    if flags.decision_log is not None and config.admission.admits_all and config.programs.mode == "off":
-        hint = f"turn admission on with {_TURN_ON}; or programs with --router tr"
-        raise ConfigError("without admission there are no decisions to log", where="--decision-log", hint=hint)
     return config
 
 

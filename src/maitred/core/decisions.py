@@ -1,14 +1,22 @@
-"""Decisions: what was decided, for which request, when, and why; and the log that makes them reproducible.
+"""Inputs and decisions as data, and the log of both, from which a core decides the same once more.
 
-A core answers every input with the decisions it took. A driver acts on them and may log them beside the inputs. A core that is
-given the inputs of the log again takes the same decisions, byte for byte.
+Each input of a core is a struct with its instant (`Input`), and `Core.apply` takes it as the method of the core does that it
+is named after. A driver calls these methods. Without a log they make no struct; with one, a core's `Recorder` makes a line of
+the input as soon as it has been taken, and then one of each decision. The log has all on which decisions depend, so a core
+that is given the inputs again (`core.replay`) takes the same decisions, byte for byte. Example:
+
+    {"room":"log","version":2}
+    {"at":0,"config":{...},"input":"open","pools":{"m":2},"room":"admission"}
+    {"at":7,"class":"default","cost":1,"id":3,"input":"submit","load":{...},"pool":"m",...,"room":"admission"}
+    {"decision":{"at":7,"subject":3,"action":"admit","reason":"slot_free",...},"room":"admission"}
+    {"at":9,"id":3,"input":"first_byte","raised":"TransitionError","room":"admission"}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -16,21 +24,17 @@ from maitred.core.printing import printable_json
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
+LOG_VERSION: Final = 2
+"""The version of the lines. Version 1 had no version line, and lacks the inputs that raised."""
 LOG_BEGINS: Final = (b'{"at":', b'{"change":{', b'{"decision":{', b'{"room":"log"')
-"""How a line of a log may begin: an input, a change, a decision, and missing lines."""
-GAP_ROOM: Final = "log"
-"""The room of a line that stands for lines that are missing."""
+"""How a line of a log may begin: an input, a change, a decision, and what the log says of itself."""
+LOG_ROOM: Final = "log"
+"""The room of the lines that the log says of itself: its version, and how many lines are missing."""
 
 
 def encode_gap(num_lines: int) -> bytes:
     """Return the line that stands for so many lines that could not be written."""
-    return msgspec.json.encode({"room": GAP_ROOM, "gap": num_lines}) + b"\n"
-
-
-def refuse_gap(entry: Mapping[str, Any]) -> None:
-    """Raise ValueError if a line of a log says that lines are missing there."""
-    if entry["room"] == GAP_ROOM:
-        raise ValueError(f"{entry['gap']} lines are missing here: the log can be replayed up to them")
+    return msgspec.json.encode({"room": LOG_ROOM, "gap": num_lines}) + b"\n"
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -49,22 +53,51 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """With a rejection, the time after which another attempt may succeed."""
 
 
+def _snake_case(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).removeprefix("_")
+
+
+class Input(msgspec.Struct, frozen=True, tag_field="input", tag=_snake_case):
+    """Something that a core is told. Its class gives it the name that it has in a log: `FirstByte` is `first_byte`."""
+
+    at: Micros
+
+    @property
+    def core_key(self) -> str | int:
+        """Which core it is for, where a room has several."""
+        return ""
+
+    def apply_to(self, core: Any) -> Sequence[Any]:
+        """Call the method of `core` that takes this input, and return what was decided."""
+        raise NotImplementedError
+
+
+class Core(Protocol):
+    """A decision-maker that can be given its inputs as data."""
+
+    def apply(self, given: Any) -> Sequence[Any]:
+        """Take an input, and return what was decided. Raises as the method does that the input is named after."""
+        ...
+
+
 class DecisionLog:
     """Inputs and decisions as JSON lines in the order of time.
 
-    A line is `{"room": ..., "input": ..., "at": ..., arguments}` for an input of a core, and `{"room": ..., "decision": ...}`
-    for a decision. What a core has changed by itself, about no single request, is `{"room": ..., "change": ...}`. Where lines
-    could not be written, there is `{"room": "log", "gap": number of lines}` (`encode_gap`). `write` receives each line as bytes
-    with its newline.
+    A line is `{"room": ..., "input": ..., "at": ..., fields}` for an input of a core, with `"raised": class` if the core
+    refused it, and `{"room": ..., "decision": ...}` for a decision. What a core has changed by itself, about no single request,
+    is `{"room": ..., "change": ...}`. The first line is `{"room": "log", "version": ...}`. Where lines could not be written,
+    there is `{"room": "log", "gap": number of lines}` (`encode_gap`). `write` receives each line as bytes with its newline.
     """
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self._encode = msgspec.json.Encoder(order="deterministic").encode
+        self._has_version = False
 
-    def log_input(self, room: str, verb: str, at: Micros, **what: Any) -> None:
-        """Log that a core of `room` got the input `verb` with the arguments `what` (plain values or structs)."""
-        self._write_line({"room": room, "input": verb, "at": at, **what})
+    def log_input(self, room: str, given: Input, raised: str | None = None) -> None:
+        """Log that a core of `room` got an input, and the class of what it raised, if it did."""
+        entry: dict[str, Any] = {"room": room, "input": given.__struct_config__.tag, **_said(given)}
+        self._write_line(entry if raised is None else entry | {"raised": raised})
 
     def log_decisions(self, room: str, decisions: Iterable[msgspec.Struct]) -> None:
         """Log decisions of a core of `room`."""
@@ -76,4 +109,45 @@ class DecisionLog:
         self._write_line({"room": room, "change": change})
 
     def _write_line(self, entry: Mapping[str, Any]) -> None:
+        if not self._has_version:  # Only now: a log without decisions stays an empty file.
+            self._has_version = True
+            self._write(msgspec.json.encode({"room": LOG_ROOM, "version": LOG_VERSION}) + b"\n")
         self._write(printable_json(self._encode(entry)) + b"\n")
+
+
+def _said(given: Input) -> dict[str, Any]:
+    """Return the fields of an input by their names in the log, without those that have their default."""
+    fields, defaults = given.__struct_fields__, given.__struct_defaults__  # The last fields have the defaults.
+    values = [getattr(given, field) for field in fields]
+    padded = (msgspec.NODEFAULT,) * (len(fields) - len(defaults)) + defaults
+    triples = zip(given.__struct_encode_fields__, values, padded, strict=True)
+    return {name: value for name, value, default in triples if value != default}
+
+
+class Recorder:
+    """Logs the inputs of one core, with what was decided."""
+
+    def __init__(
+        self,
+        log: DecisionLog,
+        room: str,
+        opening: Input,
+        changes: Callable[[Micros], Iterable[msgspec.Struct]] | None = None,
+    ) -> None:
+        """`opening` says how the core is made. `changes` returns what it has changed by itself since it was last called."""
+        self._log, self._room, self._changes = log, room, changes
+        log.log_input(room, opening)
+
+    def record(self, given: Input, take: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Let the core `take` an input, and return what was decided."""
+        try:
+            decisions = take()
+        except Exception as error:
+            self._log.log_input(self._room, given, type(error).__name__)
+            raise
+        self._log.log_input(self._room, given)
+        self._log.log_decisions(self._room, decisions)
+        if self._changes is not None:
+            for change in self._changes(given.at):
+                self._log.log_change(self._room, change)
+        return decisions

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from prometheus_client.core import Metric
 
-from maitred.admission import Admission, AdmissionConfig, LoadProbe, RecordedAdmission
+from maitred.admission import Admission, AdmissionConfig
 from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
@@ -55,7 +54,7 @@ from maitred.gateway.state import GatewayCounters, GatewayState
 from maitred.gateway.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.tenant_views import TenantViews
 from maitred.programs import ProgramsConfig
-from maitred.routing import RoutingConfig, Signals, signals_read
+from maitred.routing import RoutingConfig, Signals, open_router, signals_read
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error
 from maitred.wire.server import App, Listener
@@ -96,13 +95,15 @@ class Gateway(App):
         self.certificates = PortCertificates(config)
         self._cors = _cross_origins(config)
         self._client = UpstreamClient(config.upstream)
-        router = (routing or RoutingConfig()).router(random.Random(seed))
+        self._decision_file = _open_decision_log(config)
+        self._decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
+        router = open_router(routing or RoutingConfig(), seed, self._decisions, monotonic_now())
         self._router_signals = signals_read(router)
         self._fleet = BackendFleet(
             config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished, self._on_stranded
         )
         self._open_outputs(log_output)
-        self.core = _make_core(admission or AdmissionConfig(), self._decision_log, self._fleet.pool_load)
+        self.core = Admission(admission or AdmissionConfig(), {}, self._fleet.pool_load, self._decisions, monotonic_now())
         self._driver = RealTimeAdmission(self.core, self._fleet.pool_load, pool_of=self._fleet.pools.pool_of)
         self._programs_config = programs or ProgramsConfig()
         self._program_parts = self._make_program_parts(default_state)
@@ -123,7 +124,6 @@ class Gateway(App):
     def _open_outputs(self, log_output: LogOutput | None) -> None:
         """Open what is written: the log of decisions, the recording, the lines about requests; and what each request tells."""
         config = self.config
-        self._decision_log = _open_decision_log(config)
         self._recorder = None if config.record is None else TrafficRecorder(config.record, config.file_mode)
         self._log_output = log_output or LogOutput(config.log_format, file_mode=config.file_mode)
         self._access_log = AccessLog(self._log_output) if config.access_log else None
@@ -147,8 +147,7 @@ class Gateway(App):
 
     def _make_slot_learning(self) -> SlotLearning:
         """Return what learns how many requests each backend takes, with the source of each chosen."""
-        log = None if self._decision_log is None else DecisionLog(self._decision_log.write)
-        learning = SlotLearning(self.config, self._fleet, self._driver, log, self._on_slots_changed)
+        learning = SlotLearning(self.config, self._fleet, self._driver, self._decisions, self._on_slots_changed)
         learning.choose_sources()
         return learning
 
@@ -156,9 +155,8 @@ class Gateway(App):
         """Return what drives and shows the programs, or None if requests are routed one by one."""
         if self._programs_config.mode == "off":
             return None
-        decisions = None if self._decision_log is None else DecisionLog(self._decision_log.write)
         return ProgramParts(
-            self._programs_config, self._fleet, self._driver.now(), default_state, decisions, self.config.file_mode
+            self._programs_config, self._fleet, self._driver.now(), default_state, self._decisions, self.config.file_mode
         )
 
     def _make_endpoints(self) -> AdminEndpoints:
@@ -205,7 +203,7 @@ class Gateway(App):
         self._descriptors.start(server.make_room)
         self._loop_lag.start()
         self._log_output.start()
-        for file in (self._decision_log, self._recorder):
+        for file in (self._decision_file, self._recorder):
             if file is not None:
                 file.start()
         if self._program_parts is not None:
@@ -228,7 +226,7 @@ class Gateway(App):
         if self._program_parts is not None:
             await self._program_parts.close()
         await self._client.close()
-        for file in (self._decision_log, self._recorder):
+        for file in (self._decision_file, self._recorder):
             if file is not None:
                 await file.close()
         await self._log_output.close()
@@ -239,7 +237,7 @@ class Gateway(App):
 
     def take_snapshot(self) -> Steps[Snapshot]:
         """Return in steps the state of requests, backends and capacity; see `gateway.state` for what is of one instant."""
-        decisions, requests = self._decision_log, self._recorder
+        decisions, requests = self._decision_file, self._recorder
         return self._snapshots.take(
             num_connections=0 if self._server is None else len(self._server.connections),
             num_evicted_connections=0 if self._server is None else self._server.num_evicted,
@@ -317,7 +315,7 @@ class Gateway(App):
     def request_reload(self) -> None:
         """Open anew the files that are written for long, and start to reload the configuration (SIGHUP). The log says how it
         went."""
-        for file in (self._decision_log, self._recorder, self._log_output):
+        for file in (self._decision_file, self._recorder, self._log_output):
             if file is not None:
                 file.reopen()
         self._reloader.request_reload()
@@ -366,9 +364,3 @@ def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
         return None
     file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS, mode=config.file_mode)
     return AppendFile(file, "decisions", gap_line=encode_gap)
-
-
-def _make_core(config: AdmissionConfig, decision_log: AppendFile | None, load_probe: LoadProbe) -> Admission:
-    if decision_log is None:
-        return Admission(config, {}, load_probe)
-    return RecordedAdmission(config, {}, DecisionLog(decision_log.write), load_probe, now=monotonic_now())

@@ -175,9 +175,9 @@ class RealTimePrograms:
 
     def release(self, tenant: str, name: str) -> bool:
         """Forget a program of a tenant, and refuse its requests that wait. Return whether there was one."""
-        found, decisions = self.core.release(tenant, name, self.now())
+        decisions = self.core.release(tenant, name, self.now())
         self._apply_decisions(decisions)
-        return found
+        return any(d.action is ProgramAction.END and d.reason is ProgramReason.RELEASED for d in decisions)
 
     def adopt(self, records: Sequence[ProgramRecord]) -> None:
         """Take over the programs of the last run. See `Programs.adopt`."""

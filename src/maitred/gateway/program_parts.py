@@ -22,7 +22,7 @@ from maitred.gateway.program_profiles import ProgramProfiler
 from maitred.gateway.program_state import ProgramStateKeeper
 from maitred.gateway.program_store import ProgramStore
 from maitred.gateway.program_views import ProgramViews
-from maitred.programs import Programs, ProgramsConfig, RecordedPrograms
+from maitred.programs import Programs, ProgramsConfig
 
 log = logging.getLogger("maitred.gateway")
 NO_STATE = "none"
@@ -43,7 +43,7 @@ class ProgramParts:
     ) -> None:
         """`default_state` is the file that keeps the programs if the configuration names none; `log` gets every input and
         decision, if there is one; `file_mode` is for files that are made. Raises ConfigError."""
-        self.driver = RealTimePrograms(Programs(config, now) if log is None else RecordedPrograms(config, log, now))
+        self.driver = RealTimePrograms(Programs(config, now, log))
         self.memories = ProgramMemories(fleet, self.driver)
         self.profiler = ProgramProfiler(self.driver, config.profile_dir, file_mode) if config.profile else None
         self.keeper: ProgramStateKeeper | None = None

@@ -30,7 +30,6 @@ from maitred.admission.learned_slots import (
     EngineReading,
     OwnLoad,
     PoolDemand,
-    RecordedSlotController,
     SlotController,
     SlotDecision,
     SlotState,
@@ -143,10 +142,7 @@ class SlotLearning:
 
     def _make_controller(self, index: int, reported: int | None) -> SlotController:
         start, most = reported or START_SLOTS, reported or MOST_LEARNED
-        least = min(LEAST_LEARNED, most)
-        if self._decisions is None:
-            return SlotController(start, most, least)
-        return RecordedSlotController(self._decisions, index, start, most, least)
+        return SlotController(start, most, min(LEAST_LEARNED, most), backend=index, log=self._decisions)
 
     def _tell(self, backend: Backend) -> None:
         """Log where the slots of a backend come from, when that is known and when it changes; a learned number only when it

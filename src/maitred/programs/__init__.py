@@ -1,6 +1,7 @@
 """Programs: may the agent program of a request hold KV memory now, and at which backend?
 
 core.py                  Programs: the inputs and their answers
+inputs.py                the inputs as data, as a log has them
 places.py                every change of a program's state, and the passes that make room and use it: pause, mark, resume
 model_pool.py            which programs of a model are paused for want of memory, and for the one that has waited longest
 placement.py             which paused programs fit now, and where; waiting_programs.py: their order
@@ -12,7 +13,6 @@ acting_estimators.py     how many tokens count while a tool works; token_estimat
 adoption.py              what outlives a core, and how another one takes it over
 config.py, rules.py      the keys of the section `programs`; what differs by flavour
 enums.py, invariants.py  states, actions and reasons; what is always true
-replay.py                a core that writes a log, and a log run again
 """
 
 from maitred.programs.acting_estimators import ACTING_ESTIMATORS, ActingEstimator, ToolTimes
@@ -22,7 +22,6 @@ from maitred.programs.config import ProgramsConfig
 from maitred.programs.core import Programs
 from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
-from maitred.programs.replay import RecordedPrograms, replay
 from maitred.programs.token_estimator import PROGRESS_TOKENS
 
 __all__ = [
@@ -42,9 +41,7 @@ __all__ = [
     "ProgramStatus",
     "Programs",
     "ProgramsConfig",
-    "RecordedPrograms",
     "ToolTimes",
     "Usage",
     "record_of",
-    "replay",
 ]

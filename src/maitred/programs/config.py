@@ -119,6 +119,12 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         except ConfigError as error:
             raise ValueError(f"acting_estimator: {error}") from error
 
+    def check_fixed(self, other: ProgramsConfig) -> None:
+        """Raise ValueError if `other` differs in what cannot change while programs are known."""
+        for name in ("mode", "flavour", "acting_estimator", "buffer_tokens"):
+            if getattr(other, name) != getattr(self, name):
+                raise ValueError(f"programs.{name} cannot change while programs are known")
+
     @property
     def estimator(self) -> str:
         """The acting estimator, with the default filled in."""

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from maitred.core.decisions import DecisionLog, Recorder
 from maitred.core.request import RequestId
 from maitred.core.units import Micros, from_seconds
+from maitred.programs import inputs
 from maitred.programs.adoption import ProgramRecord, adopt_programs
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
@@ -40,7 +42,7 @@ from maitred.programs.model_pool import ModelPool
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
 from maitred.programs.program_table import ProgramTable, shift_deadlines
-from maitred.programs.token_estimator import FIRST_RATIO, MAX_REPORTED_TOKENS, TokenEstimator
+from maitred.programs.token_estimator import TokenEstimator
 
 _ACTING = ProgramStatus.ACTING
 
@@ -48,17 +50,31 @@ _ACTING = ProgramStatus.ACTING
 class Programs:
     """All programs and backends of one gateway, or of one simulated cluster."""
 
-    def __init__(self, config: ProgramsConfig, now: Micros = 0) -> None:
+    def __init__(self, config: ProgramsConfig, now: Micros = 0, log: DecisionLog | None = None) -> None:
+        """`log` gets the inputs and the decisions."""
         self.config = config
+        self._recorder = None if log is None else Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config))
         self._last_tick = now
         self._tokens = TokenEstimator(is_limited=config.rules.limits_reports)
         self._table = ProgramTable(has_one_context=config.rules.knows_one_context)
         self._places = ProgramPlaces(config, self._table)
         self._departures = Departures(config, self._places, self._table)
 
+    def apply(self, given: inputs.ProgramsInput) -> Sequence[ProgramDecision]:
+        """Take an input, and answer as the method does that it is named after."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return given.apply_to(self)
+        try:
+            return recorder.record(given, lambda: given.apply_to(self))
+        finally:
+            self._recorder = recorder
+
     def begin(self, request: ProgramRequest, now: Micros) -> Sequence[ProgramDecision]:
         """A request comes. The last decision about it says whether it may go (GRANT), waits (WAIT; a GRANT or REJECT follows
         with a later input) or is refused (REJECT)."""
+        if self._recorder is not None:
+            return self.apply(inputs.Begin(now, request))
         self._run_due(now)
         program = self._find_or_create(request, now)
         if program is None:
@@ -78,6 +94,9 @@ class Programs:
 
     def progress(self, request_id: RequestId, tokens: int, now: Micros) -> None:
         """Count `tokens` more of the response to a request. This decides nothing, and settles nothing that was due."""
+        if self._recorder is not None:
+            self.apply(inputs.Progress(now, request_id, tokens))
+            return
         program = self._table.by_request.get(request_id)
         if program is None or request_id not in program.contexts or program.backend is None:
             return
@@ -94,6 +113,8 @@ class Programs:
 
     def end(self, request_id: RequestId, usage: Usage | None, now: Micros) -> Sequence[ProgramDecision]:
         """Note the end of a request, however it came, and the usage that its backend has reported. Unknown ones are ignored."""
+        if self._recorder is not None:
+            return self.apply(inputs.End(now, request_id, usage))
         self._run_due(now)
         characters = self._table.characters.get(request_id, 0)
         program = self._table.drop_request(request_id)
@@ -111,6 +132,8 @@ class Programs:
         """The backend of a granted request has failed it before any part of the response was sent. Its program leaves that
         backend, and what it held there is lost. The decisions say where the request may go instead, or that it waits. It comes
         back to the same backend only if no other one has room."""
+        if self._recorder is not None:
+            return self.apply(inputs.Move(now, request_id))
         self._run_due(now)
         program = self._table.by_request.get(request_id)
         if program is None or request_id not in program.contexts or program.backend is None:
@@ -135,18 +158,22 @@ class Programs:
             self._wait_or_place(program, request_id, tokens, now, left)
         return self._places.take()
 
-    def release(self, tenant: str, name: str, now: Micros) -> tuple[bool, Sequence[ProgramDecision]]:
-        """The client is done with a program: forget it, and refuse its requests that wait. Return whether there was one."""
+    def release(self, tenant: str, name: str, now: Micros) -> Sequence[ProgramDecision]:
+        """The client is done with a program: forget it (END, if there was one), and refuse its requests that wait."""
+        if self._recorder is not None:
+            return self.apply(inputs.Release(now, tenant, name))
         self._run_due(now)
         found = sorted(self.find(tenant, name), key=lambda program: program.serial)
         touched = dict.fromkeys(program.backend for program in found if program.backend is not None)
         for program in found:
             self._places.forget(program, ProgramReason.RELEASED, now)
         self._places.react(touched, now)
-        return bool(found), self._places.take()
+        return self._places.take()
 
     def adopt(self, records: Sequence[ProgramRecord], now: Micros) -> Sequence[ProgramDecision]:
         """Take over programs that another core has known, parents before their children. See `adoption`."""
+        if self._recorder is not None:
+            return self.apply(inputs.Adopt(now, records))
         self._run_due(now)
         touched = adopt_programs(self._table, self._places, self.config, records, now)
         self._places.react(touched, now)
@@ -164,6 +191,8 @@ class Programs:
     ) -> Sequence[ProgramDecision]:
         """Say what is known of a backend now: the models that it serves, what may be done with it, its KV memory in tokens, and
         how many tokens there several programs share."""
+        if self._recorder is not None:
+            return self.apply(inputs.SetBackend(now, index, list(models), status, capacity, shared_tokens))
         self._run_due(now)
         backend = self._places.backends.find_or_add(index)
         is_other_capacity, backend.capacity = capacity != backend.capacity, capacity
@@ -172,25 +201,17 @@ class Programs:
             self._places.backends.set_status(backend, status)
             self._departures.settle_places(backend, now)
         if is_other_capacity:
-            self._refuse_oversized(backend, now)
+            self._departures.refuse_oversized(backend, now)
         self._places.react([index], now)
         return self._places.take()
-
-    def _refuse_oversized(self, backend: BackendMemory, now: Micros) -> None:
-        for pool in self._places.backends.pools_of(backend):
-            for program in [p for p in pool.waiting if p.waiting and pool.is_oversized(p.tokens)]:
-                self._departures.refuse_waiting(program, ProgramReason.OVERSIZED, now)
-
-    def _check_fixed(self, config: ProgramsConfig) -> None:
-        for name in ("mode", "flavour", "acting_estimator", "buffer_tokens"):
-            if getattr(config, name) != getattr(self.config, name):
-                raise ValueError(f"programs.{name} cannot change while programs are known")
 
     def reconfigure(self, config: ProgramsConfig, now: Micros) -> Sequence[ProgramDecision]:
         """Go by `config` from now on; deadlines that are set move by what `max_wait_secs` and `program_ttl_secs` change. Raises
         ValueError for another mode, flavour or estimator: these need a new core."""
+        if self._recorder is not None:
+            return self.apply(inputs.Reconfigure(now, config))
         self._run_due(now)
-        self._check_fixed(config)
+        self.config.check_fixed(config)
         wait_change = from_seconds(config.max_wait_secs) - from_seconds(self.config.max_wait_secs)
         shift_deadlines(self._places.waits, wait_change, now)
         self._table.shift_expiries(from_seconds(config.program_ttl_secs) - from_seconds(self.config.program_ttl_secs), now)
@@ -202,6 +223,8 @@ class Programs:
 
     def advance(self, now: Micros) -> Sequence[ProgramDecision]:
         """Settle everything that is due by `now`."""
+        if self._recorder is not None and self._is_due(now):
+            return self.apply(inputs.Advance(now))
         self._run_due(now)
         return self._places.take()
 
@@ -292,7 +315,7 @@ class Programs:
     ) -> None:
         """Place a program that has no backend, or let its request wait. It comes to `left` only if no other one has room."""
         pool = self._places.backends.pool(program.key.model)
-        tokens = self._believable_tokens(pool, request_id, tokens)
+        tokens = pool.believable_tokens(tokens, self._table.characters.get(request_id))
         needed = program.waiting_tokens + tokens
         backend = self._backend_for(program, pool, needed, left)
         if backend is not None:
@@ -317,21 +340,13 @@ class Programs:
         is_new = program.state is not ProgramState.PAUSED
         return pool.place_new(program, needed) if is_new and not len(pool.waiting) else None
 
-    def _believable_tokens(self, pool: ModelPool, request_id: RequestId, tokens: int) -> int:
-        """Return the tokens of a request, at most what the largest backend holds if only a learned ratio says that it is
-        larger. A refused request teaches nothing, so one odd answer would have all larger requests refused for ever."""
-        characters = self._table.characters.get(request_id)
-        if characters is None or not pool.is_oversized(tokens) or pool.is_oversized(int(characters / FIRST_RATIO)):
-            return tokens
-        return pool.largest_fitting()
-
     def _end_under_way(self, program: Program, request_id: RequestId, usage: Usage | None, now: Micros) -> None:
         assert program.backend is not None, "a request is under way at a backend"
         backend = self._places.backends[program.backend]
-        reported = None if usage is None else self._believable_total(usage, backend)
+        reported = None if usage is None else self._tokens.believable_total(usage.total_tokens, backend.capacity)
         total = program.contexts[request_id] if reported is None else reported
         if usage is not None and reported is not None:
-            self._note_inherited(program, usage, total)
+            program.note_inherited(usage.cached_tokens, total)
         program.end_context(request_id, total, backend.largest_program)
         # Before anything is decided: the orders of pauses and resumes read the tokens of the root.
         self._places.reorder_family(program)
@@ -346,20 +361,6 @@ class Programs:
             self._places.give_way(program, now)
         self._places.react([backend.index], now)
 
-    def _believable_total(self, usage: Usage, backend: BackendMemory) -> int | None:
-        """Return the tokens that a backend has reported of a request, as far as that is possible, or None if it is not."""
-        limits_reports = self.config.rules.limits_reports
-        if usage.total_tokens < 0 or (limits_reports and usage.total_tokens > MAX_REPORTED_TOKENS):
-            return None
-        # No context is larger than the memory that held it; a backend that says so is not believed.
-        limit = usage.total_tokens if not limits_reports or backend.capacity is None else backend.capacity
-        return min(usage.total_tokens, limit)
-
-    def _note_inherited(self, program: Program, usage: Usage, total: int) -> None:
-        """After the first request of a child: what was cached of its prompt is what it shares with its parent, at most."""
-        if program.parent is not None and not program.inherited_tokens and usage.cached_tokens:
-            program.inherited_tokens = min(usage.cached_tokens, program.parent.tokens, total)
-
     def _begin_acting(self, program: Program, backend: BackendMemory, now: Micros) -> None:
         program.acting_since = now
         was_marked = program.is_marked
@@ -371,6 +372,10 @@ class Programs:
             self._places.lose_place(program, reason, now)
         elif was_marked and self.config.rules.pauses_marked_at_once:  # else it is paused below, if the pressure lasts
             self._places.pause(program, ProgramReason.OVERFLOW, now)
+
+    def _is_due(self, now: Micros) -> bool:
+        due = self.next_deadline()
+        return due is not None and due <= now
 
     def _run_due(self, now: Micros) -> None:
         """Do everything that fell due by `now`, each thing at its own instant."""

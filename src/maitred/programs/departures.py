@@ -131,3 +131,10 @@ class Departures:
         touched = [] if program.backend is None else [program.backend]
         self._places.forget(program, ProgramReason.EXPIRED, now)
         self._places.react(touched, now)
+
+    def refuse_oversized(self, backend: BackendMemory, now: Micros) -> None:
+        """Refuse the requests that wait and are larger than any backend of their models, now that `backend` has another
+        capacity."""
+        for pool in self._places.backends.pools_of(backend):
+            for program in [p for p in pool.waiting if p.waiting and pool.is_oversized(p.tokens)]:
+                self.refuse_waiting(program, ProgramReason.OVERSIZED, now)

@@ -43,6 +43,7 @@ from maitred.programs.backend_memory import BackendMemory, pause_order
 from maitred.programs.config import ProgramsConfig
 from maitred.programs.placement import Placement, ResumeCandidate, Room, plan_resumes
 from maitred.programs.program import Program
+from maitred.programs.token_estimator import FIRST_RATIO
 from maitred.programs.waiting_programs import WaitingPrograms
 
 LOOKAHEAD: Final = 4
@@ -116,8 +117,12 @@ class ModelPool:
         need = tokens + self._buffer
         return all(backend.capacity is not None and need > backend.capacity for backend in self.backends)
 
-    def largest_fitting(self) -> int:
-        """Return the tokens of the largest program that some backend could hold; 0 while no capacity is known."""
+    def believable_tokens(self, tokens: int, characters: int | None) -> int:
+        """Return the tokens of a request, at most what the largest backend holds if only a learned ratio says that it is
+        larger: its `characters` alone do not. A refused request teaches nothing, so one odd answer would have all larger
+        requests refused for ever."""
+        if characters is None or not self.is_oversized(tokens) or self.is_oversized(int(characters / FIRST_RATIO)):
+            return tokens
         return max((backend.capacity - self._buffer for backend in self.backends if backend.capacity is not None), default=0)
 
     def place_new(self, program: Program, tokens: int) -> BackendMemory | None:

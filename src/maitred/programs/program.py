@@ -220,6 +220,11 @@ class Program:
         self.idle_contexts.end_request(tokens)
         self.update_tokens()
 
+    def note_inherited(self, cached_tokens: int | None, total: int) -> None:
+        """After the first request of a child: what was cached of its prompt is what it shares with its parent, at most."""
+        if self.parent is not None and not self.inherited_tokens and cached_tokens:
+            self.inherited_tokens = min(cached_tokens, self.parent.tokens, total)
+
     def leave_family(self) -> None:
         """Cut the ties to parent and children."""
         if self.parent is not None:

@@ -51,3 +51,11 @@ class TokenEstimator:
         if known is None and len(self._ratios) >= _MAX_LEARNED:
             del self._ratios[next(iter(self._ratios))]
         self._ratios[model, tenant] = sample if known is None else 0.2 * sample + 0.8 * known
+
+    def believable_total(self, reported: int, capacity: int | None) -> int | None:
+        """Return the tokens that a backend of a capacity has reported of a request, as far as that is possible, or None if it
+        is not."""
+        if reported < 0 or (self._is_limited and reported > MAX_REPORTED_TOKENS):
+            return None
+        # No context is larger than the memory that held it; a backend that says so is not believed.
+        return reported if not self._is_limited or capacity is None else min(reported, capacity)

@@ -9,6 +9,7 @@ registered under the name that users type (`ROUTERS`), and so are the scorers th
     load_bound.py     how much busier an instance may be before its prefix or session is left
     scorers.py        the scorers; scorer_weights.py: how they are written with weights
     per_fleet.py      what a router keeps of a fleet
+    core.py           a router that writes a log of what it read and chose; inputs.py: its lines as data
     config.py         the keys
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signals_read
 from maitred.routing.config import RoutingConfig
+from maitred.routing.core import open_router
 from maitred.routing.scorers import SCORERS, BaseScorer, Scorer, ViewScorer
 
 __all__ = [
@@ -28,5 +30,6 @@ __all__ = [
     "Scorer",
     "Signals",
     "ViewScorer",
+    "open_router",
     "signals_read",
 ]

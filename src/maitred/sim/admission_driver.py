@@ -22,7 +22,6 @@ from maitred.admission import (
     Admission,
     AdmissionConfig,
     LoadProbe,
-    RecordedAdmission,
     ReleaseReason,
     overcommit_problem,
 )
@@ -56,7 +55,7 @@ class AdmissionDriver:
         event_queue: EventQueue,
     ) -> None:
         """`capacity` is in slots, for each model."""
-        self.core = Admission(config, {}, load_probe) if log is None else RecordedAdmission(config, {}, log, load_probe)
+        self.core = Admission(config, {}, load_probe, log)
         self._load_probe = load_probe
         self._config = config
         self._capacity, self._lead = capacity, NO_LEAD

@@ -21,19 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from random import Random
 
 import msgspec
 
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import InstanceView, Router
+from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.core.units import MILLISECOND, Micros
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import find_deployment
-from maitred.routing import RoutingConfig
+from maitred.routing import RoutingConfig, open_router
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import SimEventKind
 from maitred.sim.fleet import SimulatedFleet
@@ -52,6 +52,7 @@ class Disaggregation:
         router: Router,
         delay_line: DelayLine,
         seed: int,
+        log: DecisionLog | None = None,
     ) -> None:
         """`router` chooses in pools without scorers of their own. Raises ConfigError for settings that do not go together."""
         self._config = config = cluster.disaggregation
@@ -70,8 +71,8 @@ class Disaggregation:
         self._num_transfers = 0
         """Transfers that are under way."""
         prefill, decode = fleet.views[: config.prefill_instances], fleet.views[config.prefill_instances :]
-        self._prefill = _RolePool(prefill, _role_router(config.prefill_scorers, "prefill", seed) or router)
-        self._decode = _RolePool(decode, _role_router(config.decode_scorers, "decode", seed) or router)
+        self._prefill = _RolePool(prefill, _role_router(config.prefill_scorers, "prefill", seed, log) or router)
+        self._decode = _RolePool(decode, _role_router(config.decode_scorers, "decode", seed, log) or router)
 
     def place(self, state: RequestState, now: Micros) -> Replica:
         """Return the instance to which a request goes first. If it is a prefill instance, also set its decode instance."""
@@ -142,11 +143,11 @@ class _RolePool(msgspec.Struct, gc=False):
         return self.router.choose(request, self.views, now).instance
 
 
-def _role_router(scorers: str, role: str, seed: int) -> Router | None:
+def _role_router(scorers: str, role: str, seed: int, log: DecisionLog | None) -> Router | None:
     """Return a router for one pool by its own scorers, or None if it has none."""
     if not scorers:
         return None
-    return RoutingConfig(policy="weighted", scorers=scorers).router(Random(f"{seed}/routing/{role}"))
+    return open_router(RoutingConfig(policy="weighted", scorers=scorers), f"{seed}/routing/{role}", log, name=role)
 
 
 def _bytes_per_token(cluster: ClusterConfig, instance: InstanceConfig) -> float:

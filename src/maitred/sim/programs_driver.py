@@ -29,7 +29,6 @@ from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
 from maitred.programs import ProgramAction, ProgramDecision, ProgramRequest, Programs, ProgramsConfig, Usage
-from maitred.programs.replay import RecordedPrograms
 from maitred.sim.config import ClusterConfig
 from maitred.sim.event_queue import ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.lifecycle import GrantLifecycle
@@ -57,7 +56,7 @@ class ProgramsDriver:
         log: DecisionLog | None,
     ) -> None:
         """`log` receives the inputs and decisions of the core."""
-        self.core = Programs(config) if log is None else RecordedPrograms(config, log)
+        self.core = Programs(config, log=log)
         self._arrivals = arrivals
         self._event_queue = event_queue
         self._num_instances = cluster.num_instances
@@ -133,7 +132,7 @@ class ProgramsDriver:
             return
         self._report_progress(now)
         self.statistics.on_release(request.tenant, request.program)
-        self._note(self.core.release(request.tenant, request.program, now)[1], now)
+        self._note(self.core.release(request.tenant, request.program, now), now)
         self._call_soon(now)
 
     def on_timer(self, now: Micros) -> None:

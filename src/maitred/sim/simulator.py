@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from random import Random
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -22,7 +21,7 @@ from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
-from maitred.routing import RoutingConfig
+from maitred.routing import RoutingConfig, open_router
 from maitred.sim.admission_driver import AdmissionDriver, make_admission_driver
 from maitred.sim.config import ClusterConfig, request_delays
 from maitred.sim.direct_pipeline import make_pipeline
@@ -69,7 +68,7 @@ def simulate(
         admission: What stands in front of the router, or None for the default classes (nothing unless `cluster` limits slots).
         programs: How agent programs share the KV memory of the instances. None: requests are routed one by one.
         progress: Called from time to time with the number of arrived requests.
-        log: Receives the inputs and decisions of admission and of programs.
+        log: Receives the inputs and decisions of all that decide.
         sink: Receives the rows block by block as requests end. The rows are not kept then, so memory does not grow with them.
         sample_every: First distance of the samples of the instances, in µs; None: no samples, no timelines (nor with a sink).
         log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
@@ -82,9 +81,9 @@ def simulate(
     rows = make_rows(instance.latency_model().overheads, cluster.num_instances, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
     agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue, log)
-    router = agents or (routing or RoutingConfig()).router(Random(f"{seed}/routing"))
+    router = agents or open_router(routing or RoutingConfig(), f"{seed}/routing", log)
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
-    pools = Disaggregation(cluster, instance, fleet, router, line, seed) if cluster.disaggregation else None
+    pools = Disaggregation(cluster, instance, fleet, router, line, seed, log) if cluster.disaggregation else None
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
     pipeline = make_pipeline(event_queue, arrivals, router, fleet, rows, line, Stages(delays, driver, agents, pools, slots))
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)

@@ -18,16 +18,13 @@ import msgspec
 
 from maitred.admission.lead import sum_leads
 from maitred.admission.learned_slots import (
-    START_SLOTS,
     TICK_INTERVAL,
     EngineReading,
     OwnRequest,
     OwnRequests,
     PoolDemand,
-    RecordedSlotController,
     SlotController,
 )
-from maitred.admission.learned_slots.controller import LEAST_LEARNED, MOST_LEARNED
 from maitred.core.contracts import InstanceView
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
@@ -77,7 +74,7 @@ class SimulatedSlots:
     ) -> None:
         self._driver = driver
         self._event_queue = event_queue
-        self._engines = [_Engine(replica, _make_controller(replica.index, log)) for replica in fleet.replicas]
+        self._engines = [_Engine(replica, SlotController(backend=replica.index, log=log)) for replica in fleet.replicas]
         self._is_ticking = False
 
     def preferred(self, views: Sequence[InstanceView]) -> Sequence[InstanceView]:
@@ -164,9 +161,3 @@ def make_slot_learning(
     if cluster.disaggregation:
         raise ConfigError("slots cannot be learned with disaggregation", where="cluster.slots", hint="slots: reported")
     return SimulatedSlots(fleet, driver, event_queue, log)
-
-
-def _make_controller(index: int, log: DecisionLog | None) -> SlotController:
-    if log is None:
-        return SlotController()
-    return RecordedSlotController(log, index, START_SLOTS, MOST_LEARNED, LEAST_LEARNED)

@@ -8,7 +8,7 @@ shared_engine.py    slots at an engine that others use, too
 without_metrics.py  looks made of our own streams
 model_shares.py     slots of one engine, shared among the models that it serves
 own_requests.py     OwnRequests: what a driver counts of the requests that it has sent
-replay.py           a controller that writes a log, and a log run again
+inputs.py           the inputs as data, as a log has them
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from maitred.admission.learned_slots.controller import (
     SlotController,
 )
 from maitred.admission.learned_slots.own_requests import OwnRequest, OwnRequests
-from maitred.admission.learned_slots.replay import RecordedSlotController, replay_slots
 from maitred.admission.learned_slots.signals import (
     NO_DEMAND,
     EngineReading,
@@ -45,10 +44,8 @@ __all__ = [
     "OwnRequest",
     "OwnRequests",
     "PoolDemand",
-    "RecordedSlotController",
     "SlotController",
     "SlotDecision",
     "SlotReason",
     "SlotState",
-    "replay_slots",
 ]

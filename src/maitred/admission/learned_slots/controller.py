@@ -25,15 +25,17 @@ Looks come every 50 ms while the limit is searched for or probed, because what i
 then; otherwise every 200 ms while slots are short. With metrics, ticks do one thing: while the limit is not known, requests
 that are overdue, while no more streams answer than before, are a queue in the engine that is seen before the next reading.
 
-Time and observations are arguments; nothing here reads a clock. `replay` logs the inputs and runs them again.
+Time and observations are arguments; nothing here reads a clock. With a log, inputs become structs (`inputs`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from maitred.admission.config import MAX_SLOTS
 from maitred.admission.lead import NO_LEAD, Lead
+from maitred.admission.learned_slots import inputs
 from maitred.admission.learned_slots.kv_limit import KvLimit
 from maitred.admission.learned_slots.limit_search import LimitSearch, lead_of
 from maitred.admission.learned_slots.shared_engine import SharedEngine
@@ -46,6 +48,7 @@ from maitred.admission.learned_slots.signals import (
     SlotState,
 )
 from maitred.admission.learned_slots.without_metrics import StreamLooks
+from maitred.core.decisions import DecisionLog, Recorder
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 START_SLOTS: Final = 8
@@ -75,11 +78,23 @@ _MOST_CONTRADICTIONS: Final = 3
 class SlotController:
     """The slots of one engine."""
 
-    def __init__(self, start: int = START_SLOTS, most: int = MOST_LEARNED, least: int = LEAST_LEARNED) -> None:
-        """Raises ValueError unless 1 <= least <= start <= most <= MAX_SLOTS."""
+    def __init__(
+        self,
+        start: int = START_SLOTS,
+        most: int = MOST_LEARNED,
+        least: int = LEAST_LEARNED,
+        *,
+        backend: int = 0,
+        log: DecisionLog | None = None,
+    ) -> None:
+        """`log` gets the inputs and the decisions, with the index of the `backend`. Raises ValueError unless
+        1 <= least <= start <= most <= MAX_SLOTS."""
         if not 1 <= least <= start <= most <= MAX_SLOTS:
             raise ValueError(f"slots must be in order: 1 <= {least} (least) <= {start} (start) <= {most} (most) <= {MAX_SLOTS}")
         self.least, self.most = least, most
+        self._start, self._backend, self._log = start, backend, log
+        self._recorder: Recorder | None = None
+        """Made with the first input: a controller that is never asked leaves no line."""
         self.changed_at: Micros | None = None
         """When the number of slots last changed, or None if it never did."""
         self.last_reason: SlotReason | None = None
@@ -132,8 +147,26 @@ class SlotController:
             return SlotState.EXPLORING
         return SlotState.PROBING if self._search.is_probing else SlotState.TRUSTED
 
+    def apply(self, given: inputs.SlotsInputs) -> Sequence[inputs.SlotChange]:
+        """Take an input, and answer as the method does that it is named after."""
+        log, self._log = self._log, None
+        if log is None:
+            return given.apply_to(self)
+        if self._recorder is None:
+            opening = inputs.Open(given.at, self._backend, self._start, self.most, self.least)
+            self._recorder = Recorder(log, inputs.ROOM_NAME, opening)
+        try:
+            return self._recorder.record(given, lambda: given.apply_to(self))
+        finally:
+            self._log = log
+
+    def _apply(self, given: inputs.SlotsInputs) -> SlotDecision | None:
+        return next((told.change for told in self.apply(given)), None)
+
     def on_reading(self, reading: EngineReading, own: OwnLoad, demand: PoolDemand, now: Micros) -> SlotDecision | None:
         """Take a look at the engine into account. Return the change of slots, or None."""
+        if self._log is not None:
+            return self._apply(inputs.Reading(now, self._backend, reading, own, demand))
         before, last = self.slots, self._reading
         self._compare_with_streams(reading, own)
         if self.distrusts_page or (last == reading and own.ended != self._ended_at_reading):
@@ -169,6 +202,8 @@ class SlotController:
 
     def on_tick(self, own: OwnLoad, demand: PoolDemand, now: Micros) -> SlotDecision | None:
         """Look at our own streams. Return the change of slots, or None. Too early a call changes nothing."""
+        if self._log is not None:
+            return self._apply(inputs.Tick(now, self._backend, own, demand))
         if self._tick_at is not None and now - self._tick_at < TICK_INTERVAL + 8 * own.token_gap:
             return None
         since, self._tick_at = 0 if self._tick_at is None else now - self._tick_at, now
@@ -214,6 +249,9 @@ class SlotController:
 
     def forget(self, now: Micros) -> None:
         """Forget the limit and keep the slots: the backend was down, and what comes up may be another engine."""
+        if self._log is not None:
+            self._apply(inputs.Forget(now, self._backend))
+            return
         self._now = now
         self._reading = self._reading_at = None
         self._contradictions = 0

@@ -1,6 +1,6 @@
 """What learned slots go by: what an engine publishes, what the driver counts of its own requests, and what the pool wants.
 
-All of it is plain data, so that a log of it can be run again (`replay`).
+All of it is plain data, so that a log of it can be run again.
 """
 
 from __future__ import annotations
