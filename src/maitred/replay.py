@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from maitred.admission import Admission
+from maitred.admission import Admission, no_load
 from maitred.admission import inputs as admission
-from maitred.admission.core import no_load
 from maitred.admission.learned_slots import SlotController
 from maitred.admission.learned_slots import inputs as slots
 from maitred.core.decisions import DecisionLog

@@ -54,7 +54,7 @@ from maitred.admission.config import (
     class_from_name,
     parse_class,
 )
-from maitred.admission.core import EMPTY_LOAD, Admission, no_load
+from maitred.admission.core import Admission
 from maitred.admission.counters import ClassView
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow_config import FlowControlConfig
@@ -65,7 +65,7 @@ from maitred.admission.pool_views import PoolView
 from maitred.admission.presets import preset_of
 from maitred.admission.rules import bootstrap_problem, overcommit_problem
 from maitred.admission.saturation import QueueEstimate, fleet_load
-from maitred.admission.slot_pool import LoadProbe
+from maitred.admission.slot_pool import EMPTY_LOAD, LoadProbe, no_load
 from maitred.admission.tenants import tenant_problem
 from maitred.admission.ticket import Ticket, TicketState, TransitionError
 

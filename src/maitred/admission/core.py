@@ -27,7 +27,6 @@ method called once more. An `advance` with nothing due changes nothing, and is n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from maitred.admission import inputs
 from maitred.admission.config import AdmissionConfig
@@ -41,7 +40,7 @@ from maitred.admission.pool_directory import PoolDirectory
 from maitred.admission.pool_views import HeadroomWatch, PoolSurvey, PoolView
 from maitred.admission.rate_limit import RateGate, make_rate_gate
 from maitred.admission.rules import make_accounts
-from maitred.admission.slot_pool import LoadProbe, SlotPool
+from maitred.admission.slot_pool import EMPTY_LOAD, LoadProbe, SlotPool, no_load
 from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState, TransitionError
 from maitred.core.contracts import FleetLoad
@@ -55,12 +54,6 @@ from maitred.core.units import Micros
 _NEW, _ADMITTED = TicketState.NEW, TicketState.ADMITTED  # members of enums are slow to look up
 _VICTIM, _LEFT = TicketState.VICTIM, TicketState.LEFT
 _FIRST_BYTE, _PREEMPTED = TicketEvent.FIRST_BYTE, ReleaseReason.SLOT_PREEMPTED
-EMPTY_LOAD: Final = FleetLoad()
-
-
-def no_load(pool: str, now: Micros) -> FleetLoad:
-    """Return the load of no instances: for configurations that do not go by load."""
-    return EMPTY_LOAD
 
 
 class Admission:
@@ -94,8 +87,7 @@ class Admission:
         self.uses_costs = False
         """Whether decisions depend on what requests cost, so that `release` should be told of `tokens`."""
         self._rate_gate: RateGate | None = None
-        self._policy_gate = PolicyGate(config)
-        self._has_gates = False
+        self._policy_gate, self._has_gates = PolicyGate(config), False
         self.reads_load = False
         """Whether `submit` reads `load`."""
         self._reconfigure(config)

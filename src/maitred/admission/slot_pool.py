@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.enums import Action, Reason, ReleaseReason
@@ -38,6 +38,12 @@ _QUEUE_TIMEOUT, _QUEUE_FULL = Reason.QUEUE_TIMEOUT, Reason.QUEUE_FULL
 _PREEMPTED = ReleaseReason.SLOT_PREEMPTED
 LoadProbe: TypeAlias = Callable[[str, Micros], FleetLoad]
 """Returns the load of the instances behind a pool (by its name) at this moment, which is passed for the log."""
+EMPTY_LOAD: Final = FleetLoad()
+
+
+def no_load(pool: str, now: Micros) -> FleetLoad:
+    """Return the load of no instances: for configurations that do not go by load."""
+    return EMPTY_LOAD
 
 
 class SlotPool(ABC):
