@@ -96,7 +96,6 @@ LEGACY = ["--admission", "legacy", "--capacity", "2", "--admission-config"]
 MISTAKES = [
     (["--admission", "priorty"], "--admission: admission.mode: 'priorty' cannot be chosen (did you mean 'priority'?)"),
     (["--admission-config", "a.yaml"], "--admission-config: without admission it has no effect (turn it on with --admission"),
-    (["--admission", "off", "--decision-log", "l"], "--decision-log: without admission there are no decisions to log"),
     ([*PRIORITY, "a.yaml"], "sum of class reservations (6) exceeds capacity (2) (on_overcommit: clamp"),
     ([*LEGACY, "l.yaml"], "are two limits for one thing (give one of them)"),
     ([*PRIORITY, "bad.yaml"], "bad.yaml:1: unknown key 'admission.clases' (did you mean 'classes'?)"),

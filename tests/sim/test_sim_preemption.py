@@ -186,8 +186,7 @@ def test_the_log_of_preemptions_and_retries_replays_to_the_same_bytes() -> None:
     config = admission(on_preempt="retry", tenant_policies=policies, slot_cost="tokens", slot_tokens=110)
     simulate(jobs, ONE_SLOT, INSTANCE, admission=config, log=DecisionLog(lines.append))
     replay(lines, DecisionLog(again.append))
-    actions = [said["decision"]["action"] for said in map(msgspec.json.decode, lines) if "decision" in said]
-    assert "preempt" in actions
+    assert any(b'"action":"preempt"' in line for line in lines)
     assert lines == again
 
 

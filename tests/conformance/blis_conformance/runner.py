@@ -73,11 +73,12 @@ class Waits:
 
     def read(self, line: bytes) -> None:
         entry = msgspec.json.decode(line)
+        if entry["room"] != "admission":
+            return
         decision = entry.get("decision")
-        if decision is None:
-            if entry["input"] == "submit":
-                self._since[entry["id"]] = entry["at"]
-        elif decision["action"] == "admit":
+        if entry.get("input") == "submit":
+            self._since[entry["id"]] = entry["at"]
+        elif decision is not None and decision["action"] == "admit":
             self.of[decision["subject"]] = decision["at"] - self._since[decision["subject"]]
 
 
