@@ -331,3 +331,19 @@ def test_a_backend_that_refuses_from_the_start_is_logged_once(caplog: Any) -> No
 
 async def _do_nothing() -> None:
     pass
+
+
+@pytest.mark.parametrize("path", ["/ready", "/readiness"])
+def test_a_gateway_that_is_about_to_end_is_not_ready_and_serves_on(path: str) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            assert (await w.request(path, method="GET"))[0] == 200
+            server = w.gateway._server
+            assert server is not None
+            server.is_draining = True  # as after SIGTERM
+            status, headers, _ = await w.request(path, method="GET")
+            assert (status, headers["connection"]) == (503, "close")
+            assert (await w.request())[0] == 200
+            assert (await w.request("/liveness", method="GET"))[0] == 200
+
+    run(scenario())

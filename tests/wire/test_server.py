@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from raw_upstream import run
@@ -35,14 +36,14 @@ class Sleepy(App):
         await asyncio.sleep(float(exchange.path.strip("/")))
         send_json(exchange, 200, "done")
 
-run_server(Sleepy(), host="127.0.0.1", port=0, drain_secs=DRAIN, on_ready=lambda url: print(url, flush=True))
+run_server(Sleepy(), host="127.0.0.1", port=0, drain_secs=DRAIN, delay_secs=DELAY, on_ready=lambda url: print(url, flush=True))
 print("after", flush=True)
 """
 
 
 @contextmanager
-def server(drain_secs: float = 10) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    code = SERVER.replace("DRAIN", str(drain_secs))
+def server(drain_secs: float = 10, delay_secs: float = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    code = SERVER.replace("DRAIN", str(drain_secs)).replace("DELAY", str(delay_secs))
     running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stdout is not None
@@ -73,6 +74,31 @@ def test_told_to_stop_it_finishes_what_is_in_flight_and_accepts_no_more(number: 
         assert answer.endswith(b'"done"')
         assert running.communicate(timeout=5) == ("stop\nafter\n", "")
         assert running.returncode == 0
+
+
+def test_terminated_it_accepts_connections_for_a_while_and_keeps_none() -> None:
+    with server(delay_secs=60) as (running, port), ask(running, port, 0.5) as before:
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        with ask(running, port, 0) as later:
+            for asking in (before, later):
+                answer = b"".join(iter(partial(asking.recv, 65_536), b""))  # up to its end: no connection is kept
+                assert answer.endswith(b'"done"')
+            assert b"connection: close" in answer
+        assert running.poll() is None
+        running.send_signal(signal.SIGTERM)  # The second one ends it at once.
+        assert running.communicate(timeout=5)[0].endswith("after\n")
+
+
+def test_the_delay_ends_by_itself_and_an_interrupted_server_has_none() -> None:
+    for delay_secs, number in ((0.2, signal.SIGTERM), (60, signal.SIGINT)):
+        with server(delay_secs=delay_secs) as (running, port):
+            with ask(running, port, 0):
+                pass
+            running.send_signal(number)
+            assert running.communicate(timeout=10) == ("stop\nafter\n", "")
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
 
 
 def test_told_twice_it_ends_at_once() -> None:

@@ -64,6 +64,7 @@ SERVER: Final = FlagGroup(
     KeyFlag("gateway.max_body_bytes", "BYTES"),
     KeyFlag("gateway.sse_keepalive_secs", "SECS"),
     KeyFlag("gateway.drain_secs", "SECS", alias="--shutdown-grace-period-secs"),
+    KeyFlag("gateway.shutdown_delay_secs", "SECS"),
     KeyFlag("gateway.decision_log", "FILE"),
     KeyFlag("gateway.record", "FILE"),
     KeyFlag("gateway.access_log"),

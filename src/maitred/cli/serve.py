@@ -131,6 +131,7 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         host=config.host,
         port=config.port,
         drain_secs=config.drain_secs,
+        delay_secs=config.shutdown_delay_secs,
         on_ready=partial(_on_ready, gateway, output),
         on_hangup=gateway.request_reload,
         certificate=gateway.certificates.port,

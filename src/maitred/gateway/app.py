@@ -178,6 +178,7 @@ class Gateway(App):
             *(self._reloader, self.settings),
             lambda: self._intake.access,
             lambda: self._capacity.fallback,
+            lambda: self._server is not None and self._server.is_draining,
         )
         if programs is not None:
             pages = programs.endpoints()

@@ -153,6 +153,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     is disconnected."""
     drain_secs: float = 30.0
     """Seconds that requests in flight may go on after the first SIGINT or SIGTERM."""
+    shutdown_delay_secs: float = 3.0
+    """Seconds after SIGTERM for which `/ready` and `/readiness` say 503 and requests are served as before, so that
+    balancers and Kubernetes send none any more when the port closes; SIGINT closes it at once. `drain_secs` begin then."""
     decision_log: str | None = None
     """File to which every input and decision of admission and programs is appended, as JSON lines. If a write fails
     or hangs, recording ends and serving goes on."""
@@ -233,8 +236,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("health_interval_secs", "health_timeout_secs", "send_timeout_secs"):
             if not 0 < getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be more than 0, and at most {MAX_SECS:g} seconds")
-        if not 0 <= self.drain_secs <= MAX_SECS:
-            raise ValueError(f"drain_secs must be from 0 to {MAX_SECS:g} seconds")
+        for name in ("drain_secs", "shutdown_delay_secs"):
+            if not 0 <= getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be from 0 to {MAX_SECS:g} seconds")
         if not 0 <= self.sse_keepalive_secs <= MAX_SECS:
             raise ValueError("sse_keepalive_secs must be at least 0 seconds")
 

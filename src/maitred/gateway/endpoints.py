@@ -81,9 +81,10 @@ class AdminEndpoints:
         settings: Callable[[], GatewaySettings],
         access: Callable[[], PageAccess],
         fallback: Callable[[], str | None],
+        is_draining: Callable[[], bool],
     ) -> None:
         """`backends` returns in steps what they look like. `settings` and `access` return those in force; `fallback` returns
-        why less than the configuration is in force, or None."""
+        why less than the configuration is in force, or None; `is_draining` whether the gateway is about to end."""
         self._fleet = fleet
         self._collector = collector
         self._take_snapshot = take_snapshot
@@ -94,6 +95,7 @@ class AdminEndpoints:
         self._settings = settings
         self._access = access
         self._fallback = fallback
+        self._is_draining = is_draining
         self._endpoints = {
             "/health": Endpoint(self._health, Page.HEALTH),
             "/ready": Endpoint(self._ready, Page.HEALTH),
@@ -176,7 +178,7 @@ class AdminEndpoints:
         send_json(exchange, 200, status)
 
     async def _ready(self, exchange: Exchange, viewer: Viewer) -> None:
-        is_ready = bool(self._fleet.healthy)
+        is_ready = bool(self._fleet.healthy) and not self._is_draining()
         answer: dict[str, Any] = {"ready": is_ready}
         if viewer.sees_all:
             fallback = self._fallback()
@@ -188,10 +190,11 @@ class AdminEndpoints:
         send_json(exchange, 200, {"status": "alive"})
 
     async def _readiness(self, exchange: Exchange, viewer: Viewer) -> None:
-        """Answer as SMG does: ready while a backend is."""
+        """Answer as SMG does: ready while a backend is, and the gateway has not been told to stop."""
         backends, healthy = self._fleet.backends, len(self._fleet.backends_serving(ANY_MODEL))
-        status = {"status": "ready" if healthy else "not_ready", "healthy_workers": healthy, "total_workers": len(backends)}
-        send_json(exchange, 200 if healthy else 503, status)
+        is_ready = healthy > 0 and not self._is_draining()
+        status = {"status": "ready" if is_ready else "not_ready", "healthy_workers": healthy, "total_workers": len(backends)}
+        send_json(exchange, 200 if is_ready else 503, status)
 
     async def _loads(self, exchange: Exchange, viewer: Viewer) -> None:
         """Answer as SMG does, with the requests that each backend has from this gateway; -1 for one that is down."""

@@ -3,6 +3,14 @@
 The first SIGINT or SIGTERM stops accepting connections, closes those that are idle, and lets requests in flight end, for
 `drain_secs` at most; then their handlers are cancelled, and may still answer. A second signal ends at once. Either way the
 process goes on after `run_server` returns: a server that was told to stop has not failed.
+
+A balancer learns of a server that ends only after some seconds, and sends requests there meanwhile. So after SIGTERM, which
+such an environment sends, connections are accepted for `delay_secs` more, and `ServerContext.is_draining` tells the app, whose
+readiness is the balancer's sign. No connection is kept, so clients with a pool of connections move on.
+
+    SIGTERM at 0 s        ready no more; idle connections are closed, each other one ends with its answer, and so do new ones
+    3 s (`delay_secs`)    no more connections
+    33 s (`drain_secs`)   what is still in flight is cut off
 """
 
 from __future__ import annotations
@@ -78,6 +86,7 @@ def run_server(
     host: str,
     port: int,
     drain_secs: float = 30.0,
+    delay_secs: float = 0.0,
     on_ready: Callable[..., object] = lambda *urls: None,
     on_hangup: Callable[[], object] | None = None,
     certificate: ServerCertificate | None = None,
@@ -91,7 +100,7 @@ def run_server(
     ports = _open_ports([Listener(host, port, app, certificate), *beside])
     tune_process()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        uvloop.run(_serve_until_signal(app, ports, drain_secs, on_ready, on_hangup))
+        uvloop.run(_serve_until_signal(app, ports, drain_secs, delay_secs, on_ready, on_hangup))
 
 
 @contextlib.asynccontextmanager
@@ -144,24 +153,31 @@ async def _serve_until_signal(
     app: App,
     ports: Sequence[_OpenPort],
     drain_secs: float,
+    delay_secs: float,
     on_ready: Callable[..., object],
     on_hangup: Callable[[], object] | None,
 ) -> None:
-    server = _Server(app, drain_secs)
+    server = _Server(app, drain_secs, delay_secs)
     hangup = (signal.SIGHUP,) if on_hangup is not None and hasattr(signal, "SIGHUP") else ()  # not on Windows
-    stops = (signal.SIGINT, signal.SIGTERM)
-    with handle_signals(stops, server.on_stop_signal), handle_signals(hangup, on_hangup or server.on_stop_signal):
+    with (
+        handle_signals((signal.SIGINT,), server.on_stop_signal),
+        handle_signals((signal.SIGTERM,), server.on_termination),
+        handle_signals(hangup, on_hangup or server.on_stop_signal),
+    ):
         await server.start(ports)
         on_ready(*(port.url for port in ports))
         await server.told_to_stop.wait()
+        await server.announce_stop()
         await server.stop()
 
 
 class _Server:
-    def __init__(self, app: App, drain_secs: float) -> None:
+    def __init__(self, app: App, drain_secs: float, delay_secs: float = 0.0) -> None:
         self.told_to_stop = asyncio.Event()
         self._app = app
-        self._drain_secs = drain_secs
+        self._drain_secs, self._delay_secs = drain_secs, delay_secs
+        self._is_announced = False
+        """Whether the end is to be announced for `_delay_secs`."""
         self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs)
         self._acceptors: list[Acceptor] = []
         self._told_twice = asyncio.Event()
@@ -176,15 +192,22 @@ class _Server:
             self._acceptors.append(acceptor)
             await acceptor.start()
 
+    async def announce_stop(self) -> None:
+        """Serve on for a while, as a server that is not ready, if SIGTERM has said to stop."""
+        if not (self._is_announced and self._delay_secs):
+            return
+        self._close_connections()
+        log.info("shutting down: not ready any more; connections are accepted for %g s", self._delay_secs)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._told_twice.wait(), self._delay_secs)
+
     async def stop(self) -> None:
         """Accept no more connections, let requests in flight end, and close everything."""
         for acceptor in self._acceptors:
             acceptor.close()
         context = self._context
-        context.is_draining = True
+        self._close_connections()
         log.info("shutting down: requests in flight: %d; they may take %g s", len(context.tasks), self._drain_secs)
-        for connection in tuple(context.connections):
-            connection.drain()
         await self._wait_until_closed(self._drain_secs)
         if context.tasks:
             log.warning("shutting down: requests that are cut off: %d", len(context.tasks))
@@ -199,11 +222,22 @@ class _Server:
             connection.abort()
         context.hangups.close()
 
+    def _close_connections(self) -> None:
+        """Close each connection as soon as it has no request."""
+        self._context.is_draining = True
+        for connection in tuple(self._context.connections):
+            connection.drain()
+
     def on_stop_signal(self) -> None:
         """Take note that the server is to stop; the second time, at once."""
         if self.told_to_stop.is_set():
             self._told_twice.set()
         self.told_to_stop.set()
+
+    def on_termination(self) -> None:
+        """Take note that the server is to stop, and that this is announced."""
+        self._is_announced = True
+        self.on_stop_signal()
 
     async def _wait_until_closed(self, secs: float) -> None:
         """Wait until the last connection has ended, for `secs` at most, or for a second signal."""
