@@ -3,9 +3,9 @@
     python bench/body_shapes.py [--mib 31] [--only WORD ...]
 
 The gateway runs in this process, a client and a backend in another one. Each shape is sent twice: once to measure the CPU time
-of the whole request, and once with a task that runs in every turn of the loop and measures the CPU time between two of its
-runs. So neither a busy machine nor the client counts. Everything in the gateway that reads bodies is on: programs, usage, hints
-of the prompt and the engine's priority. The shapes under "answers" are what the backend answers to a small request.
+of the whole request, and once with a task that runs in every turn of the loop and measures the CPU time of the thread between
+two of its runs. So neither a busy machine nor the client counts. Everything in the gateway that reads bodies is on: programs,
+usage, hints of the prompt and the engine's priority. The shapes under "answers" are what the backend answers to a small request.
 
 The time for a byte is also given as a share of what a byte costs in a loop of plain Python on the same machine just then. Exits
 with 1 if the loop was held for more than 10 ms, or if a byte of any shape costs more than `MAX_SHARE` of that loop.
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import process_time
+from time import process_time, thread_time
 
 import msgspec
 import uvloop
@@ -89,6 +89,10 @@ SHAPES = {
     "empty objects": in_member("messages", b"{},"),
     "empty objects in stream": in_member("stream", b"{},"),
     "empty lists in max_tokens": in_member("max_tokens", b"[],"),
+    "empty lists in model": Shape(b'{"model":[', b"[],", b"1]}"),
+    "a long name of a model": Shape(b'{"model":"', b"m", b'"}'),
+    "digits in n": in_member("n", b"9", b"", b""),
+    "digits of a program": in_member("program_id", b"9", b"", b""),
     "numbers in service_tier": in_member("service_tier", b"1.5,"),
     "digits": in_member("max_tokens", b"9", b"", b""),
     "empty strings": in_member("messages", b'"",'),
@@ -187,11 +191,11 @@ class Holds:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        loop, last, is_over = asyncio.get_running_loop(), process_time(), False
+        loop, last, is_over = asyncio.get_running_loop(), thread_time(), False
 
         def tick() -> None:
             nonlocal last
-            now = process_time()
+            now = thread_time()
             self.longest, last = max(self.longest, now - last), now
             if not is_over:
                 loop.call_soon(tick)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from maitred.gateway.json_slices import SLICE_BYTES
 from maitred.gateway.large_body import LARGE_BYTES, LargeBody, Steps, Turns
 from maitred.gateway.large_body_reader import LargeBodyReader, _read_json
 from maitred.gateway.program_fields import ProgramReader, withdraw_usage
-from maitred.gateway.request_fields import RoutingHintReader, parse_body_fields
+from maitred.gateway.request_fields import RoutingHintReader, decode_body_fields, parse_body_fields
 from maitred.gateway.request_work import count_sequences, output_limit
 from maitred.gateway.routes import ROUTES
 from maitred.routing import Signals
@@ -146,6 +147,20 @@ def test_large_limits_of_the_answer_are_not_hidden() -> None:
     body = encoded(model="m", sampling_params={"pad": TEXT, "max_new_tokens": 9})
     with pytest.raises(ApiError, match=r"at most 1048576 bytes - at `\$.sampling_params`"):
         parse_body_fields(body, ROUTES["/generate"], finished(_read_json(body)))
+
+
+@pytest.mark.parametrize("name", ["model", "stream", "service_tier", "max_tokens", "n", "best_of"])
+def test_a_large_value_that_is_of_no_use_is_not_copied(name: str) -> None:
+    body = encoded(**{"model": "m", "messages": [], name: [[]] * 400_000})
+    large = finished(_read_json(body))
+    tracemalloc.start()
+    try:
+        fields = decode_body_fields(body, large=large)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert getattr(fields, name) == ("" if name == "model" else None)
+    assert peak < 100_000
 
 
 def test_large_forms_and_large_compressed_bodies_are_read() -> None:

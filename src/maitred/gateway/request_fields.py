@@ -125,7 +125,8 @@ _ONE, _BATCH = _Decoders(BodyFields), _Decoders(BatchFields)
 _BEGINS_NUMBER: Final = b"-0123456789"
 _OBJECTS_READ: Final = frozenset(("sampling_params", "parameters"))
 """Fields that are read as a whole."""
-_NULL: Final = msgspec.Raw(b"null")
+_NULL_TEXT: Final = b"null"
+_NULL: Final = msgspec.Raw(_NULL_TEXT)
 
 
 def decode_body_fields(body: bytes, *, is_batch: bool = False, large: LargeBody | None = None) -> BodyFields:
@@ -155,9 +156,10 @@ def _decode_each(decoders: _Decoders, raw: Any) -> BodyFields:
         try:
             setattr(fields, name, value if decode is None else decode(of_usual_size(value)) if value else None)
         except msgspec.DecodeError as error:  # of another type, or null
-            if decode is _decode_number and bytes(value)[:1] in _BEGINS_NUMBER:
+            begin = bytes(memoryview(value)[: len(_NULL_TEXT) + 1])  # The value may have megabytes.
+            if decode is _decode_number and begin[:1] in _BEGINS_NUMBER:
                 raise msgspec.ValidationError(f"{error} - at `$.{name}`") from None
-            setattr(fields, name, "" if name == "model" and bytes(value) != b"null" else None)
+            setattr(fields, name, "" if name == "model" and begin != _NULL_TEXT else None)
     return fields
 
 
