@@ -5,7 +5,8 @@
 The gateway runs in this process, a client and a backend in another one. Each shape is sent twice: once to measure the CPU time
 of the whole request, and once with a task that runs in every turn of the loop and measures the CPU time of the thread between
 two of its runs. So neither a busy machine nor the client counts. Everything in the gateway that reads bodies is on: programs,
-usage, hints of the prompt and the engine's priority. The shapes under "answers" are what the backend answers to a small request.
+usage, hints of the prompt and the engine's priority. The shapes under "answers" are what the backend answers to a small
+request.
 
 The time for a byte is also given as a share of what a byte costs in a loop of plain Python on the same machine just then. Exits
 with 1 if the loop was held for more than 10 ms, or if a byte of any shape costs more than `MAX_SHARE` of that loop.

@@ -50,7 +50,10 @@ class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
         """Status and words of the admission policy that refused the request, or None if no policy did."""
         self.retry_after = decision.retry_after
         """Estimated time until a request like this one would be admitted, µs, or None if unknown."""
-        super().__init__(f"refused: {decision.reason}")
+        super().__init__(decision.reason)
+
+    def __str__(self) -> str:
+        return f"refused: {self.reason}"
 
 
 class SlotLease(CancelScope):

@@ -76,11 +76,37 @@ def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, time
     return ApiError(status, message, kind=_ERROR_TYPES.get(status, "server_error"), code=code, headers=headers)
 
 
+def retry_after_secs(span: Micros | None) -> int:
+    """Return what `Retry-After` says for `span`: whole seconds, rounded up, at least 1, at most `MAX_RETRY_AFTER_SECS`; 2 if
+    the span is unknown."""
+    return 2 if span is None else min(max(1, ceil(to_seconds(span))), MAX_RETRY_AFTER_SECS)
+
+
 def retry_after_header(span: Micros | None) -> Headers:
-    """Return `Retry-After` for `span`: whole seconds, rounded up, at least 1, at most `MAX_RETRY_AFTER_SECS`; 2 if the span is
-    unknown."""
-    secs = 2 if span is None else min(max(1, ceil(to_seconds(span))), MAX_RETRY_AFTER_SECS)
-    return [(b"retry-after", b"%d" % secs)]
+    """Return `Retry-After` for `span` (`retry_after_secs`)."""
+    return [(b"retry-after", b"%d" % retry_after_secs(span))]
+
+
+class RejectionAnswers:
+    """The errors for what admission rejects, each made once: under a flood of requests that is a part of what each costs."""
+
+    def __init__(self, timeout_status: int) -> None:
+        self._timeout_status = timeout_status
+        self._config: AdmissionConfig | None = None
+        self._made: dict[tuple[str, int], ApiError] = {}
+        """By the reason, and by the seconds of `Retry-After`. Only of this configuration."""
+
+    def of(self, refused: AdmissionRejected, config: AdmissionConfig) -> ApiError:
+        """Return what `admission_rejected` does. It must not be raised: a traceback would stay with it."""
+        if refused.refusal is not None:  # An admission policy may have other words each time.
+            return admission_rejected(refused, config, self._timeout_status)
+        if config is not self._config:
+            self._config, self._made = config, {}
+        key = refused.reason, retry_after_secs(refused.retry_after)
+        error = self._made.get(key)
+        if error is None:
+            error = self._made[key] = admission_rejected(refused, config, self._timeout_status)
+        return error
 
 
 _ERROR_TYPES: Final = {413: "invalid_request_error", 429: "rate_limit_error"}

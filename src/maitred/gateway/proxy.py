@@ -97,6 +97,7 @@ class Proxy:
             programs=programs,
         )
         self._pace = RefusalPace(config.refusals_per_sec)
+        self._rejections = error_responses.RejectionAnswers(config.queue_timeout_status)
 
     async def proxy_request(self, exchange: Exchange, operator: Viewer | None = None) -> None:
         """Answer one request. An answer that breaks off is left without an end, and the server cuts the connection. `operator`
@@ -146,7 +147,7 @@ class Proxy:
 
     def _words_of(self, rejected: AdmissionRejected) -> ApiError:
         """Return the error for a request that admission rejects."""
-        return error_responses.admission_rejected(rejected, self._admission.core.config, self._config.queue_timeout_status)
+        return self._rejections.of(rejected, self._admission.core.config)
 
     def _stream_writer(self, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseWriter:
         """Return the writer of a stream; it fills silences where the configuration says so."""

@@ -256,6 +256,8 @@ class RequestRecord:
         """Note that the request has ended, in whatever way, and read the tokens that the backend has reported."""
         self.ended_at = self.ended_at or monotonic_now()
         self.on_events = None  # It refers to what refers to this record.
+        if self.first_data_at is None:
+            return
         if not self.is_complete:
             self._look_at_end()
         usage = self.reported

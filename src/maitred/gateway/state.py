@@ -7,7 +7,7 @@ Snapshots (`state_snapshots`) are of these structs. Their field names are those 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import msgspec
 
@@ -41,7 +41,7 @@ class GatewayCounters:
         """Requests not sent once more because the retry budget was spent."""
         self.reloads: Counter[str] = Counter()
         """Reloads of the configuration, by result: `ok`, `failed`."""
-        self.refused_by_tenant: dict[str, Counter[str]] = {}
+        self.refused_by_tenant: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Requests that the gateway has answered with an error, by tenant and code. Tenants with a key are as many as are
         configured, and have their own names here; others are under their labels."""
         self._max_tenant_labels = max_tenant_labels
@@ -58,7 +58,7 @@ class GatewayCounters:
 
     def count_refusal(self, tenant: str, code: str) -> None:
         """Count a request that the gateway has answered with an error."""
-        self.refused_by_tenant.setdefault(self._own_name(tenant), Counter())[code] += 1
+        self.refused_by_tenant[self._own_name(tenant)][code] += 1
 
     def refusals_of(self, tenant: str) -> dict[str, int] | None:
         """Return the refusals of a tenant by code, or None if they are counted with those of others."""

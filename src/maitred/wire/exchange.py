@@ -74,7 +74,22 @@ class ApiError(MaitredError):
     ) -> None:
         self.status, self.message, self.kind, self.code, self.param = status, message, kind, code, param
         self.headers = tuple(headers)
+        self._answers: dict[bool, tuple[Headers, bytes]] = {}
+        """What `answer` has returned, by whether it was for Anthropic's API."""
         super().__init__(message)
+
+    def answer(self, path: str) -> tuple[Headers, bytes]:
+        """Return the headers and the body of the answer to a request to `path`, as `body` takes it: with X-SMG-Error-Code if
+        there is a code. They are made once for each API, and must not be changed."""
+        is_messages = is_messages_path(path)
+        made = self._answers.get(is_messages)
+        if made is None:
+            body = self.body(path)
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            if self.code:
+                headers.append((b"x-smg-error-code", self.code.encode()))
+            made = self._answers[is_messages] = [*headers, *self.headers], body
+        return made
 
     def body(self, path: str) -> bytes:
         """Return the JSON error object for a request to `path`, which may have a query behind it, or be "" if it is unknown: an
@@ -339,6 +354,6 @@ def send_json(writer: ResponseWriter, status: int, payload: object, headers: Ite
 
 
 def send_error(writer: ResponseWriter, error: ApiError, path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Send `error` as the response to a request to `path`, with the header X-SMG-Error-Code if it has a code."""
-    code = [(b"x-smg-error-code", error.code.encode())] if error.code else []
-    send_bytes(writer, error.status, error.body(path), b"application/json", [*code, *error.headers, *headers])
+    """Send `error` as the response to a request to `path`, with further headers."""
+    own, body = error.answer(path)
+    writer.start_response(error.status, [*own, *headers], body, False)

@@ -34,7 +34,5 @@ def internal_error(server: str = "server") -> ApiError:
 def encode_refusal(framing: ServerFraming, error: ApiError, path: str, added: Headers) -> bytes:
     """Return the whole response that tells a client of `error`, with the headers `added`. The client has asked for `path`, or
     "" if that is unknown. Raises FramingMisuse if another response has started."""
-    body = error.body(path)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers.append((b"x-smg-error-code", (error.code or "").encode()))
+    headers, body = error.answer(path)
     return framing.start_response(error.status, [*headers, *added]) + framing.send_data(body, False)
