@@ -87,7 +87,12 @@ def _is_address(host: str) -> bool:
 
 
 def _is_loopback(peer: tuple[str, int] | None) -> bool:
-    address = None if peer is None else _address(peer[0])
+    return peer is not None and _is_loopback_address(peer[0])
+
+
+@lru_cache(256)
+def _is_loopback_address(text: str) -> bool:
+    address = _address(text)
     return address is not None and address.is_loopback
 
 
