@@ -6,11 +6,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from instance_timeline import ABORTED, FINISHED, FIRST, request, run
 from msgspec.structs import replace
-from test_skipping import drive, workloads
+from test_skipping import drive
 
 from maitred.compat.instance_rules import new_instance
 from maitred.core.contracts import WaitQueue
@@ -150,19 +148,6 @@ def test_a_block_is_free_one_step_after_its_sequence_has_ended() -> None:
 def test_it_is_not_for_the_rules_of_blis() -> None:
     with pytest.raises(ValueError, match="async_scheduling is not for flavour blis"):
         InstanceConfig(async_scheduling=True, flavour="blis")
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    workloads(), st.sets(st.integers(0, 4000), max_size=5), st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc", "srpt"])
-)
-def test_skipping_is_not_seen(workload: Any, looks: set[int], scheduler: str) -> None:
-    config, jobs, aborts = workload
-    config |= {"scheduler": scheduler, "async_scheduling": True}
-    skipping = drive(InstanceConfig(**config), jobs, aborts, looks)
-
-    assert skipping == drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, set())
-    assert sorted(number for _, kind, number, _ in skipping if kind > 1) == list(range(len(jobs)))
 
 
 def test_who_came_while_the_batch_was_full_is_known_when_a_deadline_makes_room() -> None:

@@ -24,9 +24,12 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Any], Jobs, list[tuple[int, int]]]
     """Draw a workload of `test_skipping` with priorities, prefixes and limits of answers, and every switch of vLLM."""
     config, jobs, aborts = draw(workloads())
     policy = draw(st.sampled_from(["fcfs", "priority"]))
+    scheduler = draw(st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc", "srpt"]))
     is_chunked = draw(st.booleans())
     config |= {
-        "scheduler": "fcfs" if policy == "priority" else config["scheduler"],
+        "scheduler": "fcfs"
+        if policy == "priority"
+        else draw(st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc", "srpt"])),
         "scheduling_policy": policy,
         "async_scheduling": draw(st.booleans()),
         "enable_prefix_caching": draw(st.booleans()),
