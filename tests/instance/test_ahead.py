@@ -185,3 +185,15 @@ def test_who_stood_in_the_queue_is_judged_by_what_was_known_then(step_by_step: b
     engine.enqueue(request(1), 1, 200)
     run(engine)
     assert told == [("comes", 0), ("comes", 1), ("ends", 0), ("ends", 1)]
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_who_gives_up_while_many_decode_completes_no_more(async_scheduling: bool) -> None:
+    engine = ahead() if async_scheduling else Instance(InstanceConfig(latency=LinearLatency((100, 1, 10))), Random(0))
+    for number in range(40):
+        engine.enqueue(limited(number, 20), 20, 0)
+    while (due := engine.next_event()) is not None and due < 2500:
+        engine.advance(due)
+    for number in range(30):
+        assert engine.abort(number, 2500 + number)
+    assert sorted(number for _, kind, number in run(engine) if kind == FINISHED) == [*range(30, 40)]

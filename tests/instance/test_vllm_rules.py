@@ -27,9 +27,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Any], Jobs, list[tuple[int, int]]]
     scheduler = draw(st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc", "srpt"]))
     is_chunked = draw(st.booleans())
     config |= {
-        "scheduler": "fcfs"
-        if policy == "priority"
-        else draw(st.sampled_from(["fcfs", "sjf", "hrrn", "aged-sjf", "vtc", "srpt"])),
+        "scheduler": "fcfs" if policy == "priority" else scheduler,
         "scheduling_policy": policy,
         "async_scheduling": draw(st.booleans()),
         "enable_prefix_caching": draw(st.booleans()),

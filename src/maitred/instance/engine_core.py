@@ -344,11 +344,12 @@ class EngineCore:
             if self._mailbox is not None:
                 self._mailbox.announce_completion(seq)
         else:
-            if seq.is_decoding:
+            was_decoding = seq.is_decoding
+            self.batch.remove(seq)
+            if was_decoding:
                 self._completions.mark_stale()
                 if self.run is not None:
                     self.run.departed_decodes += 1  # the shape of the run, which the meter reads, still counts it
-            self.batch.remove(seq)
         if self._counts_service:
             self._account_decode(seq, now)
         if kind is _FINISHED and self._learns:
