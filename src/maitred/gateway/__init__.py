@@ -46,7 +46,7 @@ The other files:
     served_models     which backends serve a model; slot_pools: which models share slots
     engine_report     what a reading of an engine says; engine_readings: reads it; engine_metrics: what a page means
     metrics_page      the rows of a page, with json_pages; server_info: the other page of an engine
-    deadline_timer    one timer for the next deadline of a core; loop_lag: how late the event loop is
+    deadline_timer    one timer for the next deadline of a core; loop_lag: how late the event loop is; idle_checks: of the cores
     error_responses   every error that the gateway answers with; refusal_pace: when a 429 is told to who retries at once
     stream_dialects   errors and signs of life in a stream, as each API has them
     answer_usage      tokens of an answer; request_record, request_observer, request_metrics: what is told of a request

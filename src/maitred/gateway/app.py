@@ -31,6 +31,7 @@ from maitred.gateway.descriptor_watch import DescriptorWatch
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.endpoints import AdminEndpoints
 from maitred.gateway.fleet import BackendFleet
+from maitred.gateway.idle_checks import IdleChecks
 from maitred.gateway.line_file import LineFile
 from maitred.gateway.logs import LogOutput
 from maitred.gateway.loop_lag import LoopLag
@@ -117,6 +118,7 @@ class Gateway(App):
         )
         self._poll_task: asyncio.Task[None] | None = None
         self._descriptors, self._loop_lag = DescriptorWatch(), LoopLag()
+        self._idle_checks = self._make_idle_checks()
         self._server: ServerContext | None = None
         self._reloader = self._make_reloader(routing or RoutingConfig(), reload)
         self._endpoints = self._make_endpoints()
@@ -144,6 +146,12 @@ class Gateway(App):
         admission, programs = self.core.config, self._programs_config
         settings = GatewaySettings(gateway=self.config, admission=admission, routing=routing, programs=programs)
         return ConfigReloader(settings, reload, self._read_certificates, self._reconfigure, self.counters.reloads)
+
+    def _make_idle_checks(self) -> IdleChecks:
+        checks = {"admission": self.core.check, "ejection": self._fleet.ejection.detector.check}
+        if self.programs is not None:
+            checks["programs"] = self.programs.core.check
+        return IdleChecks(checks, lambda: not self._driver.leases)
 
     def _make_slot_learning(self) -> SlotLearning:
         """Return what learns how many requests each backend takes, with the source of each chosen."""
@@ -203,6 +211,7 @@ class Gateway(App):
         self._client.on_descriptor = server.make_room
         self._descriptors.start(server.make_room)
         self._loop_lag.start()
+        self._idle_checks.start()
         self._log_output.start()
         for file in (self._decision_file, self._recorder):
             if file is not None:
@@ -224,6 +233,7 @@ class Gateway(App):
         self._driver.close()
         self._descriptors.stop()
         self._loop_lag.stop()
+        self._idle_checks.stop()
         if self._program_parts is not None:
             await self._program_parts.close()
         await self._client.close()
