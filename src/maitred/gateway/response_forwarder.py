@@ -141,9 +141,10 @@ class ResponseForwarder:
         more, status = not self._response.is_complete, self._response.status
         self._record.status = status
         self._note_first_data_sent()
-        if status == _OK and self._client_part().is_encoded and (self.reader is None or self.reader.is_opaque):
+        part = self._client_part()
+        if part.is_encoded and status == _OK and (self.reader is None or self.reader.is_opaque):
             self._record.is_unreadable = not self._record.is_stored  # What is stored is not asked to be plain.
-        busy = self._writer.start_response(status, self._client_headers(), self._withheld, more)
+        busy = self._writer.start_response(status, self._client_headers(part), self._withheld, more)
         if self.reader is not None and not more:
             self._note_usage(self.reader)
         return self._forward_rest(busy) if more else busy
@@ -180,7 +181,9 @@ class ResponseForwarder:
             send_error(waiting, error, proxied.path)
             return
         is_between_events = (self._sent_before + self._last_sent).endswith(sse.EVENT_ENDS)
-        is_open = self._is_stream and not self._response.is_complete and is_open_ended(self._client_headers())
+        is_open = (
+            self._is_stream and not self._response.is_complete and is_open_ended(self._client_headers(self._client_part()))
+        )
         if is_open and is_between_events:
             dialect = dialect_of(proxied.route.path)
             event = dialect.refusal_event(error, self._first_sent + self._sent_before + self._last_sent)
@@ -209,10 +212,10 @@ class ResponseForwarder:
         reader, more = self.reader, not self._response.is_complete
         return piece if reader is None else reader.take(reader.decode(piece, more=more), more=more)
 
-    def _client_headers(self) -> Headers:
+    def _client_headers(self, part: _ClientPart) -> Headers:
         """Return the headers of the response for the client, with the request id of the gateway."""
         received = self._response.headers
-        headers = [received[place] for place in self._client_part().places]
+        headers = [received[place] for place in part.places]
         if self._response.status >= _BAD_REQUEST:
             headers = cap_retry_after(headers)
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
