@@ -18,7 +18,6 @@ from prometheus_client.core import Metric
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
-from maitred.core.request import RequestId
 from maitred.core.steps import Steps, run_at_once
 from maitred.gateway import error_responses
 from maitred.gateway.access_log import AccessLog
@@ -100,21 +99,32 @@ class Gateway(App):
         self._decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
         router = open_router(routing or RoutingConfig(), seed, self._decisions, monotonic_now())
         self._router_signals = signals_read(router)
-        self._fleet = BackendFleet(
-            config, self._client, self._on_slots_changed, self._wants_load, self._on_vanished, self._on_stranded
-        )
+        self._fleet = BackendFleet(config, self._client)
         self._open_outputs(log_output)
         self.core = Admission(admission or AdmissionConfig(), {}, self._fleet.pool_load, self._decisions, monotonic_now())
         self._driver = RealTimeAdmission(self.core, self._fleet.pool_load, pool_of=self._fleet.pools.pool_of)
         self._programs_config = programs or ProgramsConfig()
         self._program_parts = self._make_program_parts(default_state)
-        self._capacity = CapacityController(self._fleet, self._driver, fallback)
-        self._slot_learning = self._make_slot_learning()
+        self._slot_learning = SlotLearning(config, self._fleet, self._driver, self._decisions)
+        reads_load = bool(self._router_signals & (Signals.LOAD | Signals.MEMORY))
+        self._capacity = CapacityController(
+            self._fleet, self._driver, self._slot_learning, router_reads_load=reads_load, fallback=fallback
+        )
+        self._slot_learning.choose_sources()
+        self._fleet.listen(self._capacity)
         self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
         self._intake = self._make_intake()
         self._proxy = Proxy(
-            *(config, self._intake, self._driver, self._fleet, router, self._client, self.counters, self._observer),
-            *(self.memories, self.programs),
+            config=config,
+            intake=self._intake,
+            admission=self._driver,
+            fleet=self._fleet,
+            router=router,
+            client=self._client,
+            counters=self.counters,
+            observer=self._observer,
+            memories=self.memories,
+            programs=self.programs,
         )
         self._poll_task: asyncio.Task[None] | None = None
         self._descriptors, self._loop_lag = DescriptorWatch(), LoopLag()
@@ -137,8 +147,15 @@ class Gateway(App):
         """Return what turns the head and the body of a request into what the five questions ask about."""
         signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
         return RequestIntake(
-            *(self.config, lambda: self.core.config, self._fleet, self.counters, monotonic_now, self._observer),
-            *(self._ids, signals, self._programs_config),
+            config=self.config,
+            core_config=lambda: self.core.config,
+            fleet=self._fleet,
+            counters=self.counters,
+            now=monotonic_now,
+            observer=self._observer,
+            ids=self._ids,
+            signals=signals,
+            programs=self._programs_config,
         )
 
     def _make_reloader(self, routing: RoutingConfig, reload: Callable[[], GatewaySettings] | None) -> ConfigReloader:
@@ -152,12 +169,6 @@ class Gateway(App):
         if self.programs is not None:
             checks["programs"] = self.programs.core.check
         return IdleChecks(checks, lambda: not self._driver.leases)
-
-    def _make_slot_learning(self) -> SlotLearning:
-        """Return what learns how many requests each backend takes, with the source of each chosen."""
-        learning = SlotLearning(self.config, self._fleet, self._driver, self._decisions, self._on_slots_changed)
-        learning.choose_sources()
-        return learning
 
     def _make_program_parts(self, default_state: str | None) -> ProgramParts | None:
         """Return what drives and shows the programs, or None if requests are routed one by one."""
@@ -176,17 +187,26 @@ class Gateway(App):
         if programs is not None:
             families.append(programs.metric_families)
         tenants = TenantViews(
-            *(self._driver, self._fleet, self.counters, lambda: self._intake.parked_bytes),
-            None if programs is None else programs.views,
+            driver=self._driver,
+            fleet=self._fleet,
+            counters=self.counters,
+            parked_bytes=lambda: self._intake.parked_bytes,
+            programs=None if programs is None else programs.views,
         )
         shared = SharedPages()
         self._collector = GatewayCollector(self.counters, self.take_snapshot, tenants, shared, families)
         endpoints = AdminEndpoints(
-            *(self._fleet, self._collector, self.take_snapshot, self._snapshots.backends, tenants, shared),
-            *(self._reloader, self.settings),
-            lambda: self._intake.access,
-            lambda: self._capacity.fallback,
-            lambda: self._server is not None and self._server.is_draining,
+            fleet=self._fleet,
+            collector=self._collector,
+            take_snapshot=self.take_snapshot,
+            backends=self._snapshots.backends,
+            tenants=tenants,
+            pages=shared,
+            reloader=self._reloader,
+            settings=self.settings,
+            access=lambda: self._intake.access,
+            fallback=lambda: self._capacity.fallback,
+            is_draining=lambda: self._server is not None and self._server.is_draining,
         )
         if programs is not None:
             pages = programs.endpoints()
@@ -331,10 +351,6 @@ class Gateway(App):
                 file.reopen()
         self._reloader.request_reload()
 
-    def _wants_load(self) -> bool:
-        """Return whether the router or the admission policy reads what backends report of their load or memory."""
-        return bool(self._router_signals & (Signals.LOAD | Signals.MEMORY)) or self.core.reads_load
-
     def _read_certificates(self, config: GatewayConfig) -> PortFiles:
         """Return the certificates that `config` names. Called in a thread. Raises ConfigError."""
         return self.certificates.read(config, self._reloader.settings.gateway)
@@ -343,22 +359,12 @@ class Gateway(App):
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
         self._capacity.reconfigure(settings.admission)
         self.certificates.load(certificates)
-        self._on_slots_changed(self._fleet.pools.names)
+        self._capacity.on_slots_changed(self._fleet.pools.names)
         self._cors = _cross_origins(settings.gateway)
         self._intake.reconfigure(settings.gateway, settings.programs)
         if self.programs is not None:
             self.programs.reconfigure(settings.programs)
         self._fleet.reconfigure(settings.gateway)
-
-    def _on_slots_changed(self, pools: Iterable[str]) -> None:
-        self._slot_learning.choose_sources()
-        self._capacity.on_slots_changed(pools)
-
-    def _on_stranded(self, request_id: RequestId, stranded: bool) -> None:
-        self._driver.set_stranded(request_id, stranded=stranded)
-
-    def _on_vanished(self, pool: str) -> bool:
-        return self._capacity.on_vanished(pool)
 
 
 def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:

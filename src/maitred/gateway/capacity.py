@@ -26,20 +26,32 @@ import msgspec
 from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, overcommit_problem
 from maitred.admission.config import MAX_SLOTS
 from maitred.core.errors import ConfigError
+from maitred.core.request import RequestId
 from maitred.gateway.driver import RealTimeAdmission
 from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.slot_pools import ModelSlots
+from maitred.gateway.slot_learning import SlotLearning
+from maitred.gateway.slot_pools import FleetListener, ModelSlots
 
 log = logging.getLogger("maitred.gateway")
 
 
-class CapacityController:
+class CapacityController(FleetListener):
     """Sets the slots of all models. `fallback` is why classes are configured and not used, or None."""
 
-    def __init__(self, fleet: BackendFleet, driver: RealTimeAdmission, fallback: str | None = None) -> None:
+    def __init__(
+        self,
+        fleet: BackendFleet,
+        driver: RealTimeAdmission,
+        learning: SlotLearning,
+        *,
+        router_reads_load: bool,
+        fallback: str | None = None,
+    ) -> None:
         self.fallback = fallback
         self._fleet = fleet
         self._driver = driver
+        self._learning = learning
+        self._router_reads_load = router_reads_load
         self._last_logged: dict[str, ModelSlots] = {}
         self._pending_config: AdmissionConfig | None = None
         """The config to put in force once its reservations fit, or None if there is none."""
@@ -53,9 +65,10 @@ class CapacityController:
             if problem is not None:
                 self._fall_back_to_legacy(problem)
 
-    def on_slots_changed(self, models: Iterable[str]) -> None:
-        """Pass on new numbers of slots. Called when those of `models` may have changed, or a first poll has ended."""
-        for model in models:
+    def on_slots_changed(self, pools: Iterable[str]) -> None:
+        """Pass on new numbers of slots."""
+        self._learning.choose_sources()
+        for model in pools:
             self._driver.resize_pool(model, self._fleet.pools.total_slots(model), self._fleet.pools.lead(model))
             self._log_change(model)
         self._limit_fallback()
@@ -65,13 +78,18 @@ class CapacityController:
             log.warning("the reservations fit now: serving with classes")
             self._reconfigure(self._pending_config)
 
-    def on_vanished(self, model: str) -> bool:
-        """Remove the pool of a model that no backend lists any more, and return True; or False if requests are left in it."""
-        if not self._driver.forget_pool(model):
+    def on_vanished(self, pool: str) -> bool:
+        if not self._driver.forget_pool(pool):
             return False
-        self._last_logged.pop(model, None)
-        log.info("model `%s` has vanished: no backend lists it any more", model)
+        self._last_logged.pop(pool, None)
+        log.info("model `%s` has vanished: no backend lists it any more", pool)
         return True
+
+    def on_stranded(self, request_id: RequestId, stranded: bool) -> None:
+        self._driver.set_stranded(request_id, stranded=stranded)
+
+    def wants_load(self) -> bool:
+        return self._router_reads_load or self._driver.core.reads_load
 
     def check_fit(self, config: AdmissionConfig) -> None:
         """Raise ConfigError for a config with which a start on the present fleet would fall back to mode `legacy`."""

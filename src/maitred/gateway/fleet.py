@@ -22,13 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from maitred.admission import fleet_load
 from maitred.core.contracts import FleetLoad
 from maitred.core.errors import MaitredError
-from maitred.core.request import Request, RequestId
+from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.gateway.backend import Backend, BackendObserver, UpstreamRequest
 from maitred.gateway.config import GatewayConfig
@@ -38,7 +38,7 @@ from maitred.gateway.engine_readings import MetricsReader
 from maitred.gateway.engine_report import has_restarted
 from maitred.gateway.polling import BackendPoller, KvPolling, PollResult
 from maitred.gateway.served_models import ServedModels
-from maitred.gateway.slot_pools import SlotPools
+from maitred.gateway.slot_pools import FleetListener, SlotPools
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, LocalError, PoolTimeout
 
@@ -48,24 +48,10 @@ log = logging.getLogger("maitred.gateway")
 class BackendFleet:
     """All backends of a gateway."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        client: UpstreamClient,
-        on_slots_changed: Callable[[Iterable[str]], object],
-        wants_load: Callable[[], bool] = lambda: False,
-        on_vanished: Callable[[str], bool] = lambda model: True,
-        on_stranded: Callable[[RequestId, bool], object] = lambda request_id, stranded: None,
-    ) -> None:
-        """`on_slots_changed` is called with the pools that may have another number of slots. `wants_load` returns whether the
-        load that backends report is read. `on_vanished` is called with a pool of which no backend lists a model any more, and
-        returns whether no request was left in it, so that it is forgotten. `on_stranded` is called with a request, and with
-        whether its slot goes when it leaves its backend."""
+    def __init__(self, config: GatewayConfig, client: UpstreamClient) -> None:
+        """Its backends are not polled before `poll_forever`, and what becomes of its slots is told from `listen` on."""
         self._config, self._client = config, client
-        self._on_slots_changed = on_slots_changed
-        self._wants_load = wants_load
-        self._on_vanished = on_vanished
-        self._on_stranded = on_stranded
+        self._listener: FleetListener = FleetListener()
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._pollers = [BackendPoller(client, backend.origin, config) for backend in self.backends]
         self._models = ServedModels(self.backends)
@@ -84,6 +70,14 @@ class BackendFleet:
         self._all_polled = asyncio.Event()
         self._told_problems: dict[int, str] = {}
         """Why the load of a backend is not known, as last told, by its index."""
+
+    def listen(self, listener: FleetListener) -> None:
+        """Tell `listener` what becomes of the slots, from now on."""
+        self._listener = listener
+
+    def tell_slots_changed(self, pools: Iterable[str]) -> None:
+        """Say that these pools may have another number of slots."""
+        self._listener.on_slots_changed(pools)
 
     def observe(self, observer: BackendObserver, kv_polling: KvPolling | None) -> None:
         """Tell `observer` how backends are, and read their KV memory as `kv_polling` says, or not if it is None."""
@@ -183,7 +177,7 @@ class BackendFleet:
         if sent.backend.is_draining and not sent.backend.requests:
             log.warning("backend %s is drained: it has no request any more", sent.backend.url)
         if sent.model:
-            self._on_slots_changed((self.pools.pool_of(sent.model),))
+            self._listener.on_slots_changed((self.pools.pool_of(sent.model),))
 
     def list_models(self) -> Sequence[dict[str, Any]]:
         """Return what `/v1/models` lists: the models of the healthy backends, each once."""
@@ -272,7 +266,7 @@ class BackendFleet:
             log.warning("backend %s is not up: %s", backend.url, backend.problem)
         if self.all_polled:
             self._all_polled.set()
-        self._on_slots_changed(())
+        self._listener.on_slots_changed(())
 
     async def _poll(self, backend: Backend) -> None:
         began_at, num_answers = monotonic_now(), backend.circuit.num_answers
@@ -310,7 +304,7 @@ class BackendFleet:
     async def _note_load(self, backend: Backend, *, has_read_metrics: bool) -> None:
         """Take over what a backend that is up reports of its load, if anything goes by it."""
         metrics, report = self._pollers[backend.index].metrics, None
-        if self._wants_load():
+        if self._listener.wants_load():
             if not has_read_metrics:
                 await metrics.read()
             report = metrics.report
@@ -377,7 +371,7 @@ class BackendFleet:
         pools = self.pools.update()
         # Slots that go make no victims, and those that come are given away before a victim is stopped for one.
         self._tell_stranded(stranded=True)
-        self._on_slots_changed(pools)
+        self._listener.on_slots_changed(pools)
         self._tell_stranded(stranded=False)
         self._forget_vanished()
         for backend, was_left in zip(self.backends, were_left, strict=True):
@@ -389,12 +383,12 @@ class BackendFleet:
         for sent in [sent for backend in self.backends for sent in backend.requests if sent.is_stranded is not stranded]:
             if (sent.backend not in self.pools.backends(self.pools.pool_of(sent.model))) is stranded:
                 sent.is_stranded = stranded
-                self._on_stranded(sent.request_id, stranded)
+                self._listener.on_stranded(sent.request_id, stranded)
 
     def _forget_vanished(self) -> None:
         """Drop the models that no backend lists any more, as soon as no request of theirs is left."""
         for model in list(self._models.vanished):
             at_backends = any(sent.model == model for backend in self.backends for sent in backend.requests)
-            if not at_backends and (self.pools.is_shared(model) or self._on_vanished(self.pools.pool_of(model))):
+            if not at_backends and (self.pools.is_shared(model) or self._listener.on_vanished(self.pools.pool_of(model))):
                 self._models.forget(model)
                 self.pools.forget(model)

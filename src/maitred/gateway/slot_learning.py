@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
 from typing import Final
 
 from maitred.admission.learned_slots import (
@@ -55,19 +54,12 @@ class SlotLearning:
     """The controllers of all backends of a gateway."""
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        fleet: BackendFleet,
-        driver: RealTimeAdmission,
-        decisions: DecisionLog | None,
-        on_slots_changed: Callable[[Iterable[str]], object],
+        self, config: GatewayConfig, fleet: BackendFleet, driver: RealTimeAdmission, decisions: DecisionLog | None
     ) -> None:
-        """`on_slots_changed` is called with the pools that may have another number of slots."""
         self._config = config
         self._fleet = fleet
         self._driver = driver
         self._decisions = decisions
-        self._on_slots_changed = on_slots_changed
         self._learners = [BackendLearner(self, backend, fleet.metrics_reader(backend)) for backend in fleet.backends]
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[int, tuple[int, str]] = {}
@@ -123,7 +115,7 @@ class SlotLearning:
             log.debug("backend %s: %d slots instead of %d (%s)", backend.url, decision.slots, decision.before, decision.reason)
         if decision is not None or (shares, controller.lead) != (backend.slot_shares, backend.lead):
             backend.slot_shares, backend.lead = shares, controller.lead
-            self._on_slots_changed(self._fleet.pools.of_backend(backend))
+            self._fleet.tell_slots_changed(self._fleet.pools.of_backend(backend))
         if controller.state is SlotState.GUESSED:
             self._tell(backend)
 

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from maitred.admission.lead import Lead, sum_leads
+from maitred.core.request import RequestId
 from maitred.gateway.backend import Backend
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig
 from maitred.gateway.served_models import ANY_MODEL, ServedModels
@@ -39,6 +40,25 @@ class ModelSlots(msgspec.Struct, frozen=True):
 
     slots: int
     source: SlotSource
+
+
+class FleetListener:
+    """What is told how the slots of a fleet change. This one takes note of nothing."""
+
+    def on_slots_changed(self, pools: Iterable[str]) -> None:
+        """Called with the pools that may have another number of slots, and when a first poll has ended."""
+
+    def on_vanished(self, pool: str) -> bool:
+        """Called with a pool of which no backend lists a model any more. Return whether no request was left in it, so that it
+        is forgotten."""
+        return True
+
+    def on_stranded(self, request_id: RequestId, stranded: bool) -> None:
+        """Called with a request, and with whether its slot goes when it leaves its backend."""
+
+    def wants_load(self) -> bool:
+        """Return whether the load that backends report is read."""
+        return False
 
 
 class SlotPools:
