@@ -194,7 +194,7 @@ def test_a_slot_that_is_about_to_be_free_is_no_stall() -> None:
 
 
 @given(workloads())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_request_ends_and_skipping_is_not_seen(
     workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]],
 ) -> None:

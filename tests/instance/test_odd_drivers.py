@@ -175,7 +175,7 @@ def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[
     return sorted((e.at, e.seq.request.id, int(e.kind), e.seq.num_output_tokens) for e in heard)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(days(), st.integers(0, 1000))
 def test_how_an_instance_is_driven_changes_nothing(
     day: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]], seed: int

@@ -375,5 +375,5 @@ class LazyPool(RuleBasedStateMachine):
         self.look()
 
 
-LazyPool.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LazyPool.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 test_lazy_is_eager = LazyPool.TestCase

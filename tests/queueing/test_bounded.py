@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_samples import ALL, Step, queue, random_seq, seq, started
 
@@ -115,6 +115,7 @@ INNER = [spelling for spelling in ALL if not spelling.startswith("bounded")]
 
 
 @pytest.mark.parametrize("inner", INNER)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 100_000),
     max_displacement=st.one_of(st.none(), st.integers(0, 4)),
