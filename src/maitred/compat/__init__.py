@@ -3,7 +3,7 @@
     smg.py               SMG 1.13.0 (SGLang Model Gateway): numbers and rules of its priority scheduler
     sglang/              SGLang 0.5.23: its wait queue, what its prefill batches hold, what it retracts
     blis/                BLIS (inference-sim): its flow control, its instances
-    trtllm/              TensorRT-LLM: its waiting queue, attention data parallelism, a scheduler that allocates as it goes
+    trtllm.py            TensorRT-LLM: its MaxUtilization, tie for tie
     thunderagent.py      ThunderAgent: which rules of programs do not hold
     instance_rules.py    the rules of instances, by flavour
 
