@@ -18,8 +18,9 @@ import pytest
 from maitred.admission import AdmissionConfig
 from maitred.instance import InstanceConfig
 from maitred.report import Slo, simulate
+from maitred.report.page.chart import scatter_html
 from maitred.report.page.frame import page_parts
-from maitred.report.page.scatter import Group, Limit, Point, Scatter, scatter_html
+from maitred.report.scatter import Group, Limit, Point, Scatter
 from maitred.sim import ClusterConfig
 from maitred.workload.synthetic import synthetic
 
