@@ -6,6 +6,7 @@ have a usage, the last one counts.
     /v1/chat/completions, /v1/completions   usage: prompt_tokens, total_tokens, prompt_tokens_details.cached_tokens
     /v1/responses                           usage, in streams response.usage: input_tokens, output_tokens, total_tokens
     /v1/messages                            usage, in streams message.usage: input_tokens (without what was cached), ...
+                                            The prompt may stand in the first event only; the answer counts in the last one.
     /generate                               meta_info: prompt_tokens, completion_tokens, cached_tokens
 
 A number that no tokenizer can have counted (negative, no integer, larger than `MAX_REPORTED_TOKENS`) is ignored, and so is a
@@ -21,6 +22,7 @@ up to `_MAX_PIECE_BYTES`; in any other encoding it passes unread, as it came.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -63,6 +65,8 @@ class _Answer(msgspec.Struct, gc=False):
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*(\{(?>[^{}]+|\{(?>[^{}]+|\{[^{}]*\})*+\})*+\})')
+"""A usage, which has objects in it at most two deep."""
 
 
 class AnswerReader:
@@ -190,7 +194,7 @@ class AnswerReader:
 
     def _note_usage(self, answer: _Answer) -> bool:
         """Keep the usage that is in these members. Return whether it is all that they have."""
-        fields = _object(answer.usage) or _object(answer.meta_info) or _nested(answer.message) or _nested(answer.response)
+        fields = _object(answer.usage) or _object(answer.meta_info) or _begun(answer.message) or _nested(answer.response)
         if fields:
             has_prompt = any(key in fields for key in ("prompt_tokens", "input_tokens"))
             # Anthropic's streams say the prompt in their first event and the answer in their last one.
@@ -261,6 +265,23 @@ def read_usage(fields: Mapping[str, Any]) -> Usage | None:
     return None if total is None else Usage(prompt or 0, total, cached)
 
 
+def read_prompt(last: bytes, first: bytes) -> int | None:
+    """Return the tokens of a prompt with those that were cached, or None if they are not told.
+
+    `last` begins with the last usage of an answer, or is empty if that is not known. `first` is the beginning of a stream, of
+    which the first event may have a usage as well.
+    """
+    fields = _fields_of(_USAGE.match(last))
+    if not any(key in fields for key in ("prompt_tokens", "input_tokens")) and first:
+        fields = {**_fields_of(_USAGE.search(first)), **fields}
+    usage = read_usage(fields)
+    return None if usage is None else usage.prompt_tokens
+
+
+def _fields_of(found: re.Match[bytes] | None) -> Mapping[str, Any]:
+    return _NO_FIELDS if found is None else _object(msgspec.Raw(found[1]))
+
+
 def _count(fields: Mapping[str, Any], *keys: str) -> int | None:
     """Return the first number of tokens under `keys`, or None if there is none, or none to be believed."""
     value = next((fields[key] for key in keys if fields.get(key) is not None), None)
@@ -281,3 +302,8 @@ def _nested(raw: msgspec.Raw) -> Mapping[str, Any]:
         return _object(_decode_answer(raw).usage) if raw else _NO_FIELDS
     except JSON_ERRORS:
         return _NO_FIELDS
+
+
+def _begun(raw: msgspec.Raw) -> Mapping[str, Any]:
+    """Return the usage with which a message begins: the output that it counts is not yet the answer."""
+    return {key: value for key, value in _nested(raw).items() if key != "output_tokens"}

@@ -15,6 +15,9 @@ them when it has ended: behind the text, where engines put it. An answer to `inc
 
     data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34}}     data: [DONE]
 
+A stream of `/v1/messages` may tell of its prompt in its first event, `message_start`, and nowhere else. So where the end tells
+of no prompt, that event is read as well; the output that it counts, usually 1, is not the answer's.
+
 **Errors in an answer.** An answer with status 200 may say that it has failed (`wire.answer_errors`), in an event or in its
 body. Such a request has not completed: its outcome is `error_in_answer`, and of a stream only what came before the error counts
 as tokens. Nearly every piece of a stream is one event that begins as the one before, and is not looked into: an error begins
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING, Final
 
 from maitred.core.request import Request
 from maitred.core.units import Micros
+from maitred.gateway.answer_usage import read_prompt
 from maitred.gateway.deadline_timer import monotonic_now
 from maitred.gateway.request_metrics import RequestSeries
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
@@ -49,6 +53,9 @@ ERROR_IN_ANSWER: Final = "error_in_answer"
 """The outcome and error code of an answer with status 200 that reports an error."""
 _PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b')
+_INPUT: Final = b'"input'
+"""How Anthropic's word for the tokens of a prompt begins. Those that were cached stand beside them."""
+_MESSAGE_START: Final = b'"message_start"'
 _EVENT: Final = b"\ndata:"
 _DONE: Final = b"[DONE]\n\n"
 _DATA: Final = b"data:"
@@ -177,6 +184,8 @@ class RequestRecord:
         """Look for an error in a piece of a stream that follows `last`. Neither an error nor what follows it is counted."""
         begun = self._open_event or unfinished_event(last)
         events = begun + piece
+        if begun and begun == self._first_piece:
+            self._first_piece = events  # so that it has the first event whole
         if self._find_error(events):
             return
         rest = unfinished_event(events)
@@ -262,17 +271,24 @@ class RequestRecord:
             self._look_at_end()
         usage = self.reported
         if usage is not None and 0 < usage.prompt_tokens <= usage.total_tokens:
-            self.prompt_tokens, self.output_tokens = usage.prompt_tokens, usage.total_tokens - usage.prompt_tokens
+            output_tokens = usage.total_tokens - usage.prompt_tokens
+            # A stream that broke off may have told of its prompt only.
+            self.output_tokens = output_tokens if output_tokens or not self.is_stream else None
+            self.prompt_tokens = usage.prompt_tokens
             return
         tail = self._last_piece
         at = _find_usage(tail) if tail else -1
         if at < 0 and len(self._last_pieces) > 1 and len(tail) < _TAIL_BYTES:
             tail = self._last_pieces + tail
             at = _find_usage(tail)
+        prompt = output = None
         if at >= 0:
             prompt, output = _PROMPT.search(tail, at), _OUTPUT.search(tail, at)
-            self.prompt_tokens = None if prompt is None else int(prompt[1])
             self.output_tokens = None if output is None else int(output[1])
+        self.prompt_tokens = None if prompt is None else int(prompt[1])
+        if self._first_piece.count(_MESSAGE_START) if prompt is None else prompt[0].startswith(_INPUT):
+            told = read_prompt(tail[at:] if at >= 0 else b"", self._first_piece)
+            self.prompt_tokens = self.prompt_tokens if told is None else told
 
     def known_tokens(self) -> int | None:
         """Return the tokens of prompt and answers, as the backend says or as a stream shows; None if nothing tells them. To be
