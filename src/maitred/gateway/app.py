@@ -102,22 +102,22 @@ class Gateway(App):
         self._fleet = BackendFleet(config, self._client)
         self._open_outputs(log_output)
         self.core = Admission(admission or AdmissionConfig(), {}, self._fleet.pool_load, self._decisions, monotonic_now())
-        self._driver = RealTimeAdmission(self.core, self._fleet.pool_load, pool_of=self._fleet.pools.pool_of)
+        self._admission = RealTimeAdmission(self.core, self._fleet.pool_load, pool_of=self._fleet.pools.pool_of)
         self._programs_config = programs or ProgramsConfig()
         self._program_parts = self._make_program_parts(default_state)
-        self._slot_learning = SlotLearning(config, self._fleet, self._driver, self._decisions)
+        self._slot_learning = SlotLearning(config, self._fleet, self._admission, self._decisions)
         reads_load = bool(self._router_signals & (Signals.LOAD | Signals.MEMORY))
         self._capacity = CapacityController(
-            self._fleet, self._driver, self._slot_learning, router_reads_load=reads_load, fallback=fallback
+            self._fleet, self._admission, self._slot_learning, router_reads_load=reads_load, fallback=fallback
         )
         self._slot_learning.choose_sources()
         self._fleet.listen(self._capacity)
-        self._snapshots = StateSnapshots(self._driver, self._fleet, self._capacity, self.counters)
+        self._snapshots = StateSnapshots(self._admission, self._fleet, self._capacity, self.counters)
         self._intake = self._make_intake()
         self._proxy = Proxy(
             config=config,
             intake=self._intake,
-            admission=self._driver,
+            admission=self._admission,
             fleet=self._fleet,
             router=router,
             client=self._client,
@@ -168,14 +168,14 @@ class Gateway(App):
         checks = {"admission": self.core.check, "ejection": self._fleet.ejection.detector.check}
         if self.programs is not None:
             checks["programs"] = self.programs.core.check
-        return IdleChecks(checks, lambda: not self._driver.leases)
+        return IdleChecks(checks, lambda: not self._admission.leases)
 
     def _make_program_parts(self, default_state: str | None) -> ProgramParts | None:
         """Return what drives and shows the programs, or None if requests are routed one by one."""
         if self._programs_config.mode == "off":
             return None
         return ProgramParts(
-            self._programs_config, self._fleet, self._driver.now(), default_state, self._decisions, self.config.file_mode
+            self._programs_config, self._fleet, self._admission.now(), default_state, self._decisions, self.config.file_mode
         )
 
     def _make_endpoints(self) -> AdminEndpoints:
@@ -187,7 +187,7 @@ class Gateway(App):
         if programs is not None:
             families.append(programs.metric_families)
         tenants = TenantViews(
-            driver=self._driver,
+            admission=self._admission,
             fleet=self._fleet,
             counters=self.counters,
             parked_bytes=lambda: self._intake.parked_bytes,
@@ -250,7 +250,7 @@ class Gateway(App):
             await asyncio.wait({self._poll_task})
         await self._slot_learning.stop()
         self._fleet.ejection.close()
-        self._driver.close()
+        self._admission.close()
         self._descriptors.stop()
         self._loop_lag.stop()
         self._idle_checks.stop()

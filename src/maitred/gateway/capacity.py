@@ -41,7 +41,7 @@ class CapacityController(FleetListener):
     def __init__(
         self,
         fleet: BackendFleet,
-        driver: RealTimeAdmission,
+        admission: RealTimeAdmission,
         learning: SlotLearning,
         *,
         router_reads_load: bool,
@@ -49,7 +49,7 @@ class CapacityController(FleetListener):
     ) -> None:
         self.fallback = fallback
         self._fleet = fleet
-        self._driver = driver
+        self._admission = admission
         self._learning = learning
         self._router_reads_load = router_reads_load
         self._last_logged: dict[str, ModelSlots] = {}
@@ -69,7 +69,7 @@ class CapacityController(FleetListener):
         """Pass on new numbers of slots."""
         self._learning.choose_sources()
         for model in pools:
-            self._driver.resize_pool(model, self._fleet.pools.total_slots(model), self._fleet.pools.lead(model))
+            self._admission.resize_pool(model, self._fleet.pools.total_slots(model), self._fleet.pools.lead(model))
             self._log_change(model)
         self._limit_fallback()
         if not self._startup_checked and self._fleet.all_polled:
@@ -79,17 +79,17 @@ class CapacityController(FleetListener):
             self._reconfigure(self._pending_config)
 
     def on_vanished(self, pool: str) -> bool:
-        if not self._driver.forget_pool(pool):
+        if not self._admission.forget_pool(pool):
             return False
         self._last_logged.pop(pool, None)
         log.info("model `%s` has vanished: no backend lists it any more", pool)
         return True
 
     def on_stranded(self, request_id: RequestId, stranded: bool) -> None:
-        self._driver.set_stranded(request_id, stranded=stranded)
+        self._admission.set_stranded(request_id, stranded=stranded)
 
     def wants_load(self) -> bool:
-        return self._router_reads_load or self._driver.core.reads_load
+        return self._router_reads_load or self._admission.core.reads_load
 
     def check_fit(self, config: AdmissionConfig) -> None:
         """Raise ConfigError for a config with which a start on the present fleet would fall back to mode `legacy`."""
@@ -105,10 +105,10 @@ class CapacityController(FleetListener):
 
     @property
     def _config(self) -> AdmissionConfig:
-        return self._driver.core.config
+        return self._admission.core.config
 
     def _reconfigure(self, config: AdmissionConfig) -> None:
-        self._driver.reconfigure(config)
+        self._admission.reconfigure(config)
         self.fallback = self._pending_config = None
         self._follows_fleet = False
         self._warn_where_scaled_down(self._fleet.pools.names)
@@ -131,7 +131,7 @@ class CapacityController(FleetListener):
         allowed = f"at most {limit} requests in flight" if limit > 0 else "as many requests in flight as the fleet has slots"
         self.fallback = f"{problem}: serving without classes, {allowed} ({cure})"
         log.error("priority scheduler failed to start; falling back to legacy admission: %s", self.fallback)
-        self._driver.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
+        self._admission.reconfigure(msgspec.structs.replace(self._config, mode="legacy"))
         self._limit_fallback()
 
     def _limit_fallback(self) -> None:
@@ -146,7 +146,7 @@ class CapacityController(FleetListener):
             self._follows_fleet = True
             if config.legacy.max_concurrent_requests != slots:
                 legacy = msgspec.structs.replace(config.legacy, max_concurrent_requests=slots)
-                self._driver.reconfigure(msgspec.structs.replace(config, legacy=legacy))
+                self._admission.reconfigure(msgspec.structs.replace(config, legacy=legacy))
 
     def _misfit(self, config: AdmissionConfig) -> str | None:
         """Return the problem of the first model with fewer slots than are reserved, or None."""
@@ -186,7 +186,7 @@ class CapacityController(FleetListener):
         if self._config.mode != "priority":
             return
         for model in models:
-            view = self._driver.core.view(model)
+            view = self._admission.core.view(model)
             if view.capacity and any(c.reserved < c.desired for c in view.classes.values()):
                 _log_scaled_down(model, view)
 

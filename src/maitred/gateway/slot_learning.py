@@ -54,11 +54,11 @@ class SlotLearning:
     """The controllers of all backends of a gateway."""
 
     def __init__(
-        self, config: GatewayConfig, fleet: BackendFleet, driver: RealTimeAdmission, decisions: DecisionLog | None
+        self, config: GatewayConfig, fleet: BackendFleet, admission: RealTimeAdmission, decisions: DecisionLog | None
     ) -> None:
         self._config = config
         self._fleet = fleet
-        self._driver = driver
+        self._admission = admission
         self._decisions = decisions
         self._learners = [BackendLearner(self, backend, fleet.metrics_reader(backend)) for backend in fleet.backends]
         self._tasks: list[asyncio.Task[None]] = []
@@ -67,7 +67,7 @@ class SlotLearning:
 
     def choose_sources(self) -> None:
         """Give a controller to each backend whose slots must be learned now, and take it from the others."""
-        admission = self._driver.core.config
+        admission = self._admission.core.config
         is_limit = admission.mode == "priority"
         self._fleet.prefers_free_slots = is_limit
         may_learn = is_limit and admission.slot_cost == "requests" and self._config.learns_slots
@@ -96,7 +96,7 @@ class SlotLearning:
 
     def demand(self, backend: Backend) -> PoolDemand:
         """Return what waits for the slots of a backend, over all pools that it serves."""
-        core, fleet, wanted, held, keeps_lead = self._driver.core, self._fleet, False, 0, False
+        core, fleet, wanted, held, keeps_lead = self._admission.core, self._fleet, False, 0, False
         slots = fleet.pools.backend_slots(backend).slots
         pools = fleet.pools.of_backend(backend)
         for pool in pools:
@@ -121,7 +121,7 @@ class SlotLearning:
 
     def _shares(self, backend: Backend, slots: int) -> dict[str, int]:
         """Return the shares of the pools: a pool asks for what it has in flight there, or for all if more waits."""
-        pools, wants = self._fleet.pools, self._driver.core.demand
+        pools, wants = self._fleet.pools, self._admission.core.demand
         in_flight = Counter[str]()
         for sent in backend.requests:
             in_flight[pools.pool_of(sent.model)] += sent.sequences

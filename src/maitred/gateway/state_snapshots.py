@@ -53,9 +53,9 @@ class StateSnapshots:
     """Takes snapshots of a gateway, in steps."""
 
     def __init__(
-        self, driver: RealTimeAdmission, fleet: BackendFleet, capacity: CapacityController, counters: GatewayCounters
+        self, admission: RealTimeAdmission, fleet: BackendFleet, capacity: CapacityController, counters: GatewayCounters
     ) -> None:
-        self._driver = driver
+        self._admission = admission
         self._fleet = fleet
         self._capacity = capacity
         self._counters = counters
@@ -71,7 +71,7 @@ class StateSnapshots:
         dropped_lines: dict[str, int],
     ) -> Steps[Snapshot]:
         """Return in steps the state, and what classes count. O(requests that are here)."""
-        core, fleet = self._driver.core, self._fleet
+        core, fleet = self._admission.core, self._fleet
         survey = yield from core.survey()
         pools = {name: _pool_state(view) for name, view in survey.pools.items()}
         yield
@@ -119,7 +119,7 @@ class StateSnapshots:
 
     def _tenants(self) -> Steps[dict[str, TenantRequests]]:
         tenants: dict[str, TenantRequests] = {}
-        for number, lease in enumerate([*self._driver.leases], 1):
+        for number, lease in enumerate([*self._admission.leases], 1):
             if not number % _LEASES_IN_STEP:
                 yield
             tenant = tenants.setdefault(self._counters.tenant_label(lease.request.tenant), TenantRequests())
@@ -129,12 +129,12 @@ class StateSnapshots:
 
     def _backend(self, b: Backend) -> BackendState:
         slots = self._fleet.pools.backend_slots(b)
-        learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._driver.now())
+        learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._admission.now())
         own = (b.url, b.healthy, len(b.requests), list(b.models), b.problem, b.is_draining)
         load = b.load or b.reading
         running = None if load is None else load.running
         seen = None if load is None or running is None else LoadState(running, load.waiting, load.kv_usage)
-        ejection = _ejection_state(b.circuit, self._driver.now())
+        ejection = _ejection_state(b.circuit, self._admission.now())
         return BackendState(*own, slots.slots, slots.source, learned, self._fleet.num_connections(b), seen, ejection)
 
 

@@ -91,7 +91,7 @@ class TenantViews:
 
     def __init__(
         self,
-        driver: RealTimeAdmission,
+        admission: RealTimeAdmission,
         fleet: BackendFleet,
         counters: GatewayCounters,
         parked_bytes: Callable[[], int],
@@ -99,7 +99,7 @@ class TenantViews:
     ) -> None:
         """`parked_bytes` returns the size of all bodies here. `programs` is None if requests are routed one by one."""
         self._parked_bytes = parked_bytes
-        self._driver = driver
+        self._admission = admission
         self._fleet = fleet
         self._counters = counters
         self._programs = programs
@@ -116,7 +116,7 @@ class TenantViews:
         return TenantState(
             tenant=tenant,
             ready=bool(self._fleet.healthy),
-            mode=self._driver.core.config.mode,
+            mode=self._admission.core.config.mode,
             in_flight=total.in_flight,
             waiting=total.waiting,
             classes=classes,
@@ -129,8 +129,8 @@ class TenantViews:
 
     def _sums(self, tenant: str) -> Steps[_Sums]:
         """Return the requests of a tenant: all, by class and by model."""
-        now, sums = self._driver.now(), _Sums(WaitingRequests(), {c.label: WaitingRequests() for c in _CLASSES}, {})
-        for number, lease in enumerate([*self._driver.leases], 1):
+        now, sums = self._admission.now(), _Sums(WaitingRequests(), {c.label: WaitingRequests() for c in _CLASSES}, {})
+        for number, lease in enumerate([*self._admission.leases], 1):
             request = lease.request
             if request.tenant == tenant:
                 of_model = sums.models.setdefault(request.model, WaitingRequests())
@@ -141,7 +141,7 @@ class TenantViews:
         return sums
 
     def _limits(self, tenant: str) -> TenantLimits:
-        config = self._driver.core.config
+        config = self._admission.core.config
         policy = config.tenant_policies.get(tenant, TenantPolicy())
         return TenantLimits(
             max_class=config.class_cap(tenant).label,
