@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.contracts import Choice, FleetView, Router
@@ -159,6 +159,7 @@ def test_memory_that_is_short_makes_it_wait_and_loses_no_request(batching: str |
     assert set(results.instance.tolist()) == {2}
 
 
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 99),
     pools=st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import programs_paper
 from programs_paper import Figures
 
-MINUTES, WARM_UP = 18, 6
+MINUTES, WARM_UP = 12, 4
 PEAK, BEYOND = 16, 32
 """Programs at once: as many as the memory holds, and twice as many."""
 
