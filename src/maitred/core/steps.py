@@ -6,7 +6,7 @@ docstring of a function that returns steps says what is of one instant.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,3 +20,10 @@ def run_at_once(steps: Steps[T]) -> T:
             next(steps)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items that are there at the first step, at most `size` at a time."""
+    found = list(items)
+    for begin in range(0, len(found), size):
+        yield found[begin : begin + size]

@@ -209,7 +209,7 @@ class Gateway(App):
             is_draining=lambda: self._server is not None and self._server.is_draining,
         )
         if programs is not None:
-            pages = programs.endpoints()
+            pages = programs.endpoints(shared)
             endpoints.add(pages.by_path, pages.by_prefix, programs.health_fields)
         return endpoints
 

@@ -6,7 +6,7 @@ some gateways have are added (`add`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -20,7 +20,7 @@ from maitred.gateway.metrics import GatewayCollector
 from maitred.gateway.page_access import Page, PageAccess, Port, Viewer
 from maitred.gateway.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.served_models import ANY_MODEL
-from maitred.gateway.shared_page import SharedPages, without_text
+from maitred.gateway.shared_page import SharedPages, write_json
 from maitred.gateway.state import BackendState, GatewayState
 from maitred.gateway.state_snapshots import Snapshot
 from maitred.gateway.tenant_views import TenantViews
@@ -53,12 +53,6 @@ class NamedBackend(msgspec.Struct, frozen=True):
 _decode_named_backend = msgspec.json.Decoder(NamedBackend).decode
 _MAX_BODY_BYTES: Final = 64 * 1024
 """Largest body of a request to these paths."""
-
-
-def _write_json(steps: Steps[object]) -> Iterator[bytes]:
-    """Yield the parts of a page: what `steps` return, in JSON."""
-    content = yield from without_text(steps)
-    yield msgspec.json.encode(content)
 
 
 def _send_draining(exchange: Exchange, backend: Backend) -> None:
@@ -112,16 +106,16 @@ class AdminEndpoints:
             "/admin/undrain": Endpoint(self._undrain, Page.ADMIN, WRITE_METHODS),
         }
         self._by_prefix = {MODEL_PATH_PREFIX: Endpoint(self._model, Page.MODELS)}
-        self._health_fields: Callable[[], Mapping[str, Any]] | None = None
+        self._health_fields: Callable[[], Steps[Mapping[str, Any]]] | None = None
 
     def add(
         self,
         by_path: Mapping[str, Endpoint],
         by_prefix: Mapping[str, Endpoint],
-        health_fields: Callable[[], Mapping[str, Any]],
+        health_fields: Callable[[], Steps[Mapping[str, Any]]],
     ) -> None:
-        """Answer these paths as well, and all that begin with one of these prefixes. `health_fields` returns what /health says
-        beside its status."""
+        """Answer these paths as well, and all that begin with one of these prefixes. `health_fields` returns in steps
+        what /health says beside its status."""
         self._endpoints.update(by_path)
         self._by_prefix.update(by_prefix)
         self._health_fields = health_fields
@@ -170,12 +164,21 @@ class AdminEndpoints:
 
     async def _health(self, exchange: Exchange, viewer: Viewer) -> None:
         """Answer 200 even if less than the configuration is in force: a restart would not help."""
+        if viewer.sees_all and self._health_fields is not None:
+            page = await self._pages.page("health", lambda: write_json(self._health_steps()))
+            send_bytes(exchange, 200, page, b"application/json")
+        else:
+            send_json(exchange, 200, self._health_status(names_problems=viewer.sees_all))
+
+    def _health_steps(self) -> Steps[Mapping[str, Any]]:
+        assert self._health_fields is not None
+        fields = yield from self._health_fields()
+        return {**self._health_status(names_problems=True), **fields}
+
+    def _health_status(self, *, names_problems: bool) -> dict[str, Any]:
         fallback = self._fallback()
-        status: dict[str, Any] = {"status": "ok" if fallback is None else "degraded"}
-        if viewer.sees_all:
-            problems = {} if fallback is None else {"problems": [fallback]}
-            status |= problems | ({} if self._health_fields is None else dict(self._health_fields()))
-        send_json(exchange, 200, status)
+        problems = {"problems": [fallback]} if names_problems and fallback is not None else {}
+        return {"status": "ok" if fallback is None else "degraded", **problems}
 
     async def _ready(self, exchange: Exchange, viewer: Viewer) -> None:
         is_ready = bool(self._fleet.healthy) and not self._is_draining()
@@ -183,7 +186,7 @@ class AdminEndpoints:
         if viewer.sees_all:
             fallback = self._fallback()
             answer |= {} if fallback is None else {"problems": [fallback]}
-            answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: _write_json(self._backends())))
+            answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: write_json(self._backends())))
         send_json(exchange, 200 if is_ready else 503, answer)
 
     async def _liveness(self, exchange: Exchange, viewer: Viewer) -> None:
@@ -206,10 +209,10 @@ class AdminEndpoints:
 
     async def _state(self, exchange: Exchange, viewer: Viewer) -> None:
         if viewer.sees_all:
-            page = await self._pages.page("state", lambda: _write_json(self._state_steps()))
+            page = await self._pages.page("state", lambda: write_json(self._state_steps()))
         else:
             tenant = viewer.tenant
-            page = await self._pages.page(("state", tenant), lambda: _write_json(self._tenants.state(tenant)))
+            page = await self._pages.page(("state", tenant), lambda: write_json(self._tenants.state(tenant)))
         send_bytes(exchange, 200, page, b"application/json")
 
     def _state_steps(self) -> Steps[GatewayState]:

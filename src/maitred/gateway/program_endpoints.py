@@ -11,7 +11,7 @@ ThunderAgent's form, `{"detail": ...}` and `{"error": ...}`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -21,7 +21,8 @@ from maitred.gateway.endpoints import WRITE_METHODS, Endpoint
 from maitred.gateway.page_access import Page, Viewer
 from maitred.gateway.program_driver import RealTimePrograms
 from maitred.gateway.program_views import ProgramViews
-from maitred.wire.exchange import ClientDisconnected, Exchange, send_json
+from maitred.gateway.shared_page import SharedPages, write_json, write_json_object
+from maitred.wire.exchange import ClientDisconnected, Exchange, send_bytes, send_json
 
 PROFILE_PATH_PREFIX: Final = "/profiles/"
 _MAX_BODY_BYTES: Final = 64 * 1024
@@ -35,11 +36,13 @@ class ProgramEndpoints:
         self,
         driver: RealTimePrograms,
         views: ProgramViews,
+        pages: SharedPages,
         *,
         has_profiles: bool,
     ) -> None:
         self._driver = driver
         self._views = views
+        self._pages = pages
         self._has_profiles = has_profiles
         self.by_path: Mapping[str, Endpoint] = {
             "/programs": Endpoint(self._programs, Page.PROGRAMS),
@@ -50,10 +53,14 @@ class ProgramEndpoints:
         self.by_prefix: Mapping[str, Endpoint] = {PROFILE_PATH_PREFIX: Endpoint(self._profile, Page.PROGRAMS)}
 
     async def _programs(self, exchange: Exchange, viewer: Viewer) -> None:
-        send_json(exchange, 200, self._views.list_programs(viewer))
+        key = ("programs", _shown_to(viewer))
+        await self._send_page(exchange, key, lambda: write_json_object(self._views.list_programs(viewer)))
 
     async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
-        send_json(exchange, 200, self._views.metrics_page())
+        await self._send_page(exchange, "programs' metrics", lambda: write_json(self._views.metrics_page()))
+
+    async def _send_page(self, exchange: Exchange, key: Hashable, make: Callable[[], Iterable[bytes]]) -> None:
+        send_bytes(exchange, 200, await self._pages.page(key, make), b"application/json")
 
     async def _release(self, exchange: Exchange, viewer: Viewer) -> None:
         try:
@@ -78,7 +85,7 @@ class ProgramEndpoints:
 
     def _release_named(self, viewer: Viewer, name: str, tenant: str | None, exchange: Exchange) -> None:
         """Release a program of the tenant that is named; without one, of the viewer's, else of the only one that has it."""
-        owners = {program.key.tenant for program in self._views.visible_programs(viewer) if program.key.name == name}
+        owners = self._views.owners_of(name, viewer)
         if tenant is None:
             tenant = viewer.tenant
             if tenant not in owners and len(owners) > 1:
@@ -91,7 +98,8 @@ class ProgramEndpoints:
 
     async def _profiles(self, exchange: Exchange, viewer: Viewer) -> None:
         if self._has_profiles:
-            send_json(exchange, 200, self._views.list_profiles(viewer))
+            key = ("profiles", _shown_to(viewer))
+            await self._send_page(exchange, key, lambda: write_json_object(self._views.list_profiles(viewer)))
         else:
             _send_no_profiles(exchange)
 
@@ -100,11 +108,17 @@ class ProgramEndpoints:
             _send_no_profiles(exchange)
             return
         name = unquote(exchange.path.removeprefix(PROFILE_PATH_PREFIX))
-        found = self._views.list_profiles(viewer).get(name)
-        if found is None:
+        key = ("profile", name, _shown_to(viewer))
+        found = await self._pages.page(key, lambda: write_json(self._views.find_profile(viewer, name)))
+        if found == b"null":
             _send_error(exchange, 404, f"No steps of a program {name!r} are known")
         else:
-            send_json(exchange, 200, {"program_id": name, **msgspec.to_builtins(found)})
+            send_bytes(exchange, 200, found, b"application/json")
+
+
+def _shown_to(viewer: Viewer) -> str | None:
+    """Return what tells the pages of one viewer from those of others: a tenant, or None for all that there is."""
+    return None if viewer.sees_all else viewer.tenant
 
 
 def _send_detail(exchange: Exchange, detail: str) -> None:

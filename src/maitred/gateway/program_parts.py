@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
+from maitred.core.steps import Steps
 from maitred.core.units import Micros
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.line_file import PRIVATE
@@ -22,6 +23,7 @@ from maitred.gateway.program_profiles import ProgramProfiler
 from maitred.gateway.program_state import ProgramStateKeeper
 from maitred.gateway.program_store import ProgramStore
 from maitred.gateway.program_views import ProgramViews
+from maitred.gateway.shared_page import SharedPages
 from maitred.programs import Programs, ProgramsConfig
 
 log = logging.getLogger("maitred.gateway")
@@ -69,12 +71,12 @@ class ProgramParts:
             if part is not None:
                 await part.close()
 
-    def endpoints(self) -> ProgramEndpoints:
-        """Return the paths that show programs."""
-        return ProgramEndpoints(self.driver, self.views, has_profiles=self.profiler is not None)
+    def endpoints(self, pages: SharedPages) -> ProgramEndpoints:
+        """Return the paths that show programs; `pages` makes what they show."""
+        return ProgramEndpoints(self.driver, self.views, pages, has_profiles=self.profiler is not None)
 
-    def health_fields(self) -> dict[str, Any]:
-        """Return what /health says of the programs."""
+    def health_fields(self) -> Steps[dict[str, Any]]:
+        """Return in steps what /health says of the programs."""
         return self.views.health_fields()
 
     def metric_families(self) -> Iterator[Metric]:

@@ -2,16 +2,20 @@
 
 A request without a program id is a program of its own while it is here. It has no name to be listed under, but it holds memory,
 so the counts and sums have it.
+
+All is made in steps, in which each program that was there at the first one is counted once, at an instant of its own. One that
+has ended by then is left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
+from maitred.core.steps import Steps, in_batches
 from maitred.gateway.backend import Backend
 from maitred.gateway.engine_report import EngineCounts
 from maitred.gateway.fleet import BackendFleet
@@ -19,6 +23,8 @@ from maitred.gateway.page_access import Viewer
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_profiles import ProfileSummary, ProgramProfiler
 from maitred.programs import BackendMemory, Program, Programs, ProgramState, ProgramStatus
+
+_PROGRAMS_IN_STEP: Final = 150
 
 
 class ProgramView(msgspec.Struct, kw_only=True):
@@ -55,6 +61,17 @@ class ProgramCounts(msgspec.Struct):
     marked_for_pause: int = 0
     future_paused_tokens: int = 0
     """Tokens of the marked ones."""
+
+    def add(self, program: Program) -> None:
+        """Count a program."""
+        is_reasoning = program.status is ProgramStatus.REASONING
+        self.total += 1
+        self.reasoning += is_reasoning
+        self.acting += not is_reasoning
+        self.paused += program.state is ProgramState.PAUSED
+        if program.is_marked:
+            self.marked_for_pause += 1
+            self.future_paused_tokens += program.tokens
 
 
 class CacheConfig(msgspec.Struct, omit_defaults=True):
@@ -97,8 +114,28 @@ class MemoryPage(msgspec.Struct, kw_only=True, omit_defaults=True):
     metrics: EngineCounts | None = None
 
 
+class _Held:
+    """What the programs at one backend are, those that were paused there among them."""
+
+    def __init__(self) -> None:
+        self.counts = ProgramCounts()
+        self.num_active = 0
+        self.num_reasoning = 0
+        self.tokens = 0
+        self.acting_tokens = 0
+
+    def add(self, program: Program) -> None:
+        """Count a program."""
+        self.counts.add(program)
+        self.tokens += program.tokens
+        if program.state is ProgramState.ACTIVE:
+            self.num_active += 1
+            self.num_reasoning += program.status is ProgramStatus.REASONING
+            self.acting_tokens += program.tokens if program.status is ProgramStatus.ACTING else 0
+
+
 class ProgramViews:
-    """Makes the views of one gateway. Each is made at one instant, in O(programs)."""
+    """Makes the views of one gateway, in steps and in O(programs)."""
 
     def __init__(
         self, core: Programs, memories: ProgramMemories, fleet: BackendFleet, profiler: ProgramProfiler | None
@@ -108,36 +145,50 @@ class ProgramViews:
         self._fleet = fleet
         self._profiler = profiler
 
-    def visible_programs(self, viewer: Viewer) -> Sequence[Program]:
-        """Return the programs with an id that `viewer` may see, in the order of creation."""
-        return [
-            program
-            for program in self._core.programs
-            if not program.is_anonymous and (viewer.sees_all or program.key.tenant == viewer.tenant)
-        ]
+    def owners_of(self, name: str, viewer: Viewer) -> set[str]:
+        """Return the tenants that have a program of this id which `viewer` may see."""
+        return {p.key.tenant for p in self._core.programs if p.key.name == name and _is_visible(p, viewer)}
 
-    def list_programs(self, viewer: Viewer) -> dict[str, ProgramView]:
-        """Return the programs that `viewer` may see, by name."""
-        programs = self.visible_programs(viewer)
-        views = (self._view(program, names_backend=viewer.sees_all) for program in programs)
-        return dict(zip(_distinct_names(programs), views, strict=True))
+    def list_programs(self, viewer: Viewer) -> Iterator[dict[str, ProgramView]]:
+        """Yield the programs that `viewer` may see, by name, in the order of creation; some, or none, in each step."""
+        for some in self._named_programs(viewer):
+            yield {name: self._view(program, names_backend=viewer.sees_all) for name, program in some}
 
-    def list_profiles(self, viewer: Viewer) -> dict[str, ProfileSummary]:
-        """Return the profiles that `viewer` may see, by name."""
+    def list_profiles(self, viewer: Viewer) -> Iterator[dict[str, ProfileSummary]]:
+        """Yield the profiles that `viewer` may see, by name; some, or none, in each step."""
         assert self._profiler is not None
-        programs = self.visible_programs(viewer)
-        found = (
-            (name, self._profiler.find(program)) for name, program in zip(_distinct_names(programs), programs, strict=True)
-        )
-        return {name: profile for name, profile in found if profile is not None}
+        for some in self._named_programs(viewer):
+            found = ((name, self._profiler.find(program)) for name, program in some)
+            yield {name: profile for name, profile in found if profile is not None}
 
-    def health_fields(self) -> dict[str, Any]:
-        """Return the fields that /health has beside its status."""
-        config, counts = self._core.config, _count(self._core.programs)
+    def find_profile(self, viewer: Viewer, name: str) -> Steps[dict[str, Any] | None]:
+        """Return in steps the profile that `list_profiles` has under this name, with the name, or None."""
+        found = None
+        for some in self.list_profiles(viewer):
+            found = some.get(name, found)
+            yield
+        return None if found is None else {"program_id": name, **msgspec.to_builtins(found)}
+
+    def _named_programs(self, viewer: Viewer) -> Iterator[list[tuple[str, Program]]]:
+        """Yield the programs with an id that `viewer` may see, each with its name; some, or none, in each step."""
+        visible, names = list[Program](), _DistinctNames()
+        for some in in_batches(self._core.programs, _PROGRAMS_IN_STEP):
+            seen = [program for program in some if _is_visible(program, viewer)]
+            visible += seen
+            names.add(seen)
+            yield []
+        for some in in_batches(visible, _PROGRAMS_IN_STEP):
+            yield [(names.of(program), program) for program in some if program.state is not ProgramState.TERMINATED]
+
+    def health_fields(self) -> Steps[dict[str, Any]]:
+        """Return in steps the fields that /health has beside its status."""
+        backends = list(self._fleet.backends)
+        counts, held = yield from self._sums(backends)
+        config = self._core.config
         fields: dict[str, Any] = {
             "router_mode": config.mode,
             "scheduling_enabled": config.mode == "tr",
-            "backends": [backend.url for backend in self._fleet.backends],
+            "backends": [backend.url for backend in backends],
             "programs_count": counts.total,
             "reasoning_count": counts.reasoning,
             "acting_count": counts.acting,
@@ -145,21 +196,42 @@ class ProgramViews:
             "profile_enabled": self._profiler is not None,
         }
         if config.mode == "tr":
-            each = ((backend, self._programs_of(backend)) for backend in self._fleet.backends)
-            fields["per_backend"] = {backend.url: _count(programs) for backend, programs in each}
+            fields["per_backend"] = {backend.url: held[backend.url].counts for backend in backends}
         return fields
 
-    def metrics_page(self) -> dict[str, Any]:
-        """Return ThunderAgent's metrics page."""
-        config, is_read = self._core.config, self._fleet.reads_kv
+    def metrics_page(self) -> Steps[dict[str, Any]]:
+        """Return in steps ThunderAgent's metrics page."""
+        config, is_read, backends = self._core.config, self._fleet.reads_kv, list(self._fleet.backends)
+        _, held = yield from self._sums(backends)
+        pages = {}
+        for backend in backends:
+            pages[backend.url] = self._memory_page(backend, held[backend.url])
+            yield
         return {
             "metrics_enabled": is_read,
             "metrics_interval": self._fleet.kv_interval_secs if is_read else None,
             "lost_kv_tokens": self._core.lost_kv_tokens,
             "waiting_requests": self._core.num_waiting,
             "buffer_per_program": config.buffer_tokens,
-            "backends": {backend.url: self._memory_page(backend) for backend in self._fleet.backends},
+            "backends": pages,
         }
+
+    def _sums(self, backends: Sequence[Backend]) -> Steps[tuple[ProgramCounts, Mapping[str, _Held]]]:
+        """Return in steps the counts of all programs, and what each of these backends holds, by its URL."""
+        counts, held = ProgramCounts(), {backend.url: _Held() for backend in backends}
+        by_index: dict[int | None, _Held] = {
+            index: held[backend.url] for backend in backends for index in self._memories.indices_of(backend)
+        }
+        for some in in_batches(self._core.programs, _PROGRAMS_IN_STEP):
+            for program in some:
+                if program.state is ProgramState.TERMINATED:
+                    continue
+                counts.add(program)
+                index = program.origin if program.backend is None else program.backend
+                if index in by_index:
+                    by_index[index].add(program)
+            yield
+        return counts, held
 
     @property
     def max_programs_per_tenant(self) -> int:
@@ -189,18 +261,9 @@ class ProgramViews:
             view.profile = self._profiler.find(program)
         return view
 
-    def _programs_of(self, backend: Backend) -> Sequence[Program]:
-        """Return the programs at a backend, and those that were paused there."""
-        indices = self._memories.indices_of(backend)
-        return [p for p in self._core.programs if (p.origin if p.backend is None else p.backend) in indices]
-
-    def _memory_page(self, backend: Backend) -> MemoryPage:
+    def _memory_page(self, backend: Backend, held: _Held) -> MemoryPage:
         indices = self._memories.indices_of(backend)
         memories = [memory for memory in self._core.backends if memory.index in indices]
-        programs = self._programs_of(backend)
-        counts = _count(programs)
-        active = [program for program in programs if program.state is ProgramState.ACTIVE]
-        reasoning = [program for program in active if program.status is ProgramStatus.REASONING]
         capacity = _total_capacity(memories)
         active_tokens = sum(memory.active_tokens for memory in memories)
         overflow = sum(max(0, -int(memory.remaining)) for memory in memories if memory.capacity is not None)
@@ -208,14 +271,14 @@ class ProgramViews:
             url=backend.url,
             active_program_tokens=active_tokens,
             reasoning_program_tokens=sum(memory.reasoning_tokens for memory in memories),
-            acting_program_tokens=sum(p.tokens for p in active if p.status is ProgramStatus.ACTING),
-            active_program_count=len(active),
-            reasoning_program_count=len(reasoning),
-            acting_program_count=len(active) - len(reasoning),
+            acting_program_tokens=held.acting_tokens,
+            active_program_count=held.num_active,
+            reasoning_program_count=held.num_reasoning,
+            acting_program_count=held.num_active - held.num_reasoning,
             active_program_tokens_ratio=round(active_tokens / capacity, 4) if capacity else 0.0,
-            total_program_tokens=sum(program.tokens for program in programs),
-            paused_program_count=counts.paused,
-            future_paused_tokens=counts.future_paused_tokens,
+            total_program_tokens=held.tokens,
+            paused_program_count=held.counts.paused,
+            future_paused_tokens=held.counts.future_paused_tokens,
             shared_tokens=sum(memory.shared_tokens for memory in memories),
             buffer_per_program=self._core.config.buffer_tokens,
             capacity_overflow=overflow,
@@ -229,31 +292,29 @@ class ProgramViews:
         )
 
 
-def _count(programs: Iterable[Program]) -> ProgramCounts:
-    counts = ProgramCounts()
-    for program in programs:
-        is_reasoning = program.status is ProgramStatus.REASONING
-        counts.total += 1
-        counts.reasoning += is_reasoning
-        counts.acting += not is_reasoning
-        counts.paused += program.state is ProgramState.PAUSED
-        if program.is_marked:
-            counts.marked_for_pause += 1
-            counts.future_paused_tokens += program.tokens
-    return counts
+def _is_visible(program: Program, viewer: Viewer) -> bool:
+    """Return whether a program has an id and `viewer` may see it."""
+    return not program.is_anonymous and (viewer.sees_all or program.key.tenant == viewer.tenant)
 
 
-def _distinct_names(programs: Sequence[Program]) -> Sequence[str]:
-    """Return a name for each program: its id; `model/id` or `tenant/model/id` where several have the same."""
-    by_id = Counter(program.key.name for program in programs)
-    by_model = Counter((program.key.model, program.key.name) for program in programs)
-    names = []
-    for tenant, name, model in (program.key for program in programs):
-        if by_id[name] == 1:
-            names.append(name)
-        else:
-            names.append(f"{model}/{name}" if by_model[model, name] == 1 else f"{tenant}/{model}/{name}")
-    return names
+class _DistinctNames:
+    """Names of programs: the id of each; `model/id` or `tenant/model/id` where several have the same."""
+
+    def __init__(self) -> None:
+        self._by_id = Counter[str]()
+        self._by_model = Counter[tuple[str, str]]()
+
+    def add(self, programs: Sequence[Program]) -> None:
+        """Take note of these programs. The names are known when all have been added."""
+        self._by_id.update(program.key.name for program in programs)
+        self._by_model.update((program.key.model, program.key.name) for program in programs)
+
+    def of(self, program: Program) -> str:
+        """Return the name of a program."""
+        tenant, name, model = program.key
+        if self._by_id[name] == 1:
+            return name
+        return f"{model}/{name}" if self._by_model[model, name] == 1 else f"{tenant}/{model}/{name}"
 
 
 def _total_capacity(memories: Sequence[BackendMemory]) -> int | None:

@@ -112,7 +112,12 @@ class TenantViews:
     def state(self, tenant: str) -> Steps[TenantState]:
         """Return in steps all that a tenant sees."""
         total, classes, models = yield from self._sums(tenant)
-        programs = self._programs
+        programs: dict[str, ProgramView] | None = None
+        if self._programs is not None:
+            programs = {}
+            for some in self._programs.list_programs(Viewer(tenant, Shown.OWN)):
+                programs |= some
+                yield
         return TenantState(
             tenant=tenant,
             ready=bool(self._fleet.healthy),
@@ -124,7 +129,7 @@ class TenantViews:
             limits=self._limits(tenant),
             refused=self._counters.refusals_of(tenant),
             parked_body_bytes=self._parked_bytes(),
-            programs=None if programs is None else programs.list_programs(Viewer(tenant, Shown.OWN)),
+            programs=programs,
         )
 
     def _sums(self, tenant: str) -> Steps[_Sums]:
