@@ -11,7 +11,7 @@ has left).
 
     core.py              Admission: the inputs and their answers; how inputs settle what is due
     inputs.py            the inputs as data, as a log has them
-    coordinator.py       what one pool's events mean for the others, and when time changes something
+    coordinator.py       settles what changes of one pool mean for the others, and what is due; agenda.py: what is to settle
     pool_directory.py    which pools there are, and which models use them
     slot_pool.py         what all pools have in common: a slot is given, freed, and its holder ends or is tried again
     class_pool.py        pools with classes, or with one limit for all requests: who enters, waits, is refused, or takes a

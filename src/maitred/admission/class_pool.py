@@ -24,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from maitred.admission.adaptive_reserve import AdaptiveReserve
+from maitred.admission.agenda import Agenda
 from maitred.admission.enums import Action, Reason, ReleaseReason
-from maitred.admission.lead import LeadWatch
+from maitred.admission.lead import LEAD_TIME, LeadWatch
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
-from maitred.admission.preemption import leaving_units, link_peers, unlink_peers
+from maitred.admission.preemption import LeavingVictims, link_peers, unlink_peers
 from maitred.admission.priority import AdmissionPriority, PromotionBudget
 from maitred.admission.queues import SequenceNumbers
 from maitred.admission.rate_limit import TokenBucket
@@ -54,8 +55,8 @@ _CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
 class ClassPool(SlotPool):
     """The slots and queues of one model, or of all models together."""
 
-    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
-        super().__init__(name, rules, sequence_numbers)
+    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers, agenda: Agenda) -> None:
+        super().__init__(name, rules, sequence_numbers, agenda)
         self.queues = PoolQueues(rules, sequence_numbers, self.retry_estimators)
         self.promotion_budget = PromotionBudget(rules.promotion_share, rules.promotion_burst)
         self.priority = AdmissionPriority(rules, self.slots, self.queues, self.promotion_budget)
@@ -65,8 +66,7 @@ class ClassPool(SlotPool):
         self.lead = LeadWatch()
         self._bucket = TokenBucket(rules.rate, rules.burst) if rules.rate else None
         self._may_preempt = any(lane.can_preempt for lane in rules.lanes)
-        self._leaving = 0
-        """Units of victims that still hold their slots, and that no preemptor waits for any more."""
+        self._leaving = LeavingVictims()
         self._reorders = rules.tenant_weights is not None
         """Whether a newcomer may become the next request of its lane, and fit where the one that was next is too large."""
         self.resize(0)
@@ -88,7 +88,7 @@ class ClassPool(SlotPool):
             return [self._admit_to_free_slot(ticket, now) if self.slots.lead else self._admit(ticket, _SLOT_FREE, now)]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
         if blocked_by in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
-            victim = self.priority.choose_victim(ticket, self.victims, self._leaving)
+            victim = self.priority.choose_victim(ticket, self.victims, self._leaving.units)
             if victim is not None:
                 return self._preempt(victim, ticket, now)
         if ticket.tenant_account is not None and ticket.tenant_account.queue_full:
@@ -102,18 +102,20 @@ class ClassPool(SlotPool):
             if self.priority.next_waiter() is ticket:
                 return [self._admit_waiter(ticket, _SLOT_FREE, now)]
             if self.priority.next_preemptor() is ticket:
-                victim = self.priority.choose_victim(ticket, self.victims, self._leaving)
+                victim = self.priority.choose_victim(ticket, self.victims, self._leaving.units)
                 if victim is not None:
                     return self._preempt_for_waiter(victim, ticket, now)
+        self._agenda.schedule(self.queues.deadline_of(ticket))
+        self.schedule_waiters()
         return [Decision(now, ticket.id, _QUEUING, blocked_by)]
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
         if ticket.state in SLOT_HOLDING_STATES:
-            preemptor = ticket.preemption_peer
-            if preemptor is None and ticket.state is _VICTIM:
-                self._leaving -= leaving_units(ticket)
+            preemptor, was_victim = ticket.preemption_peer, ticket.state is _VICTIM
             self._free_slot(ticket, now)
             decisions = self._end_or_retry(ticket, release_reason, now)
+            if was_victim:
+                self._leaving.update(ticket)
             self.lead.on_freed(ticket.slot_units)
             if preemptor is not None:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
@@ -121,6 +123,8 @@ class ClassPool(SlotPool):
                 decisions += self._admit_preemptor(preemptor, ticket, now)
             elif self.reserve is not None:  # A victim's slot is its preemptor's, and fills nothing that is missing.
                 self.reserve.on_freed(ticket.slot_units, now)
+            if ticket.tenant_account is not None:
+                self._agenda.note_freed(ticket.tenant_account, self.name)
             return decisions + self.dispatch(now) if self.waiting else decisions
         if ticket.state is _AWAITING:
             self._stop_awaiting(ticket)
@@ -130,6 +134,7 @@ class ClassPool(SlotPool):
         self._stop_waiting(ticket)
         ticket.counters.cancelled += 1
         # CLIENT_GONE whatever `release_reason` says: see `Reason.CLIENT_GONE`.
+        self._agenda.note_freed(ticket.tenant_account, self.name)
         # The request may have been a head that was too large for the free slots, and then it held back all behind it.
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE), *self.dispatch(now)]
 
@@ -138,7 +143,7 @@ class ClassPool(SlotPool):
 
     def adopt(self, ticket: Ticket) -> None:
         super().adopt(ticket)
-        self._leaving += leaving_units(ticket)
+        self._leaving.update(ticket)
 
     def _adopt_waiter(self, ticket: Ticket) -> None:
         self.queues.adopt(ticket)
@@ -161,6 +166,7 @@ class ClassPool(SlotPool):
     def _requeue_front(self, ticket: Ticket, now: Micros) -> None:
         self._start_waiting(ticket)
         self.queues.requeue_front(ticket, now)
+        self._agenda.schedule(self.queues.deadline_of(ticket))
 
     def dispatch(self, now: Micros) -> list[Decision]:
         self.dispatched_at = now
@@ -172,12 +178,19 @@ class ClassPool(SlotPool):
                 decisions += self._preempt_for_lead(*overdue, now)
             self.watches_lead = bool(self.lead.watched)
         while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
-            victim = self.priority.choose_victim(waiter, self.victims, self._leaving)
+            victim = self.priority.choose_victim(waiter, self.victims, self._leaving.units)
             if victim is None:
                 break
             decisions += self._preempt_for_waiter(victim, waiter, now)
             decisions += self._admit_waiters(now)  # Its tenant may be at its limit now, and a request behind its own may fit.
+        if self._agenda.is_open:  # Only later, because who is next depends on what tenants take in other pools.
+            self._agenda.unscheduled[self.name] = None
+        elif self.waiting:
+            self.schedule_waiters()
         return decisions
+
+    def schedule_waiters(self) -> None:
+        self._agenda.schedule(self._next_admission_at())
 
     def _admit_waiters(self, now: Micros) -> list[Decision]:
         admitted: list[Decision] = []
@@ -212,16 +225,16 @@ class ClassPool(SlotPool):
 
     def _admit_to_free_slot(self, ticket: Ticket, now: Micros) -> Decision:
         """Admit a request where there is a lead, and watch it if its slot is one of that."""
-        is_watched = self.rules.lanes[ticket.lane].can_preempt and self._watch_lead(ticket)
+        is_watched = self.rules.lanes[ticket.lane].can_preempt and self._watch_lead(ticket, now)
         return self._admit(ticket, Reason.LEAD_FREE if is_watched else _SLOT_FREE, now)
 
-    def _watch_lead(self, ticket: Ticket) -> bool:
+    def _watch_lead(self, ticket: Ticket, now: Micros) -> bool:
         """Watch a request that is about to take a slot, and return True, if that slot is one of the lead."""
         if (num_ahead := self.slots.num_beyond(ticket.slot_units)) <= 0:
             return False
         self.lead.add(ticket, num_ahead)
         self.watches_lead = True
-        self.has_new_deadline = True
+        self._agenda.schedule(now + LEAD_TIME)
         return True
 
     def on_tenant_slot_freed(self, tenant: str) -> None:
@@ -247,12 +260,11 @@ class ClassPool(SlotPool):
     def _preempt_for_waiter(self, victim: Ticket, waiter: Ticket, now: Micros) -> list[Decision]:
         self.queues.dequeue_admitted(waiter, now)
         self._stop_waiting(waiter)
-        self.has_new_deadline = True
         return self._preempt(victim, waiter, now)
 
     def _preempt_for_lead(self, overdue: Ticket, num_places: int, now: Micros) -> list[Decision]:
         """Stop as many victims as must leave before `overdue` has a place in its engine, unless some are leaving already."""
-        if self._leaving:
+        if self._leaving.units:
             return []
         decisions: list[Decision] = []
         for _ in range(min(num_places, self.slots.num_beyond())):
@@ -260,7 +272,7 @@ class ClassPool(SlotPool):
             if victim is None:
                 break
             self._stop_victim(victim, overdue)
-            self._leaving += leaving_units(victim)
+            self._leaving.update(victim)
             decisions.append(Decision(now, victim.id, _PREEMPTION, _HIGHER_CLASS, overdue.id))
         return decisions
 
@@ -277,6 +289,9 @@ class ClassPool(SlotPool):
         preemptor.sequence_number = self._sequence_numbers.next_back()
         self._start_waiting(preemptor)
         self.queues.pending_preemptors.add(preemptor)
+        if preemptor.tenant_account is not None:
+            self._agenda.note_taken(preemptor.tenant_account, self.name)
+        self._agenda.schedule(self.queues.deadline_of(preemptor))
         return [
             Decision(now, victim.id, _PREEMPTION, _HIGHER_CLASS, preemptor.id),
             Decision(now, preemptor.id, _QUEUING, _VICTIM_LEAVING, victim.id),
@@ -292,7 +307,7 @@ class ClassPool(SlotPool):
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)
         if self.slots.lead:
-            self._watch_lead(preemptor)
+            self._watch_lead(preemptor, now)
         return [self._admit(preemptor, _VICTIM_GONE, now, victim.id)]
 
     def _stop_awaiting(self, preemptor: Ticket) -> None:
@@ -301,7 +316,7 @@ class ClassPool(SlotPool):
         victim = preemptor.preemption_peer
         unlink_peers(preemptor)
         if victim is not None:
-            self._leaving += leaving_units(victim)
+            self._leaving.update(victim)
         if preemptor.tenant_account is not None:
             self.on_tenant_slot_freed(preemptor.tenant_account.name)
 
@@ -309,46 +324,37 @@ class ClassPool(SlotPool):
         """Let a preemptor that gets no slot from its victim queue, first in its class; or reject it, if it has not queued
         before and the queue is full."""
         self._stop_awaiting(preemptor)
-        if preemptor.tenant_account is not None:
-            self.freed_claims.append(preemptor.tenant_account)
+        self._agenda.note_freed(preemptor.tenant_account, self.name)
         if preemptor.queued_at == preemptor.submitted_at and self.queues.is_lane_full(preemptor.lane):
             self._stop_waiting(preemptor)
             return self._reject(preemptor, Reason.QUEUE_FULL, now)
         preemptor.transition(_QUEUE)
         self.queues.requeue_front(preemptor, now)
-        self.has_new_deadline = True
+        self._agenda.schedule(self.queues.deadline_of(preemptor))
         return Decision(now, preemptor.id, _QUEUING, reason)
 
     def set_stranded(self, ticket: Ticket, *, stranded: bool, now: Micros) -> list[Decision]:
         decisions: list[Decision] = []
         if stranded and ticket.preemption_peer is not None:
             decisions.append(self._stop_preempting(ticket.preemption_peer, Reason.NO_SLOT, now))
-        self._leaving -= leaving_units(ticket)
         ticket.stranded = stranded
-        self._leaving += leaving_units(ticket)
+        self._leaving.update(ticket)  # Before `dispatch`, which stops no second victim for what is leaving.
         return decisions + super().set_stranded(ticket, stranded=stranded, now=now)
 
     def next_deadline(self) -> Micros | None:
-        if not self.waiting:
-            return self.lead.next_due_at
-        admission, timeout = self.next_admission_at(), self.queues.next_deadline()
-        return timeout if admission is None else admission if timeout is None else min(admission, timeout)
+        times = [self.lead.next_due_at, self._next_admission_at(), self.queues.next_deadline() if self.waiting else None]
+        return min((due for due in times if due is not None), default=None)
 
-    def next_admission_at(self) -> Micros | None:
-        """Return when a waiting request may get an idle slot, or one that has a slot of the lead a victim's place (`lead`)."""
-        lead_due = self.lead.next_due_at if self.watches_lead else None
+    def _next_admission_at(self) -> Micros | None:
+        """Return when a waiting request may get a slot that is idle now, because it starves or the token bucket fills."""
         if not self.waiting or self.slots.in_use >= self.slots.capacity:
-            return lead_due
+            return None
         due = self.queues.starvation.next_starvation_after(self.dispatched_at)
         if self._bucket is not None:
             ready = self._bucket.next_token_at(self.dispatched_at)
             due = ready if due is None else min(due, ready)
         # What was due by the last `dispatch` was considered there. Reporting it again would hold the core at one instant.
-        due = due if due is None or due > self.dispatched_at else None
-        return due if lead_due is None else lead_due if due is None else min(due, lead_due)
-
-    def deadline_of(self, ticket: Ticket) -> Micros:
-        return self.queues.deadline_of(ticket)
+        return due if due is None or due > self.dispatched_at else None
 
     def advance(self, now: Micros) -> list[Decision]:
         """Reject requests at their timeout, queue preemptors that have spent their budget, and admit what may enter then."""
@@ -374,28 +380,15 @@ class ClassPool(SlotPool):
         queues, preemptors = self.queues, self.queues.pending_preemptors
         if self.waiting != queues.queued + preemptors.count:
             yield f"{self.waiting} counted as waiting, {queues.queued} in queues and {preemptors.count} for victims"
-        if queues.queued != sum(map(len, queues.lanes)):
-            yield f"{queues.queued} counted in queues, but these differ"
-        if preemptors.count != sum(map(len, preemptors.lanes)):
-            yield f"{preemptors.count} counted as awaiting a victim, but lanes differ"
+        yield from queues.find_violations()
         if not self.promotion_budget.is_within_bounds:
             yield "more promotions than their share"
         rate_allows = self._bucket is None or self._bucket.has_token(self.dispatched_at)
         if rate_allows and (head := self.priority.next_waiter()) is not None:
             yield f"{head} waits while a slot is free for it"
         preemptor = self.priority.next_preemptor()
-        if preemptor is not None and self.priority.choose_victim(preemptor, self.victims, self._leaving) is not None:
+        if preemptor is not None and self.priority.choose_victim(preemptor, self.victims, self._leaving.units) is not None:
             yield f"{preemptor} waits, and could preempt"
-        for lane in LANES:
-            yield from self._lane_violations(lane)
-
-    def _lane_violations(self, lane: int) -> Iterator[str]:
-        for ticket in self.queues.lanes[lane]:
-            if ticket.state is not TicketState.QUEUED or ticket.lane != lane:
-                yield f"{ticket} in the queue of lane {lane} does not queue there"
-        for ticket in self.queues.pending_preemptors.lanes[lane].values():
-            if ticket.state is not _AWAITING:
-                yield f"{ticket} awaits no victim"
-        for ticket in self.victims.groups.get(lane, {}).values():
+        for ticket in (ticket for lane in LANES for ticket in self.victims.groups.get(lane, {}).values()):
             if ticket.state is not TicketState.ADMITTED or ticket.promoted or ticket.retried or ticket.stranded:
                 yield f"{ticket} cannot be a victim"

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from maitred.admission import inputs
+from maitred.admission.agenda import NEVER, Agenda
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.coordinator import PoolCoordinator
 from maitred.admission.counters import ClassView
@@ -70,20 +71,19 @@ class Admission:
         """`pools` is the capacity of each model in slots; `resize` adds further models. `load_probe` returns the load of the
         instances of a model, where the rules go by it. `log` gets the inputs and the decisions, from `now` on. Raises
         ConfigError for an admission policy that is unknown."""
+        self._agenda = Agenda()
         self._recorder: Recorder | None = None
         if log is None:
-            self._pools = PoolDirectory(load_probe)
+            self._pools = PoolDirectory(load_probe, self._agenda)
         else:
             self.looks = inputs.LoggedLooks(load_probe, log)
-            self._pools = PoolDirectory(self.looks)
+            self._pools = PoolDirectory(self.looks, self._agenda)
             changes = HeadroomWatch(self._pools.headroom).changes
             self._recorder = Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config, dict(pools)), changes)
         # Every input looks these up. The directory changes both dicts in place, so the references stay valid.
         self._pool_of_model, self._counters_of_model = self._pools.by_model, self._pools.counters
-        self._tickets: dict[RequestId, Ticket] = {}
-        self._coordinator = PoolCoordinator(self._pools, self._tickets)
-        self._settle_lag: Micros = 0
-        """1 with flow control: there, what falls due at the very instant of an input comes after it; else before."""
+        self._tickets = self._agenda.tickets
+        self._coordinator = PoolCoordinator(self._pools, self._agenda)
         self.uses_costs = False
         """Whether decisions depend on what requests cost, so that `release` should be told of `tokens`."""
         self._rate_gate: RateGate | None = None
@@ -140,7 +140,7 @@ class Admission:
         counters = self._counters_of_model[ticket.pool]
         if ticket.state is not _NEW or ticket.id in self._tickets:
             raise TransitionError(f"{ticket} was submitted before")
-        settled = self._coordinator.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due_before_input(now)
         ticket.counters = counters[ticket.priority_class]
         if self._has_gates:
             refused = self._refuse_at_gates(ticket, load, now)
@@ -150,21 +150,11 @@ class Admission:
             ticket.tenant_account = self._account_of(ticket)
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.submit(ticket, now, load)
-        if len(decisions) > 1:
-            self._coordinator.forget_rejected(decisions[:-1])  # The last one is on the newcomer, which has no entry yet.
-        if ticket.state is _LEFT:
-            return [*settled, *decisions]
-        self._tickets[ticket.id] = ticket
-        waits = ticket.state is not _ADMITTED
-        if waits:
-            self._coordinator.schedule(pool.deadline_of(ticket))
-        if waits or self._settle_lag:  # The attempt that let it in may have set a tick for other requests.
-            self._coordinator.schedule(pool.next_admission_at())
-        if pool.has_new_deadline:
-            self._coordinator.schedule_new_deadline(pool)
-        if ticket.tenant_account is not None and (not waits or ticket.state is TicketState.AWAITING):
-            # These decisions go in front, because the last one must be on the newcomer.
-            settled += self._coordinator.dispatch_past_limited(decisions, now)
+        if ticket.state is not _LEFT:
+            self._tickets[ticket.id] = ticket
+        if self._agenda.is_open:  # Its tenant has reached its limit.
+            self._coordinator.mark_all()
+            settled += self._coordinator.settle(now)
         return [*settled, *decisions] if settled else decisions
 
     def _refuse_at_gates(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Decision | None:
@@ -204,32 +194,20 @@ class Admission:
         """
         if self._recorder is not None:
             return self.apply(inputs.Release(now, request_id, release_reason, tokens))
-        settled = self._coordinator.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due_before_input(now)
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return settled
         if release_reason is _PREEMPTED and ticket.state is not _VICTIM:
             raise TransitionError(f"{ticket} was not preempted")
-        pool, was_victim = self._pool_of_model[ticket.pool], ticket.state is _VICTIM
+        pool = self._pool_of_model[ticket.pool]
         if tokens is not None:
             pool.settle(ticket, tokens)  # First, because what is admitted into its slot may be of the same tenant.
         decisions = pool.release(ticket, release_reason, now)
-        if was_victim:  # Its preemptor may have been rejected: it could not have the slot, and found the queue full.
-            self._coordinator.forget_rejected(decisions)
         if ticket.state is _LEFT:
             del self._tickets[request_id]
-        else:
-            self._coordinator.schedule(pool.deadline_of(ticket))
-        if ticket.tenant_account is not None:
-            decisions += self._coordinator.dispatch_tenant_elsewhere(ticket.tenant_account, pool, now)
-        if pool.waiting or pool.watches_lead or self._settle_lag:  # Under flow control other models may wait for these.
-            self._coordinator.schedule(pool.next_admission_at())
-            if pool.has_new_deadline:
-                self._coordinator.schedule_new_deadline(pool)
-        if self._tenant_accounts:
-            if pool.freed_claims:
-                decisions += self._coordinator.dispatch_past_preemptors(pool, now)
-            decisions += self._coordinator.dispatch_past_limited(decisions, now, pool)
+        if self._agenda.is_open:
+            decisions += self._coordinator.settle(now)
         return [*settled, *decisions] if settled else decisions
 
     def set_stranded(self, request_id: RequestId, *, stranded: bool, now: Micros) -> Sequence[Decision]:
@@ -240,17 +218,13 @@ class Admission:
         """
         if self._recorder is not None:
             return self.apply(inputs.Strand(now, request_id, stranded))
-        settled = self._coordinator.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due_before_input(now)
         ticket = self._tickets.get(request_id)
         if ticket is None or ticket.state not in SLOT_HOLDING_STATES or ticket.stranded == stranded:
             return settled
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.set_stranded(ticket, stranded=stranded, now=now)
-        self._coordinator.forget_rejected(decisions)
-        self._coordinator.schedule(pool.next_admission_at())
-        self._coordinator.schedule_new_deadline(pool)
-        elsewhere = self._coordinator.dispatch_past_preemptors(pool, now)
-        return [*settled, *decisions, *elsewhere, *self._coordinator.dispatch_past_limited(decisions, now)]
+        return [*settled, *decisions, *self._coordinator.settle(now)]
 
     def leave_backend(self, request_id: RequestId, now: Micros) -> Sequence[Decision]:
         """Note that a request leaves its backend, which has failed it before its response began, and is to be sent to another.
@@ -260,21 +234,14 @@ class Admission:
         """
         if self._recorder is not None:
             return self.apply(inputs.LeaveBackend(now, request_id))
-        settled = self._coordinator.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due_before_input(now)
         ticket = self._tickets.get(request_id)
         if ticket is None or ticket.state not in SLOT_HOLDING_STATES:
             return settled
         pool = self._pool_of_model[ticket.pool]
         decisions = pool.leave_backend(ticket, now)
-        self._coordinator.forget_rejected(decisions)
-        if ticket.state is TicketState.QUEUED:
-            self._coordinator.schedule(pool.deadline_of(ticket))
-        if ticket.tenant_account is not None:
-            decisions += self._coordinator.dispatch_tenant_elsewhere(ticket.tenant_account, pool, now)
-        self._coordinator.schedule(pool.next_admission_at())
-        self._coordinator.schedule_new_deadline(pool)
-        elsewhere = self._coordinator.dispatch_past_preemptors(pool, now)
-        return [*settled, *decisions, *elsewhere, *self._coordinator.dispatch_past_limited(decisions, now)]
+        self._agenda.note_freed(ticket.tenant_account, pool.name)
+        return [*settled, *decisions, *self._coordinator.settle(now)]
 
     def resize(self, pool: str, capacity: int, now: Micros, lead: Lead = NO_LEAD) -> Sequence[Decision]:
         """Set the slots of a model, known or new, of which `lead` are beyond what its engines run at once. After growth waiting
@@ -283,8 +250,9 @@ class Admission:
         if self._recorder is not None:
             return self.apply(inputs.Resize(now, pool, capacity, lead.kept, lead.lent))
         _check_capacity(capacity)
-        settled = self._coordinator.run_due(now - self._settle_lag)
-        return [*settled, *self._coordinator.dispatch([self._resize(pool, capacity, lead)], now)]
+        settled = self._coordinator.run_due_before_input(now)
+        self._agenda.mark(self._resize(pool, capacity, lead).name)
+        return [*settled, *self._coordinator.settle(now)]
 
     def is_unused(self, pool: str) -> bool:
         """Return whether no request of this model waits or holds a slot. Raises KeyError for an unknown one."""
@@ -295,7 +263,7 @@ class Admission:
         request of it waits or holds a slot, and KeyError for an unknown model."""
         if self._recorder is not None:
             return self.apply(inputs.Forget(now, pool))
-        settled = self._coordinator.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due_before_input(now)
         self._pools.remove(pool)
         self._policy_gate.total_slots = self._pools.total_slots
         return [*settled, *self._coordinator.recompute(now)]
@@ -305,9 +273,10 @@ class Admission:
         admission policy that cannot be made, and then nothing has changed."""
         if self._recorder is not None:
             return self.apply(inputs.Reconfigure(now, config))
-        settled = self._coordinator.run_due(now - self._settle_lag)
+        settled = self._coordinator.run_due_before_input(now)
         self._reconfigure(config)
-        admitted = self._coordinator.dispatch(self._pools.by_name.values(), now)
+        self._coordinator.mark_all()
+        admitted = self._coordinator.settle(now)
         return [*settled, *admitted, *self._coordinator.recompute(now)]
 
     def advance(self, now: Micros) -> Sequence[Decision]:
@@ -318,9 +287,11 @@ class Admission:
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing. There may be nothing to do at that time."""
-        for pool in self._pools.by_name.values():
-            if pool.waiting or pool.watches_lead:
-                return self._coordinator.next_due_at
+        due = self._agenda.next_due_at
+        if due != NEVER:
+            for pool in self._pools.by_name.values():
+                if pool.waiting or pool.watches_lead:
+                    return due
         return None
 
     @property
@@ -356,7 +327,9 @@ class Admission:
         return self._pools.survey()
 
     def check(self) -> None:
-        """Raise InvariantError if counters, slots and queues do not match. For tests; O(n)."""
+        """Raise InvariantError if counters, slots and queues do not match, or something is left to settle. For tests; O(n)."""
+        if self._agenda.is_open:
+            raise InvariantError("an input has not been settled")
         for problem in self._pools.find_violations(self._tickets.values()):
             raise InvariantError(problem)
         for account in self._tenant_accounts.values():
@@ -369,12 +342,11 @@ class Admission:
         self._policy_gate = self._policy_gate.reconfigured(config)  # First, because it may raise, and nothing has changed then.
         self._config = config
         self.uses_costs = config.uses_costs
-        self._settle_lag = 1 if config.mode == "flow-control" else 0
+        self._coordinator.input_lag = 1 if config.mode == "flow-control" else 0
         self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"
         self._rate_gate = make_rate_gate(config, self._rate_gate)
         self._has_gates = self._rate_gate is not None or not self._policy_gate.is_open
         self._tenant_accounts: dict[str, TenantAccount] = make_accounts(config)
-        self._coordinator.has_tenant_limits = any(a.max_in_flight is not None for a in self._tenant_accounts.values())
         for ticket in self._tickets.values():
             ticket.tenant_account = self._account_of(ticket)
         self._pools.reconfigure(config, self._tickets.values())  # This fills the new accounts, as requests move over.

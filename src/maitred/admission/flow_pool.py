@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from maitred.admission.agenda import Agenda
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow_bands import PriorityBands
 from maitred.admission.flow_dispatcher import Dispatcher
@@ -49,8 +50,10 @@ _MAX_RETRY_AFTER: Final[Micros] = 300 * SECOND
 class FlowPool(SlotPool):
     """The waiting requests of one model, and those in flight. Slots are counted, and limit nothing."""
 
-    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers, dispatcher: Dispatcher) -> None:
-        super().__init__(name, rules, sequence_numbers)
+    def __init__(
+        self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers, agenda: Agenda, dispatcher: Dispatcher
+    ) -> None:
+        super().__init__(name, rules, sequence_numbers, agenda)
         self.flow_rules = dispatcher.rules
         self.bands = PriorityBands(self.flow_rules)
         self.known_instances: frozenset[int] | None = None
@@ -79,7 +82,8 @@ class FlowPool(SlotPool):
         if ticket.state is _NEW:
             ticket.transition(_QUEUE)
             self._enqueue(ticket, now)
-            return [*decisions, Decision(now, ticket.id, Action.QUEUE, Reason.SATURATED)]
+            decisions.append(Decision(now, ticket.id, Action.QUEUE, Reason.SATURATED))
+        self.schedule_waiters()
         # A stable sort that moves the decision on the newcomer to the end, as `submit` promises.
         return sorted(decisions, key=lambda decision: decision.subject == ticket.id)
 
@@ -87,6 +91,7 @@ class FlowPool(SlotPool):
         if ticket.state in SLOT_HOLDING_STATES:
             self._pending_victims -= ticket.state is _VICTIM
             self._free_slot(ticket, now)
+            self._agenda.note_freed(ticket.tenant_account, self.name)
             return [*self._end_or_retry(ticket, release_reason, now), *self.dispatch(now)]
         self._remove_waiter(ticket, now)
         ticket.transition(_RELEASE)
@@ -126,7 +131,12 @@ class FlowPool(SlotPool):
 
     def dispatch(self, now: Micros) -> list[Decision]:
         """Admit waiting requests of all pools, because they may share their instances."""
-        return self._dispatcher.on_departure(now)
+        admitted = self._dispatcher.on_departure(now)
+        self.schedule_waiters()
+        return admitted
+
+    def schedule_waiters(self) -> None:
+        self._agenda.schedule(self.next_deadline())
 
     def admit_waiter(self, ticket: Ticket, now: Micros) -> Decision:
         """Admit a request that the dispatcher has chosen."""
@@ -200,14 +210,8 @@ class FlowPool(SlotPool):
     def _expires_at(self, ticket: Ticket) -> Micros:
         return ticket.submitted_at + self.flow_rules.config.request_ttl_us
 
-    def deadline_of(self, ticket: Ticket) -> Micros | None:
-        return self.next_deadline()
-
-    def next_admission_at(self) -> Micros | None:
-        return self._dispatcher.next_admission_at()
-
     def next_deadline(self) -> Micros | None:
-        due, expiry = self.next_admission_at(), self._expiries.peek_key()
+        due, expiry = self._dispatcher.next_admission_at(), self._expiries.peek_key()
         return expiry if due is None or (expiry is not None and expiry < due) else due
 
     def find_violations(self) -> Iterator[str]:

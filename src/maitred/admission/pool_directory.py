@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Final
 
+from maitred.admission.agenda import Agenda
 from maitred.admission.class_pool import ClassPool
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.counters import ClassCounters, ClassView
@@ -32,7 +33,7 @@ SHARED_POOL: Final = "*"
 class PoolDirectory:
     """The pools of one core. `reconfigure` comes before everything else."""
 
-    def __init__(self, load_probe: LoadProbe) -> None:
+    def __init__(self, load_probe: LoadProbe, agenda: Agenda) -> None:
         self.by_name: dict[str, SlotPool] = {}
         """In alphabetical order: decisions must not depend on the order in which models became known."""
         self.by_model: dict[str, SlotPool] = {}
@@ -46,6 +47,7 @@ class PoolDirectory:
         self._changes = 0
         """How often pools have come or gone."""
         self._load_probe = load_probe
+        self._agenda = agenda
         self._sequence_numbers = SequenceNumbers()
         self._config: AdmissionConfig
         self._make_pool: Callable[[str], SlotPool]
@@ -77,7 +79,7 @@ class PoolDirectory:
             self.by_name[name].inherit_from(former[name])
 
     def resize(self, model: str, capacity: int, lead: Lead) -> SlotPool:
-        """Set the slots of a model, known or new, and its lead among them. Return its pool, where `dispatch` is due then."""
+        """Set the slots of a model, known or new, and its lead among them. Return its pool, which is to be marked."""
         if model not in self._capacities:
             self._changes += 1
             self.counters[model] = [ClassCounters() for _ in LANES]
@@ -183,8 +185,10 @@ class PoolDirectory:
         rules = resolve_pool_rules(config)
         if config.mode == "flow-control":
             dispatcher = Dispatcher(resolve_flow_rules(config), self._load_probe)
-            return partial(FlowPool, rules=rules, sequence_numbers=self._sequence_numbers, dispatcher=dispatcher)
-        return partial(ClassPool, rules=rules, sequence_numbers=self._sequence_numbers)
+            return partial(
+                FlowPool, rules=rules, sequence_numbers=self._sequence_numbers, agenda=self._agenda, dispatcher=dispatcher
+            )
+        return partial(ClassPool, rules=rules, sequence_numbers=self._sequence_numbers, agenda=self._agenda)
 
 
 def _adoption_order(ticket: Ticket) -> tuple[bool, int]:

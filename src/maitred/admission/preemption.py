@@ -140,9 +140,27 @@ def _may_hold(ticket: Ticket) -> bool:
     return ticket.tenant_account is None or ticket.tenant_account.may_hold(ticket.sequences)
 
 
-def leaving_units(ticket: Ticket) -> int:
-    """Return the units that a victim is about to give back without a preemptor that waits for them; 0 for another request."""
-    return ticket.slot_units if ticket.state is _VICTIM and ticket.preemption_peer is None and not ticket.stranded else 0
+class LeavingVictims:
+    """Victims that are about to give their slots back, and that no preemptor waits for."""
+
+    __slots__ = ("_by_id", "units")
+
+    def __init__(self) -> None:
+        self.units = 0
+        """The units of all of them."""
+        self._by_id: dict[RequestId, int] = {}
+
+    def update(self, ticket: Ticket) -> None:
+        """Note that a request may have become such a victim, or is none any more: by its state, its link, or its backend."""
+        # The slot of a stranded one goes with it, so nothing becomes free.
+        is_leaving = ticket.state is _VICTIM and ticket.preemption_peer is None and not ticket.stranded
+        if is_leaving == (ticket.id in self._by_id):
+            return
+        if is_leaving:
+            self._by_id[ticket.id] = ticket.slot_units
+            self.units += ticket.slot_units
+        else:
+            self.units -= self._by_id.pop(ticket.id)
 
 
 def link_peers(victim: Ticket, preemptor: Ticket) -> None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
+from maitred.admission.agenda import Agenda
 from maitred.admission.counters import ClassCounters, ClassView
 from maitred.admission.enums import Action, Reason, ReleaseReason
 from maitred.admission.lead import NO_LEAD, Lead
@@ -24,7 +25,6 @@ from maitred.admission.rate_limit import TokenBucket
 from maitred.admission.retry_after import RetryAfterEstimator
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
-from maitred.admission.tenants import TenantAccount
 from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
@@ -49,7 +49,7 @@ def no_load(pool: str, now: Micros) -> FleetLoad:
 class SlotPool(ABC):
     """The slots of one model, or of all models together."""
 
-    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers) -> None:
+    def __init__(self, name: str, rules: PoolRules, sequence_numbers: SequenceNumbers, agenda: Agenda) -> None:
         self.name = name
         self.rules = rules
         self.slots = Slots()
@@ -60,24 +60,23 @@ class SlotPool(ABC):
         """Whether a request that holds a slot may be without a place in its engine (`lead`)."""
         self.victims = PreemptionCandidates()
         """Holders of slots that may be preempted."""
-        self.has_new_deadline = False
-        """Whether a request has begun to wait in another way, until another instant, which is to be scheduled."""
-        self.freed_claims: list[TenantAccount] = []
-        """The tenants of preemptors that wait for their victims no more, for which `dispatch` is due in other pools."""
+        self._agenda = agenda
         self._sequence_numbers = sequence_numbers
         self._bucket: TokenBucket | None = None
 
     def resize(self, capacity: int, lead: Lead = NO_LEAD) -> None:
-        """Set the capacity, in slots, of which `lead` are beyond what the engines run at once. `dispatch` is due then."""
+        """Set the capacity, in slots, of which `lead` are beyond what the engines run at once. To be marked afterwards."""
         self.slots.resize(capacity if self.rules.capacity is None else self.rules.capacity, self.rules, lead)
 
     @abstractmethod
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
-        """Admit, queue or reject a newcomer: the last decision is on it, those before may be on other requests."""
+        """Admit, queue or reject a newcomer: the last decision is on it, those before may be on other requests.
+
+        Like all that follow, this marks what it may have made possible, and notes until when a request waits (`agenda`)."""
 
     @abstractmethod
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:
-        """Take a request out of the queue, or out of its slot, which passes on. A victim that is tried again has not left.
+        """Take a request out of the queue, or out of its slot. A victim that is tried again has not left.
 
         Called by `Admission.release`, which ignores requests that have left; the rules are in `ClassPool` and `FlowPool`.
         """
@@ -119,7 +118,8 @@ class SlotPool(ABC):
             self._bucket = bucket
 
     def set_stranded(self, ticket: Ticket, *, stranded: bool, now: Micros) -> list[Decision]:
-        """Note whether the slot that a request holds goes when it leaves, or stays (`Ticket.stranded`)."""
+        """Note whether the slot that a request holds goes when it leaves, or stays (`Ticket.stranded`). If it goes, a preemptor
+        that waits for it queues."""
         ticket.stranded = stranded
         if stranded:
             self.victims.discard(ticket)
@@ -149,24 +149,19 @@ class SlotPool(ABC):
 
     @abstractmethod
     def dispatch(self, now: Micros) -> list[Decision]:
-        """Admit waiting requests, as far as the rules let them in now."""
+        """Admit waiting requests, as far as the rules let them in now, and note when time may let in others."""
+
+    @abstractmethod
+    def schedule_waiters(self) -> None:
+        """Note when time may first change something for the requests that still wait after `dispatch`."""
 
     @abstractmethod
     def on_tenant_slot_freed(self, tenant: str) -> None:
-        """Note that a tenant holds one slot less, in this pool or another, so it may be below its limit again. `dispatch`
-        is due then."""
+        """Note that a tenant holds one slot less, in this pool or another, so it may be below its limit again."""
 
     @abstractmethod
     def advance(self, now: Micros) -> list[Decision]:
-        """Do what is due at `now` and not before, and admit the requests that may enter because of it."""
-
-    @abstractmethod
-    def deadline_of(self, ticket: Ticket) -> Micros | None:
-        """Return when time first changes something for a request that has just begun to wait, or None if never."""
-
-    @abstractmethod
-    def next_admission_at(self) -> Micros | None:
-        """Return when time may let a waiting request in, or None if never."""
+        """Do what is due at `now` and not before."""
 
     @abstractmethod
     def next_deadline(self) -> Micros | None:
@@ -219,6 +214,7 @@ class SlotPool(ABC):
         ticket.counters.in_flight += 1
         if ticket.tenant_account is not None:
             ticket.tenant_account.in_flight += ticket.sequences
+            self._agenda.note_taken(ticket.tenant_account, self.name)
         self.victims.add(ticket)
 
     def _free_slot(self, ticket: Ticket, now: Micros) -> None:
@@ -282,6 +278,7 @@ class SlotPool(ABC):
 
     def _reject(self, ticket: Ticket, reason: Reason, now: Micros, other: RequestId | None = None) -> Decision:
         ticket.transition(_REJECT)
+        self._agenda.tickets.pop(ticket.id, None)  # A newcomer is not among them yet.
         counters = ticket.counters
         if reason is _QUEUE_TIMEOUT:
             counters.queue_timeout += 1

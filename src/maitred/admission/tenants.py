@@ -14,9 +14,9 @@ A preemptor that waits for its victim counts as if it held the slot already. Oth
 the last slot of the limit meanwhile, in this pool or another, and the victim would have been stopped for nothing.
 
 A tenant at its limit must not block the requests behind its own, so its queue leaves the serving order. It comes back when a
-request of the tenant gives up a slot or the claim to one, in any pool. This pool is told at once
-(`SlotPool.on_tenant_slot_freed`), and the others by the core, which then dispatches them
-(`PoolCoordinator.dispatch_tenant_elsewhere`). Each pool puts the queues of the tenant back (`LaneQueue.put_back_tenant`).
+request of the tenant gives up a slot or the claim to one, in any pool. This pool puts it back at once
+(`SlotPool.on_tenant_slot_freed`, `LaneQueue.put_back_tenant`), and the others when the input is settled
+(`Agenda.note_freed`, `PoolCoordinator.settle`).
 Compiled (`tools/compile.py`).
 """
 

@@ -188,3 +188,18 @@ class PoolQueues:
         """Return the preemptors of `lane` that have waited in vain for their victims to leave, oldest first."""
         pending = self.pending_preemptors.lanes[lane].values()
         return list(takewhile(lambda ticket: ticket.queued_at + self._preemption_budget <= now, pending))
+
+    def find_violations(self) -> Iterator[str]:
+        """Yield a line for each count that does not match what waits, and each request that waits in the wrong place. O(n)."""
+        preemptors = self.pending_preemptors
+        if self.queued != sum(map(len, self.lanes)):
+            yield f"{self.queued} counted in queues, but these differ"
+        if preemptors.count != sum(map(len, preemptors.lanes)):
+            yield f"{preemptors.count} counted as awaiting a victim, but lanes differ"
+        for lane in LANES:
+            for ticket in self.lanes[lane]:
+                if ticket.state is not TicketState.QUEUED or ticket.lane != lane:
+                    yield f"{ticket} in the queue of lane {lane} does not queue there"
+            for ticket in preemptors.lanes[lane].values():
+                if ticket.state is not _AWAITING:
+                    yield f"{ticket} awaits no victim"
