@@ -191,3 +191,17 @@ def test_learned_slots_lead_where_places_become_free_all_the_time() -> None:
     assert with_lead.bulk_tokens(5, 30) > 1.03 * without.bulk_tokens(5, 30), "no slot of the engine is kept idle"
     assert with_lead.ttft(0.5, since=5) < without.ttft(0.5, since=5) + 5
     assert with_lead.most_beyond <= 0
+
+
+def test_a_small_request_that_leaves_makes_no_place_for_a_large_one() -> None:
+    """Slots of 100 tokens: a tenth of one becomes free, so the chat on the lead still stands in the queue of its engine."""
+    t = Timeline(3, ADAPTIVE | {"slot_cost": "tokens", "slot_tokens": 100}, **LIMITS)
+    t.resize(0, 3, lead=Lead(1))
+    for number in range(20):
+        t.submit(0.01 * number, f"early{number}", INTERACTIVE, cost=100)
+        t.release(0.01 * number, f"early{number}")
+    for name, cost in {"large": 100, "middle": 90, "small": 10}.items():
+        assert t.submit(1.5, name, BULK, cost=cost) == [f"{name} admit slot_free"]
+    assert t.submit(2, "c", INTERACTIVE, cost=100) == ["c admit lead_free"]
+    assert t.release(2.001, "small") == []
+    assert t.advance(2.002) == ["large preempt higher_class c"]

@@ -230,9 +230,9 @@ class ClassPool(SlotPool):
 
     def _watch_lead(self, ticket: Ticket, now: Micros) -> bool:
         """Watch a request that is about to take a slot, and return True, if that slot is one of the lead."""
-        if (num_ahead := self.slots.num_beyond(ticket.slot_units)) <= 0:
+        if (units_ahead := self.slots.units_beyond(ticket.slot_units)) <= 0:
             return False
-        self.lead.add(ticket, num_ahead)
+        self.lead.add(ticket, units_ahead)
         self.watches_lead = True
         self._agenda.schedule(now + LEAD_TIME)
         return True
@@ -262,12 +262,12 @@ class ClassPool(SlotPool):
         self._stop_waiting(waiter)
         return self._preempt(victim, waiter, now)
 
-    def _preempt_for_lead(self, overdue: Ticket, num_places: int, now: Micros) -> list[Decision]:
+    def _preempt_for_lead(self, overdue: Ticket, units: int, now: Micros) -> list[Decision]:
         """Stop as many victims as must leave before `overdue` has a place in its engine, unless some are leaving already."""
         if self._leaving.units:
             return []
         decisions: list[Decision] = []
-        for _ in range(min(num_places, self.slots.num_beyond())):
+        for _ in range(self.slots.num_slots(min(units, self.slots.units_beyond()))):
             victim = self.victims.newest_below(overdue.lane, overdue.slot_units)
             if victim is None:
                 break

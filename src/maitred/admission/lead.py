@@ -64,12 +64,12 @@ def sum_leads(leads: Iterable[Lead]) -> Lead:
 class _Watched:
     """A request that has no place in its engine yet, perhaps."""
 
-    __slots__ = ("num_ahead", "ticket")
+    __slots__ = ("ticket", "units_ahead")
 
-    def __init__(self, ticket: Ticket, num_ahead: int) -> None:
+    def __init__(self, ticket: Ticket, units_ahead: int) -> None:
         self.ticket = ticket
-        self.num_ahead = num_ahead
-        """Places that must become free before it has one, its own included."""
+        self.units_ahead = units_ahead
+        """Units that must become free before it has its own, these included."""
 
 
 class LeadWatch:
@@ -81,15 +81,15 @@ class LeadWatch:
         self.watched: deque[_Watched] = deque()
         """In the order of admission, the oldest first."""
 
-    def add(self, ticket: Ticket, num_ahead: int) -> None:
-        """Watch a request that takes a slot of the lead, and has a place once `num_ahead` others have become free."""
-        self.watched.append(_Watched(ticket, num_ahead))
+    def add(self, ticket: Ticket, units_ahead: int) -> None:
+        """Watch a request that takes a slot of the lead, and has a place once `units_ahead` have become free."""
+        self.watched.append(_Watched(ticket, units_ahead))
 
-    def on_freed(self, num_slots: int) -> None:
-        """Note that slots were freed: all that are watched move up by so many places."""
+    def on_freed(self, units: int) -> None:
+        """Note that units were freed: all that are watched move up by so many."""
         for watched in self.watched:
-            watched.num_ahead -= num_slots
-        while self.watched and self.watched[0].num_ahead <= 0:
+            watched.units_ahead -= units
+        while self.watched and self.watched[0].units_ahead <= 0:
             self.watched.popleft()
 
     @property
@@ -98,10 +98,10 @@ class LeadWatch:
         return self.watched[0].ticket.admitted_at + LEAD_TIME if self.watched else None
 
     def pop_overdue(self, now: Micros) -> tuple[Ticket, int] | None:
-        """Return a request that has waited long enough and has no response, with the number of places that it still needs, and
+        """Return a request that has waited long enough and has no response, with the units that it still needs, and
         watch it no more; or None if there is none."""
         while self.watched and self.watched[0].ticket.admitted_at + LEAD_TIME <= now:
             watched = self.watched.popleft()
             if watched.ticket.state is _ADMITTED:
-                return watched.ticket, watched.num_ahead
+                return watched.ticket, watched.units_ahead
         return None

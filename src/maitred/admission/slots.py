@@ -145,10 +145,14 @@ class Slots:
         """Return the units that `lane` could ever take: all that higher lanes do not reserve; at least 1."""
         return max(1, self.capacity - self.reserved_above[lane])
 
-    def num_beyond(self, units: int = 0) -> int:
-        """Return how many slots would be in use beyond what the engines run at once, with `units` more in flight; not positive
+    def units_beyond(self, units: int = 0) -> int:
+        """Return how many units would be in use beyond what the engines run at once, with `units` more in flight; not positive
         if none."""
-        return -((self.capacity - self.lead - self.lent - self.in_use - units) // self.units_per_slot)
+        return self.in_use + units + self.lead + self.lent - self.capacity
+
+    def num_slots(self, units: int) -> int:
+        """Return how many slots have so many units, or more."""
+        return -(-units // self.units_per_slot)
 
     def fits(self, lane: int, units: int) -> bool:
         """Return whether `lane` could take `units` now."""
