@@ -22,7 +22,7 @@ from typing import Final
 from maitred.gateway import error_responses
 from maitred.gateway.answer_usage import AnswerReader
 from maitred.gateway.request_fields import REQUEST_ID_HEADER, end_to_end_headers
-from maitred.gateway.request_ids import MESSAGES_ID_HEADER, id_headers
+from maitred.gateway.request_ids import MESSAGES_ID_HEADER
 from maitred.gateway.request_intake import ProxyRequest
 from maitred.gateway.request_record import RequestRecord
 from maitred.gateway.retries import cap_retry_after
@@ -31,7 +31,7 @@ from maitred.gateway.waiting_stream import is_open_ended
 from maitred.wire import sse
 from maitred.wire.answer_errors import AnswerError
 from maitred.wire.errors import UpstreamError
-from maitred.wire.exchange import ApiError, ResponseWriter, send_error
+from maitred.wire.exchange import ApiError, ResponseWriter, is_messages_path, send_error
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
 from maitred.wire.response import PieceWriter, UpstreamResponse
@@ -222,10 +222,10 @@ class ResponseForwarder:
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:
             headers = [header for header in headers if header[0] not in _HEADERS_FIXING_BODY]
-        told = id_headers(self._proxied.path, self._proxied.request_id)
-        if len(told) > 1:
+        if is_messages_path(self._proxied.path):
             headers = [header for header in headers if header[0] != MESSAGES_ID_HEADER]
-        headers += told
+            headers.append((MESSAGES_ID_HEADER, self._proxied.request_id))
+        headers.append((REQUEST_ID_HEADER, self._proxied.request_id))
         return headers
 
     def _client_part(self) -> _ClientPart:
