@@ -43,7 +43,7 @@ class Driver:
         given = {"now": self.now, **more}
         decisions, naive = getattr(self.core, verb)(*arguments, **given), getattr(self.naive, verb)(*arguments, **given)
         if verb == "release":
-            decisions, naive = decisions[1], naive[1]
+            naive = naive[1]  # the model also says whether there was such a program
         if decisions is None:
             return
         assert [msgspec.structs.astuple(decision) for decision in decisions] == naive
