@@ -43,7 +43,7 @@ from collections.abc import Collection
 from math import ceil
 from typing import Final, NamedTuple
 
-from maitred.gateway.backend import Backend, BackendObserver
+from maitred.gateway.backend import Backend
 from maitred.gateway.engine_report import KvMemory
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import RealTimePrograms
@@ -81,8 +81,9 @@ class _Known(NamedTuple):
 _ONE_UNKNOWN: Final = (KvMemory(),)
 
 
-class ProgramMemories(BackendObserver):
-    """The memories of all backends of a gateway."""
+class ProgramMemories:
+    """The memories of all backends of a gateway: a `BackendObserver`, from which it does not inherit, because that is compiled
+    and this is not."""
 
     def __init__(self, fleet: BackendFleet, driver: RealTimePrograms) -> None:
         self._fleet = fleet
