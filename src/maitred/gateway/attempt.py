@@ -39,7 +39,6 @@ class Attempt:
         self._fleet, self._outcomes, self._router, self._proxied = fleet, outcomes, router, proxied
         self.response: UpstreamResponse | None = None
         self.sent = fleet.add_request(backend, proxied.request, proxied.task, now)
-
         self.sent.record = record = proxied.record
         record.on_sent(backend, now, None if self.sent.own is None else self.sent.note_events)
 

@@ -15,7 +15,7 @@ from maitred.admission import ClassView, PoolView, ReleaseReason
 from maitred.admission.config import MAX_SLOTS
 from maitred.admission.learned_slots import SlotController
 from maitred.core.request import PriorityClass
-from maitred.core.steps import Steps
+from maitred.core.steps import Steps, in_batches
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.backend import Backend
 from maitred.gateway.capacity import CapacityController
@@ -101,30 +101,29 @@ class StateSnapshots:
 
     def backends(self) -> Steps[list[BackendState]]:
         """Return in steps what the backends look like, each at an instant of its own."""
-        states = []
-        for number, backend in enumerate(self._fleet.backends, 1):
-            states.append(self._backend(backend))
-            if not number % _BACKENDS_IN_STEP:
-                yield
+        states: list[BackendState] = []
+        for some in in_batches(self._fleet.backends, _BACKENDS_IN_STEP):
+            states += map(self._backend, some)
+            yield
         return states
 
     def _models(self) -> Steps[dict[str, ModelState]]:
         states, pools = {}, self._fleet.pools
-        for number, model in enumerate([*self._fleet.known_models], 1):
-            slots = pools.offered_slots(pools.pool_of(model))
-            states[model] = ModelState(slots.slots, slots.source)
-            if not number % _MODELS_IN_STEP:
-                yield
+        for some in in_batches(self._fleet.known_models, _MODELS_IN_STEP):
+            for model in some:
+                slots = pools.offered_slots(pools.pool_of(model))
+                states[model] = ModelState(slots.slots, slots.source)
+            yield
         return states
 
     def _tenants(self) -> Steps[dict[str, TenantRequests]]:
         tenants: dict[str, TenantRequests] = {}
-        for number, lease in enumerate([*self._admission.leases], 1):
-            if not number % _LEASES_IN_STEP:
-                yield
-            tenant = tenants.setdefault(self._counters.tenant_label(lease.request.tenant), TenantRequests())
-            tenant.waiting += lease.is_waiting
-            tenant.in_flight += not lease.is_waiting
+        for some in in_batches(self._admission.leases, _LEASES_IN_STEP):
+            for lease in some:
+                tenant = tenants.setdefault(self._counters.tenant_label(lease.request.tenant), TenantRequests())
+                tenant.waiting += lease.is_waiting
+                tenant.in_flight += not lease.is_waiting
+            yield
         return tenants
 
     def _backend(self, b: Backend) -> BackendState:
