@@ -57,9 +57,11 @@ __all__ = list(_PUBLIC_NAMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is used first, so that `import maitred` alone stays cheap."""
+    """Import a public name when it is used first, so that `import maitred` alone stays cheap. The flavours of other systems are
+    known from then on."""
     if name not in _PUBLIC_NAMES:
         raise AttributeError(f"module 'maitred' has no attribute {name!r}")
+    import_module("maitred.compat")
     return getattr(import_module(_PUBLIC_NAMES[name]), name)
 
 

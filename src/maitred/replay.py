@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import maitred.compat  # noqa: F401 - the configurations in a log may have the flavours of other systems
 from maitred.admission import Admission, no_load
 from maitred.admission import inputs as admission
 from maitred.admission.learned_slots import SlotController

@@ -1,7 +1,7 @@
 """Presets: the defaults of admission, and the options in which other systems differ, by name.
 
 `flavour` chooses a preset (`preset_of`). Nothing else looks at the flavour: the code asks the preset's options. Ours
-stands here; those of other systems stand in `maitred.compat`, which is imported when one of them is asked for.
+stands here. Those of other systems are added (`add_presets`) by `maitred.compat`, which stands above this room.
 
 Our reservations are shares of the capacity, so they fit a fleet of any size, and `default` and `bulk` reserve nothing.
 """
@@ -9,8 +9,6 @@ Our reservations are shares of the capacity, so they fit a fleet of any size, an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -99,15 +97,18 @@ class AdmissionPreset(msgspec.Struct, frozen=True, kw_only=True):
     flow_control: FlowControlPreset = FlowControlPreset()
 
 
-_OURS: Final = AdmissionPreset()
-_COMPATIBLE: Final[Mapping[Flavour, str]] = {"smg": "maitred.compat.smg", "blis": "maitred.compat.blis"}
-"""The module with the preset of a flavour, as its `ADMISSION`."""
+_PRESETS: Final[dict[Flavour, AdmissionPreset]] = {"maitred": AdmissionPreset()}
 
 
-@cache
+def add_presets(presets: Mapping[Flavour, AdmissionPreset]) -> None:
+    """Make the presets of other systems known, for the configurations that are made from now on."""
+    _PRESETS.update(presets)
+
+
 def preset_of(flavour: Flavour) -> AdmissionPreset:
-    """Return the preset that `flavour` names."""
-    if flavour not in _COMPATIBLE:
-        return _OURS
-    preset: AdmissionPreset = import_module(_COMPATIBLE[flavour]).ADMISSION
-    return preset
+    """Return the preset that `flavour` names. Raises ValueError for one that is not known, or was not added."""
+    try:
+        return _PRESETS[flavour]
+    except KeyError:
+        known = ", ".join(_PRESETS)
+        raise ValueError(f"there is no flavour {flavour!r} among {known} (import maitred.compat for those of others)") from None

@@ -6,7 +6,18 @@
     trtllm.py            TensorRT-LLM: its MaxUtilization, tie for tie
     thunderagent.py      ThunderAgent: which rules of programs do not hold
     instance_rules.py    the rules of instances, by flavour
+    presets.py           the presets of admission, by flavour
 
-A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from here:
-`admission.presets` and `programs.rules` load the rules of a flavour by the name of their module.
+A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from here. So
+whoever makes configurations of names imports this package (`maitred` itself, `maitred.config`, `maitred.sim`,
+`maitred.replay`), and that makes the presets, and the policies that are registered here, known to the rooms.
 """
+
+from __future__ import annotations
+
+from maitred.admission.presets import add_presets
+from maitred.compat.presets import ADMISSION_PRESETS
+from maitred.core.registry import search_last
+
+search_last(__name__)
+add_presets(ADMISSION_PRESETS)

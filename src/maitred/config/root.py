@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import FieldInfo, fields
 
+import maitred.compat  # noqa: F401 - sections may have the flavours of other systems
 from maitred.admission import POLICIES, AdmissionConfig
 from maitred.batching import BATCH_SCHEDULERS
 from maitred.core.registry import Registry

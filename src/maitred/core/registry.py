@@ -3,7 +3,8 @@
 A kind (wait queue order, router, scorer, latency model, ...) is a `Registry`. A policy gets into it in one of three ways:
 
     in the package of its kind    a module there holds `@SCHEDULERS.register("sjf")` above a class. No list names the module:
-                                  the package is searched when a name is first looked up (`maitred.compat` too, last)
+                                  the package is searched when a name is first looked up; packages that hold policies
+                                  of many kinds (`search_last`: `maitred.compat`) come after those of the kind
     as module:Class               a class in a file of the working directory, or in an installed package
     as an entry point             of the kind's group, in an installed distribution
 
@@ -46,10 +47,15 @@ Factory = Callable[..., T]
 
 NOT_SAID: Final = "not documented"
 _OF_YOUR_OWN: Final = "write one of your own as module:Class, of a file in the working directory or of an installed package"
-_COMPATIBILITY: Final = "maitred.compat"
-"""The package with the rules of other systems, policies of every kind among them."""
+_SEARCHED_LAST: Final[list[str]] = []
+"""Packages in which there may be policies of any kind."""
 _KINDS: Final[dict[type, Registry[Any]]] = {}
 """The registry of the policies that a parameter of this type takes."""
+
+
+def search_last(package: str) -> None:
+    """Have the modules of `package` searched for policies of every kind, after those of the kind's own packages."""
+    _SEARCHED_LAST.append(package)
 
 
 class Registry(Generic[T]):
@@ -84,7 +90,7 @@ class Registry(Generic[T]):
         self.defaults = defaults or {}
         self._packages = packages
         self._searched = 0
-        """How many of the places to search, the last one being `maitred.compat`, have been searched."""
+        """How many of the packages have been searched, those that are searched last included."""
         self._known: dict[str, Factory[T]] = {}
         _KINDS[protocol] = self
 
@@ -179,11 +185,11 @@ class Registry(Generic[T]):
 
     def _search_for(self, name: str | None) -> bool:
         """Import the modules in which policies of this kind may be, until `name` is known. Returns whether it is."""
-        # Place by place, so that the policies of other systems are not imported for a name that is found before them.
-        places = (*self._packages, _COMPATIBILITY)
-        while name not in self._known and self._searched < len(places):
+        # One by one, so that the policies of other systems are not imported for a name that is found before them.
+        packages = (*self._packages, *_SEARCHED_LAST)
+        while name not in self._known and self._searched < len(packages):
             self._searched += 1
-            _import_modules(places[self._searched - 1])
+            _import_modules(packages[self._searched - 1])
         return name in self._known
 
     def _entry_points(self) -> Iterable[EntryPoint]:
