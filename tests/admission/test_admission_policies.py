@@ -18,7 +18,7 @@ from maitred.admission import (
     Ticket,
 )
 from maitred.core.contracts import FleetLoad, InstanceLoad
-from maitred.core.decisions import Decision, DecisionLog
+from maitred.core.decisions import Decision, DecisionLog, decision_on
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
 from maitred.core.slo_classes import SLO_PRIORITIES
@@ -43,7 +43,7 @@ class PolicyTimeline:
     def ask(self, secs: float = 0, slo: str = "standard", load: FleetLoad = EMPTY_LOAD, **fields: Any) -> Decision:
         self.count += 1
         ticket = Ticket(self.count, "m", slo_priority=SLO_PRIORITIES[slo], **fields)
-        decision = self.core.submit(ticket, from_seconds(secs), load)[-1]
+        decision = decision_on(ticket.id, self.core.submit(ticket, from_seconds(secs), load))
         self.core.check()
         return decision
 

@@ -109,9 +109,11 @@ class AnyOrder:
     def submit(self, pool: str, k: PriorityClass, tenant: str) -> None:
         number = len(self.model.requests)
         self.model.came(number, pool, k, tenant, self.now)
-        decisions = self.core.submit(Ticket(number, pool, k, tenant), self.now)
-        assert decisions[-1].subject == number
-        own, others = decisions[-1], decisions[:-1]
+        ticket = Ticket(number, pool, k, tenant)
+        decisions = self.core.submit(ticket, self.now)
+        (own,) = [decision for decision in decisions if decision.subject == number]
+        others = [decision for decision in decisions if decision is not own]
+        assert ticket.state.name in STATES_AFTER[own.action]
         if own.action is Action.ADMIT:  # its tenant may have reached its limit by that, so that others pass
             assert {d.action for d in others} <= {Action.ADMIT}
             self.model.decided([own, *others])
@@ -192,6 +194,8 @@ class AnyOrder:
             assert not any(map(len, (*pool.queues.lanes, *pool.queues.pending_preemptors.lanes, *pool.victims.groups.values())))
 
 
+STATES_AFTER = {Action.ADMIT: ("ADMITTED",), Action.QUEUE: ("QUEUED", "AWAITING"), Action.REJECT: ("LEFT",)}
+"""The states of a newcomer by what was decided on it."""
 ENDS = (ReleaseReason.DRAINED, ReleaseReason.CLIENT_GONE, ReleaseReason.FAILED)
 STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure", "strand", "leave")
 STEP_SPANS = (0, 0, 0, 0, *SPANS)

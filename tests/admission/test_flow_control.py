@@ -9,7 +9,7 @@ from flow_timeline import FlowTimeline, flow_config
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
 from maitred.core.contracts import FleetLoad, InstanceLoad
-from maitred.core.decisions import DecisionLog
+from maitred.core.decisions import DecisionLog, decision_on
 from maitred.core.request import PriorityClass, Request
 from maitred.replay import replay
 
@@ -304,7 +304,7 @@ def test_a_reload_while_a_preemptor_awaits_the_slot_of_a_victim() -> None:
     t.reconfigure(0, AdmissionConfig(mode="priority"))
     t.core.resize("m", 1, 0)
     t.core.submit(Ticket(0, "m", PriorityClass.BULK), 0)
-    assert t.core.submit(Ticket(1, "m", PriorityClass.SYSTEM), 0)[-1].reason == "victim_leaving"
+    assert decision_on(1, t.core.submit(Ticket(1, "m", PriorityClass.SYSTEM), 0)).reason == "victim_leaving"
 
     assert t.core.reconfigure(flow_config(saturation_detector="never"), 1)[-1].subject == 1
     assert not t.core.release(0, ReleaseReason.SLOT_PREEMPTED, 2)
@@ -426,7 +426,7 @@ def test_a_request_that_leaves_one_model_lets_in_one_of_another_on_the_same_inst
     in_flight = 0
     core = Admission(flow_config(**ONE), {"m": 1, "n": 1}, lambda pool, now: FleetLoad((InstanceLoad(in_flight),)))
     in_flight = len(core.submit(Ticket(0, "m"), 0, FleetLoad((InstanceLoad(0),))))
-    assert core.submit(Ticket(1, "n"), 1, FleetLoad((InstanceLoad(in_flight),)))[-1].action == "queue"
+    assert decision_on(1, core.submit(Ticket(1, "n"), 1, FleetLoad((InstanceLoad(in_flight),)))).action == "queue"
 
     in_flight = 0
     assert [(d.subject, d.action) for d in core.release(0, ReleaseReason.DRAINED, 2)] == [(1, "admit")]

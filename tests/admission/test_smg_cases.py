@@ -14,6 +14,7 @@ from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, parse_class, preset_of
 from maitred.admission.ticket import TRANSITIONS, TicketEvent, TicketState, TransitionError
+from maitred.core.decisions import decision_on
 from maitred.core.request import PriorityClass
 
 SMG = AdmissionConfig(mode="priority", flavour="smg")
@@ -84,7 +85,7 @@ def test_the_built_in_reservations_on_256_slots() -> None:
 def test_on_200_slots_bulk_gets_exactly_20() -> None:
     core = Admission(SMG, {"m": 200})
 
-    said = [core.submit(Ticket(n, "m", BULK), 0)[-1].action for n in range(30)]
+    said = [decision_on(n, core.submit(Ticket(n, "m", BULK), 0)).action for n in range(30)]
 
     assert said == ["admit"] * 20 + ["queue"] * 10
 

@@ -130,7 +130,8 @@ class Admission:
             self._recorder = recorder
 
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad = EMPTY_LOAD) -> Sequence[Decision]:
-        """Let a request ask to enter: the last decision is on it (`admit`, `queue` or `reject`).
+        """Let a request ask to enter. What became of it is the state of its ticket afterwards; one of the decisions, in which
+        it is the subject, says why. Others may be on other requests.
 
         `load` is that of the instances of its model, and only read if `reads_load`. Raises KeyError for an unknown model,
         and TransitionError for a ticket, or an id, that is there already.

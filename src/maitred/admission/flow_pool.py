@@ -84,7 +84,7 @@ class FlowPool(SlotPool):
             self._enqueue(ticket, now)
             decisions.append(Decision(now, ticket.id, Action.QUEUE, Reason.SATURATED))
         self.schedule_waiters()
-        # A stable sort that moves the decision on the newcomer to the end, as `submit` promises.
+        # The decision on the newcomer stands last in logs, though it may have been taken earlier. A replay compares bytes.
         return sorted(decisions, key=lambda decision: decision.subject == ticket.id)
 
     def release(self, ticket: Ticket, release_reason: ReleaseReason, now: Micros) -> list[Decision]:

@@ -70,7 +70,7 @@ class SlotPool(ABC):
 
     @abstractmethod
     def submit(self, ticket: Ticket, now: Micros, load: FleetLoad) -> list[Decision]:
-        """Admit, queue or reject a newcomer: the last decision is on it, those before may be on other requests.
+        """Admit, queue or reject a newcomer, which its state tells afterwards.
 
         Like all that follow, this marks what it may have made possible, and notes until when a request waits (`agenda`)."""
 

@@ -53,6 +53,14 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """With a rejection, the time after which another attempt may succeed."""
 
 
+def decision_on(subject: RequestId, decisions: Iterable[Decision]) -> Decision:
+    """Return the last decision on a request among those that an input has led to. Raises ValueError if there is none."""
+    for decision in reversed(list(decisions)):
+        if decision.subject == subject:
+            return decision
+    raise ValueError(f"nothing was decided about request {subject}")
+
+
 def _snake_case(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).removeprefix("_")
 

@@ -24,10 +24,11 @@ from maitred.admission import (
     Reason,
     Refusal,
     ReleaseReason,
+    TicketState,
     no_load,
 )
 from maitred.admission.lead import NO_LEAD, Lead
-from maitred.core.decisions import Decision
+from maitred.core.decisions import Decision, decision_on
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
@@ -39,6 +40,8 @@ _PREEMPT_SLOT: Final = Action.PREEMPT_SLOT
 _QUEUE: Final = Action.QUEUE
 _REJECT: Final = Action.REJECT
 _LEAD_FREE: Final = Reason.LEAD_FREE
+_ADMITTED: Final = TicketState.ADMITTED
+_LEFT: Final = TicketState.LEFT
 
 
 class AdmissionRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
@@ -121,16 +124,16 @@ class RealTimeAdmission:
         core, now = self.core, self.now()
         pool = self._pool_of(request.model)
         load = self._load_probe(pool, now) if core.reads_load else EMPTY_LOAD
-        decisions = core.submit(core.make_ticket(request, cost, pool), now, load)
-        own = decisions[-1]
-        # The decision on this request is raised, but those on other requests must be applied first.
-        if own.action is _REJECT:
-            self._apply_decisions(decisions)
-            raise AdmissionRejected(own, core.refusal(own))
+        ticket = core.make_ticket(request, cost, pool)
+        decisions = core.submit(ticket, now, load)
+        if ticket.state is _LEFT:
+            self._apply_decisions(decisions)  # Those on other requests count, whatever becomes of this one.
+            refused = decision_on(request.id, decisions)
+            raise AdmissionRejected(refused, core.refusal(refused))
         lease = self._leases[request.id] = SlotLease(request, task)
         # An admission alone, the usual case, needs no further step: nothing waits in the lease, and no deadline is new; but one
         # beyond what the engines run at once is watched.
-        if own.action is not _ADMIT or len(decisions) > 1 or own.reason is _LEAD_FREE:
+        if ticket.state is not _ADMITTED or len(decisions) > 1 or decisions[0].reason is _LEAD_FREE:
             self._apply_decisions(decisions)
         return lease
 
