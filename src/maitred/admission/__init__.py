@@ -11,35 +11,16 @@ has left).
 
     core.py              Admission: the inputs and their answers; how inputs settle what is due
     inputs.py            the inputs as data, as a log has them
-    coordinator.py       settles what changes of one pool mean for the others, and what is due; agenda.py: what is to settle
+    coordinator.py       settles what changes of one pool mean for the others, and what is due
     pool_directory.py    which pools there are, and which models use them
-    slot_pool.py         what all pools have in common: a slot is given, freed, and its holder ends or is tried again
-    class_pool.py        pools with classes, or with one limit for all requests: who enters, waits, is refused, or takes a
-                         slot
-    priority.py          what keeps a newcomer out, which request is next, who is preempted, promotions of starved requests
-    waiting.py           the waiting requests of a pool: whether a queue is full, until when they wait, which of them starve
-    queues.py            the queue of one class: first come first served, or shared fairly among tenants
-    slots.py             the arithmetic of slots and reservations
-    adaptive_reserve.py  how much of a reservation is kept free, from what arrivals needed
-    lead.py              the slots beyond what the engines run at once, and how soon they must be free again
-    preemption.py        which requests may be victims, and preemptors that wait for their slots
-    flow_pool.py         pools with the load of the instances as their limit (flow control, as in GAIE and BLIS)
-    flow_bands.py        their waiting requests by priority, in one flow or one per tenant
-    flow_dispatcher.py   which of them enter, over all models
-    saturation.py        how loaded the instances are
-    policy_gate.py       policies that refuse requests before they ask for a slot; the budgets of tenants
-    policies.py          those that come with maitred
-    rate_limit.py        requests per second
-    retry_after.py       when a rejected request should be sent again
-    tenants.py           names, limits and accounts of tenants
-    ticket.py            the record of one request, and the table of its states
-    enums.py             actions and reasons
-    counters.py          what became of every request
-    pool_views.py        what a pool looks like from outside
-    config.py            the keys of the `admission` section; policy_config.py and flow_config.py: those of policies and of
-                         flow control
-    presets.py           defaults of the configuration, and options in which other systems differ
-    rules.py             the configuration, resolved into what pools work with
+
+    terms/               what is said and counted: the keys and presets, the rules that come of them, actions and reasons, the
+                         ticket of a request and the table of its states, counters, accounts of tenants
+    waiting/             who waits, in which order and until when; victims and their preemptors; when to come again
+    pool/                what all pools have in common: the arithmetic of slots, how one is given and freed
+    classes/             pools with classes, or with one limit for all requests: who enters, waits, is refused, or takes a slot
+    flow/                pools with the load of the instances as their limit (flow control, as in GAIE and BLIS)
+    gates/               what refuses a request before it asks for a slot: its policy, or the request rate
     learned_slots/       how many slots an engine should have, where it does not say
 """
 

@@ -11,7 +11,7 @@ time. This is measured, without a model of arrivals or of the engine:
               a victim that is tried again, or if more slots are idle than all classes reserve
 
     headroom  the smallest number that was enough for 99 % of the arrivals of the last 5 minutes; if the class has any and may
-              preempt, at least the slots beyond what the engines run (`lead`)
+              preempt, at least the slots beyond what the engines run (`lead_watch`)
 
     held back = max(floor - in flight, min(reserved - in flight, headroom)), and never less than 0
 

@@ -39,7 +39,7 @@ from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.policy_gate import PolicyGate, Refusal
 from maitred.admission.pool_directory import PoolDirectory
 from maitred.admission.pool_views import HeadroomWatch, PoolSurvey, PoolView
-from maitred.admission.rate_limit import RateGate, make_rate_gate
+from maitred.admission.rate_gate import RateGate, make_rate_gate
 from maitred.admission.rules import make_accounts
 from maitred.admission.slot_pool import EMPTY_LOAD, LoadProbe, SlotPool, no_load
 from maitred.admission.tenants import TenantAccount

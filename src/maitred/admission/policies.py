@@ -12,7 +12,7 @@ Example: capacity 1000 and rate 100. A prompt of 800 tokens at 0 s leaves 200. A
 refused; it should come again after (500 - 300) / 100 = 2 s.
 
 The arithmetic is BLIS's, in floats and in its order of operations, so that its recorded runs come out exactly: the
-bucket is refilled at every request, whether or not that enters. The `TokenBucket` of `rate_limit` is brought up to date
+bucket is refilled at every request, whether or not that enters. The `TokenBucket` of the request rate is brought up to date
 only when a token is taken.
 """
 

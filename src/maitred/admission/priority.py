@@ -3,7 +3,7 @@
 A newcomer never passes a request of its own lane or of a more urgent one. Of waiting requests the most urgent lane goes
 first, and no request passes a more urgent one that needs more than is free.
 
-Strict order can let the least urgent lane wait for ever. So a request that starves (`waiting`) may be promoted: it goes
+Strict order can let the least urgent lane wait for ever. So a request that starves (`pool_queues`) may be promoted: it goes
 before more urgent ones, or into a slot that a higher class has reserved and does not use. Promotions need a bound,
 because without one an old backlog would reverse the order of classes until it has drained: once all bulk requests
 starve, each of them would go before every chat. So each admission from the queues earns a share of a promotion, and at most
@@ -29,7 +29,7 @@ from maitred.admission.preemption import PreemptionCandidates
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
 from maitred.admission.ticket import Ticket
-from maitred.admission.waiting import PoolQueues
+from maitred.admission.pool_queues import PoolQueues
 from maitred.core.units import Micros
 
 _BEHIND_QUEUE: Final = Reason.BEHIND_QUEUE  # members of enums are slow to look up

@@ -21,7 +21,7 @@ from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool_views import PoolView
 from maitred.admission.preemption import PreemptionCandidates
 from maitred.admission.queues import SequenceNumbers
-from maitred.admission.rate_limit import TokenBucket
+from maitred.admission.token_bucket import TokenBucket
 from maitred.admission.retry_after import RetryAfterEstimator
 from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.slots import Slots
