@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from maitred.admission import Action, Admission, AdmissionConfig, ReleaseReason
-from maitred.admission.lead import Lead
-from maitred.admission.ticket import Ticket
+from maitred.admission.terms.lead import Lead
+from maitred.admission.terms.ticket import Ticket
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass
 from maitred.core.units import MILLISECOND, SECOND, Micros

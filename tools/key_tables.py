@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from maitred.admission.config import ClassConfig, TenantPolicy
-from maitred.admission.presets import Flavour, preset_of
+from maitred.admission.terms.config import ClassConfig, TenantPolicy
+from maitred.admission.terms.presets import Flavour, preset_of
 from maitred.config.root import Config, default_of, field_docs
 from maitred.core.request import PriorityClass
 from maitred.core.yaml_schema import struct_types

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from maitred.admission import Admission, AdmissionConfig, ClassView, ReleaseReason, Ticket
-from maitred.admission.lead import NO_LEAD, Lead
+from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass
 from maitred.core.units import from_seconds, to_seconds

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
-from maitred.admission.adaptive_reserve import NUM_PERIODS, PERIOD, TOLERATED_WAIT, ArrivalNeeds
+from maitred.admission.classes.adaptive_reserve import NUM_PERIODS, PERIOD, TOLERATED_WAIT, ArrivalNeeds
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import MILLISECOND, SECOND, to_seconds
 from maitred.replay import replay

@@ -20,7 +20,7 @@ from maitred.admission import (
     Ticket,
     TicketState,
 )
-from maitred.admission.lead import Lead
+from maitred.admission.terms.lead import Lead
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.request import PriorityClass
 from maitred.core.units import MILLISECOND, Micros

@@ -6,7 +6,7 @@ from admission_timeline import BULK, INTERACTIVE, SYSTEM, Timeline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.token_bucket import TokenBucket
+from maitred.admission.waiting.token_bucket import TokenBucket
 from maitred.core.units import SECOND
 
 

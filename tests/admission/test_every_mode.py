@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.admission import EMPTY_LOAD, Action, Admission, AdmissionConfig, ReleaseReason, Ticket, TicketState
-from maitred.admission.lead import Lead
+from maitred.admission.terms.lead import Lead
 from maitred.core.contracts import FleetLoad, InstanceLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass

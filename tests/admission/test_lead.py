@@ -9,7 +9,7 @@ from admission_timeline import BULK, INTERACTIVE, Timeline, classes
 from engine_model import Engine, Gateway, World
 
 from maitred.admission import Admission, ReleaseReason, Ticket
-from maitred.admission.lead import Lead
+from maitred.admission.terms.lead import Lead
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import MILLISECOND, SECOND, from_seconds
 from maitred.replay import replay

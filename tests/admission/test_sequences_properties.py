@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket
-from maitred.admission.ticket import TicketState
+from maitred.admission.terms.ticket import TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass

@@ -13,7 +13,7 @@ import pytest
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason, Ticket, parse_class, preset_of
-from maitred.admission.ticket import TRANSITIONS, TicketEvent, TicketState, TransitionError
+from maitred.admission.terms.ticket import TRANSITIONS, TicketEvent, TicketState, TransitionError
 from maitred.core.decisions import decision_on
 from maitred.core.request import PriorityClass
 

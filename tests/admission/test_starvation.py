@@ -6,7 +6,7 @@ from typing import Any
 
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, SYSTEM, Timeline
 
-from maitred.admission.priority import PromotionBudget
+from maitred.admission.classes.priority import PromotionBudget
 
 SMG = {"flavour": "smg"}
 STARVING = {"starvation_threshold_secs": 1}

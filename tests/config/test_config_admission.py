@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from maitred.admission.config import AdmissionConfig
-from maitred.admission.presets import preset_of
-from maitred.admission.rules import overcommit_problem
+from maitred.admission.terms.config import AdmissionConfig
+from maitred.admission.terms.presets import preset_of
+from maitred.admission.terms.rules import overcommit_problem
 from maitred.config import ConfigSources
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from maitred.admission.config import TenantPolicy
-from maitred.admission.presets import Flavour, preset_of
+from maitred.admission.terms.config import TenantPolicy
+from maitred.admission.terms.presets import Flavour, preset_of
 from maitred.config import Config, load
 from maitred.core.request import PriorityClass
 from maitred.core.yaml_document import YamlDocument

@@ -57,7 +57,7 @@ def test_the_map_is_the_first_thing_that_pages_name() -> None:
 
 
 def test_the_source_of_a_name_is_printed_with_its_decorator_and_its_docstring() -> None:
-    assert TOOL.source("admission/tenants.py", "TenantAccount.at_limit").startswith("    @property\n    def at_limit")
+    assert TOOL.source("admission/terms/tenants.py", "TenantAccount.at_limit").startswith("    @property\n    def at_limit")
     assert TOOL.source("core/units.py", "to_ms").endswith("return span / MILLISECOND")
     limit = TOOL.source("gateway/config.py", "GatewayConfig.max_models")
     assert limit.splitlines()[0].startswith("    max_models: int =")
@@ -65,7 +65,7 @@ def test_the_source_of_a_name_is_printed_with_its_decorator_and_its_docstring() 
 
 
 def test_of_a_long_class_and_of_a_file_there_are_the_contents() -> None:
-    pool = TOOL.source("admission/class_pool.py", "ClassPool")
+    pool = TOOL.source("admission/classes/pool.py", "ClassPool")
     assert pool.startswith("class ClassPool(SlotPool):")
     assert "def submit(self" in pool
     assert "self.slots" not in pool
@@ -73,10 +73,10 @@ def test_of_a_long_class_and_of_a_file_there_are_the_contents() -> None:
 
 
 def test_names_come_with_their_first_and_their_last_line() -> None:
-    (property_of_tenants,) = TOOL.rows_of("| a limit | `admission/tenants.py: TenantAccount.at_limit` |")
+    (property_of_tenants,) = TOOL.rows_of("| a limit | `admission/terms/tenants.py: TenantAccount.at_limit` |")
     *_, place = TOOL.answer(property_of_tenants, with_source=False)
     first, last = map(int, place.rpartition(":")[2].split("-"))
-    lines = (ROOT / "src/maitred/admission/tenants.py").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "src/maitred/admission/terms/tenants.py").read_text(encoding="utf-8").splitlines()
     assert lines[first - 1 : first + 1] == ["    @property", "    def at_limit(self) -> bool:"]
     assert lines[last - 1].startswith("        return ")
     assert all(re.search(r"\.py:\d+-\d+  ", line) for line in TOOL.mentions(["quote", "what", "error message"]))
@@ -103,7 +103,7 @@ def test_what_no_row_names_is_found_by_its_docstring() -> None:
 def test_the_tool_runs_without_anything_installed() -> None:
     command = [sys.executable, "-S", "tools/where.py", "--list", "client", "leaves"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "## SlotPool._free_slot  src/maitred/admission/slot_pool.py:" in printed
+    assert "## SlotPool._free_slot  src/maitred/admission/pool/slot_pool.py:" in printed
     questions = subprocess.run(command[:3], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert questions == [row.question for row in ROWS]
     unknown = subprocess.run([*command[:-2], "zeppelin"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ from world import (
     world,
 )
 
-from maitred.admission.lead import Lead
+from maitred.admission.terms.lead import Lead
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.reload import GatewaySettings
 from maitred.routing import RoutingConfig

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from maitred.admission import Admission, AdmissionConfig
-from maitred.admission.config import ClassConfig, ClassesConfig
+from maitred.admission.terms.config import ClassConfig, ClassesConfig
 from maitred.core.request import Request
 from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
 

@@ -8,7 +8,7 @@ import pytest
 
 import maitred
 from maitred.admission import AdmissionConfig
-from maitred.admission.config import ClassConfig, ClassesConfig
+from maitred.admission.terms.config import ClassConfig, ClassesConfig
 from maitred.instance import InstanceConfig
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.report import Assessment, Slo, Targets, VerdictKind

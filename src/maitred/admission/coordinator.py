@@ -17,7 +17,7 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from maitred.admission.agenda import NEVER, Agenda
+from maitred.admission.pool.agenda import NEVER, Agenda
 from maitred.admission.pool_directory import PoolDirectory
 from maitred.core.decisions import Decision
 from maitred.core.units import Micros

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from maitred.admission.config import AdmissionConfig
-from maitred.admission.enums import ReleaseReason
-from maitred.admission.lead import Lead
-from maitred.admission.ticket import Ticket
+from maitred.admission.terms.config import AdmissionConfig
+from maitred.admission.terms.enums import ReleaseReason
+from maitred.admission.terms.lead import Lead
+from maitred.admission.terms.ticket import Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision, DecisionLog, Input
 from maitred.core.request import PriorityClass, RequestId

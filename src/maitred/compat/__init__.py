@@ -15,7 +15,7 @@ whoever makes configurations of names imports this package (`maitred` itself, `m
 
 from __future__ import annotations
 
-from maitred.admission.presets import add_presets
+from maitred.admission.terms.presets import add_presets
 from maitred.compat.presets import ADMISSION_PRESETS
 from maitred.core.registry import search_last
 

@@ -2,7 +2,7 @@
 
 What a driver of instances must know of an instance flavour is here as data, so that nothing else asks which one it is. (Which
 keys of the configuration an instance flavour takes, and which defaults it gives them: `instance/flavours.py`.) Two other keys
-have the same name and are not read here: `AdmissionConfig.flavour` (`admission/presets.py`) and `ProgramsConfig.flavour`
+have the same name and are not read here: `AdmissionConfig.flavour` (`admission/terms/presets.py`) and `ProgramsConfig.flavour`
 (`programs/rules.py`).
 """
 

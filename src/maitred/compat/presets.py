@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from maitred.admission.presets import AdmissionPreset, Flavour
+from maitred.admission.terms.presets import AdmissionPreset, Flavour
 from maitred.compat import blis, smg
 
 ADMISSION_PRESETS: Final[Mapping[Flavour, AdmissionPreset]] = {"smg": smg.ADMISSION, "blis": blis.ADMISSION}

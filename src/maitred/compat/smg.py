@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from maitred.admission.presets import AdmissionPreset, ClassRules
+from maitred.admission.terms.presets import AdmissionPreset, ClassRules
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND
 

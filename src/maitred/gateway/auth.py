@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from maitred.admission.tenants import KEY_TENANT_PREFIX
+from maitred.admission.terms.tenants import KEY_TENANT_PREFIX
 from maitred.gateway import error_responses
 from maitred.gateway.config import HASH_PREFIX, keys_of_tenant
 from maitred.gateway.request_fields import shorten_name

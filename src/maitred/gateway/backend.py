@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from maitred.admission import QueueEstimate
-from maitred.admission.lead import NO_LEAD
+from maitred.admission.terms.lead import NO_LEAD
 from maitred.admission.learned_slots import OwnRequest, OwnRequests, SlotController
 from maitred.core.histogram import Histogram
 from maitred.core.request import Request

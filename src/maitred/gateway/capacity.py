@@ -24,7 +24,7 @@ from collections.abc import Iterable
 import msgspec
 
 from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, overcommit_problem
-from maitred.admission.config import MAX_SLOTS
+from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
 from maitred.gateway.driver import RealTimeAdmission

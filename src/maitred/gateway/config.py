@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.config import MAX_SECS, MAX_SLOTS
+from maitred.admission.terms.config import MAX_SECS, MAX_SLOTS
 from maitred.core.errors import ConfigError, quote
 from maitred.gateway.ejection import EjectionConfig
 from maitred.gateway.retry_budget import RetryConfig

@@ -27,7 +27,7 @@ from maitred.admission import (
     TicketState,
     no_load,
 )
-from maitred.admission.lead import NO_LEAD, Lead
+from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.decisions import Decision, decision_on
 from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.admission.config import MAX_SLOTS
+from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.errors import JSON_ERRORS
 from maitred.gateway.engine_report import EngineCounts, EngineReport, KvMemory, plausible, positive, sum_if_all
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from maitred.admission import AdmissionConfig
-from maitred.admission.tenants import tenant_problem
+from maitred.admission.terms.tenants import tenant_problem
 from maitred.core.errors import nearest_name_hint
 from maitred.gateway.config import HASH_PREFIX, GatewayConfig
 

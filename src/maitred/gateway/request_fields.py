@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from maitred.admission.tenants import MAX_NAME_CHARS
+from maitred.admission.terms.tenants import MAX_NAME_CHARS
 from maitred.core.errors import JSON_ERRORS
 from maitred.core.request import PrefixKeys
 from maitred.gateway.agent_headers import NO_SESSION, SessionReader

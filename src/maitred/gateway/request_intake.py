@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from maitred.admission import AdmissionConfig
-from maitred.admission.config import class_from_name
+from maitred.admission.terms.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from maitred.admission.config import MAX_SLOTS
+from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.errors import JSON_ERRORS
 from maitred.gateway.engine_report import MAX_RANKS, positive
 

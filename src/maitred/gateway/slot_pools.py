@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.lead import Lead, sum_leads
+from maitred.admission.terms.lead import Lead, sum_leads
 from maitred.core.request import RequestId
 from maitred.gateway.backend import Backend
 from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND, GatewayConfig

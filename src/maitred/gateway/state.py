@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 import msgspec
 
 from maitred.admission.learned_slots import SlotReason, SlotState
-from maitred.admission.tenants import KEY_TENANT_PREFIX
+from maitred.admission.terms.tenants import KEY_TENANT_PREFIX
 from maitred.gateway.ejection import CircuitState
 from maitred.gateway.slot_pools import SlotSource
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from maitred.admission import ClassView, PoolView, ReleaseReason
-from maitred.admission.config import MAX_SLOTS
+from maitred.admission.terms.config import MAX_SLOTS
 from maitred.admission.learned_slots import SlotController
 from maitred.core.request import PriorityClass
 from maitred.core.steps import Steps, in_batches

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from maitred.admission.config import TenantPolicy
+from maitred.admission.terms.config import TenantPolicy
 from maitred.core.request import PriorityClass
 from maitred.core.steps import Steps
 from maitred.core.units import to_seconds

@@ -1,6 +1,6 @@
 """Priorities: how urgent is a request, and the orders that go by that.
 
-Here an instance orders its wait queue. Which request gets a slot, by class, is another thing: `admission/priority.py`.
+Here an instance orders its wait queue. Which request gets a slot, by class, is another thing: `admission/classes/priority.py`.
 
 Two things are called a priority, and both are kept in `SequenceState.priority`, larger being more urgent:
 

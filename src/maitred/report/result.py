@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from maitred.admission import AdmissionConfig
-from maitred.admission.config import AdmissionMode
+from maitred.admission.terms.config import AdmissionMode
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import MILLISECOND, Micros
 from maitred.instance import InstanceConfig

@@ -25,7 +25,7 @@ from maitred.admission import (
     ReleaseReason,
     overcommit_problem,
 )
-from maitred.admission.lead import NO_LEAD, Lead
+from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots import START_SLOTS
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from maitred.admission.config import MAX_SECS, MAX_SLOTS
+from maitred.admission.terms.config import MAX_SECS, MAX_SLOTS
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.lead import sum_leads
+from maitred.admission.terms.lead import sum_leads
 from maitred.admission.learned_slots import (
     TICK_INTERVAL,
     EngineReading,

@@ -23,7 +23,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from maitred.admission.tenants import tenant_problem
+from maitred.admission.terms.tenants import tenant_problem
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros, from_seconds

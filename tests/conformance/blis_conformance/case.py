@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from maitred import AdmissionConfig, ClusterConfig, InstanceConfig, RoutingConfig
-from maitred.admission.flow_config import FlowControlConfig
+from maitred.admission.terms.flow_config import FlowControlConfig
 from maitred.core.units import Micros
 from maitred.instance.latency import (
     Deployment,

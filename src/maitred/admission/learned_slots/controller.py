@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from maitred.admission.config import MAX_SLOTS
-from maitred.admission.lead import NO_LEAD, Lead
+from maitred.admission.terms.config import MAX_SLOTS
+from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots import inputs
 from maitred.admission.learned_slots.kv_limit import KvLimit
 from maitred.admission.learned_slots.limit_search import LimitSearch, lead_of

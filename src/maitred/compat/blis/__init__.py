@@ -27,7 +27,7 @@ Instances (the key `instance.flavour`; chosen by `compat/instance_rules.py`):
     not with BLIS                                                `async_scheduling`; prefill and decode in different
                                                                  instances
 
-Flow control (the key `admission.flavour`; chosen by `admission/presets.py`; the preset is here, `ADMISSION`):
+Flow control (the key `admission.flavour`; chosen by `admission/terms/presets.py`; the preset is here, `ADMISSION`):
 
     bands              all that have a name exist from the       a band exists once a request has waited in it, so the
                        start                                     ceilings of the bands depend on what came before
@@ -52,8 +52,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from maitred.admission.flow_config import FairnessPolicy
-from maitred.admission.presets import AdmissionPreset, FlowControlPreset
+from maitred.admission.terms.flow_config import FairnessPolicy
+from maitred.admission.terms.presets import AdmissionPreset, FlowControlPreset
 
 ADMISSION: Final = AdmissionPreset(
     retries_victims=False,

@@ -30,7 +30,7 @@ from typing import Literal
 
 import msgspec
 
-from maitred.admission.tenants import tenant_problem
+from maitred.admission.terms.tenants import tenant_problem
 from maitred.core.errors import nearest_name_hint
 from maitred.core.request import PrefixKeys, PriorityClass, Request
 from maitred.core.units import SECOND, Micros

@@ -21,9 +21,9 @@ from __future__ import annotations
 from math import ceil, isfinite
 from typing import Final
 
-from maitred.admission.policy_gate import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.saturation import utilization
-from maitred.admission.ticket import Ticket
+from maitred.admission.gates.policy_gate import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.flow.saturation import utilization
+from maitred.admission.terms.ticket import Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.units import SECOND, Micros
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from maitred.admission.ticket import Ticket, TicketState
+from maitred.admission.terms.ticket import Ticket, TicketState
 from maitred.core.units import MILLISECOND, Micros
 
 _ADMITTED: Final = TicketState.ADMITTED  # members of enums are slow to look up

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from maitred.admission.counters import ClassView
+from maitred.admission.terms.counters import ClassView
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros
 

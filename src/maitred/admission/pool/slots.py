@@ -37,9 +37,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from maitred.admission.config import MAX_SLOTS
-from maitred.admission.lead import NO_LEAD, Lead
-from maitred.admission.rules import LANES, PoolRules
+from maitred.admission.terms.config import MAX_SLOTS
+from maitred.admission.terms.lead import NO_LEAD, Lead
+from maitred.admission.terms.rules import LANES, PoolRules
 
 
 def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, keeps_exact_fit: bool = False) -> list[int]:

@@ -6,10 +6,10 @@ there is no gate: the bucket belongs to the pool, and requests wait for its toke
 
 from __future__ import annotations
 
-from maitred.admission.config import AdmissionConfig
-from maitred.admission.enums import Action, Reason
-from maitred.admission.ticket import Ticket, TicketEvent
-from maitred.admission.token_bucket import TokenBucket
+from maitred.admission.terms.config import AdmissionConfig
+from maitred.admission.terms.enums import Action, Reason
+from maitred.admission.terms.ticket import Ticket, TicketEvent
+from maitred.admission.waiting.token_bucket import TokenBucket
 from maitred.core.decisions import Decision
 from maitred.core.units import SECOND, Micros
 

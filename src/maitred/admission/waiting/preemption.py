@@ -35,8 +35,8 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Final
 
-from maitred.admission.rules import LANES
-from maitred.admission.ticket import Ticket, TicketState
+from maitred.admission.terms.rules import LANES
+from maitred.admission.terms.ticket import Ticket, TicketState
 from maitred.core.request import RequestId
 
 _ADMITTED: Final = TicketState.ADMITTED  # members of enums are slow to look up

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from math import inf
 from typing import TypeAlias
 
-from maitred.admission.flow_config import DispatchOrder, FairnessPolicy
-from maitred.admission.rules import FlowControlRules
-from maitred.admission.ticket import Ticket
+from maitred.admission.terms.flow_config import DispatchOrder, FairnessPolicy
+from maitred.admission.terms.rules import FlowControlRules
+from maitred.admission.terms.ticket import Ticket
 from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 

@@ -31,9 +31,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final
 
-from maitred.admission.preemption import PreemptionCandidates
-from maitred.admission.rules import LANES, PoolRules
-from maitred.admission.slots import ALL_UNITS, Slots
+from maitred.admission.waiting.preemption import PreemptionCandidates
+from maitred.admission.terms.rules import LANES, PoolRules
+from maitred.admission.pool.slots import ALL_UNITS, Slots
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 TOLERATED_WAIT: Final = 20 * MILLISECOND

@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from maitred.admission.config import MAX_SLOTS, AdmissionConfig
-from maitred.admission.flow_config import DetectorName, DispatchMode, DispatchOrder, FairnessPolicy, FlowControlConfig
-from maitred.admission.presets import ClassRules
-from maitred.admission.tenants import TenantAccount
+from maitred.admission.terms.config import MAX_SLOTS, AdmissionConfig
+from maitred.admission.terms.flow_config import DetectorName, DispatchMode, DispatchOrder, FairnessPolicy, FlowControlConfig
+from maitred.admission.terms.presets import ClassRules
+from maitred.admission.terms.tenants import TenantAccount
 from maitred.core.request import PriorityClass
 from maitred.core.slo_classes import SLO_PRIORITIES, priority_of_slo_class
 from maitred.core.units import Micros, from_ms, from_seconds

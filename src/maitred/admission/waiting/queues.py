@@ -36,8 +36,8 @@ from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
-from maitred.admission.tenants import TenantAccount
-from maitred.admission.ticket import Ticket
+from maitred.admission.terms.tenants import TenantAccount
+from maitred.admission.terms.ticket import Ticket
 from maitred.core.lazy_heap import IndexedHeap, LazyHeap
 from maitred.core.request import RequestId
 from maitred.core.units import Micros

@@ -28,8 +28,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from maitred.admission.counters import ClassCounters
-from maitred.admission.tenants import TenantAccount
+from maitred.admission.terms.counters import ClassCounters
+from maitred.admission.terms.tenants import TenantAccount
 from maitred.core.errors import MaitredError
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from maitred.admission.flow_config import DetectorName, FlowControlConfig
+from maitred.admission.terms.flow_config import DetectorName, FlowControlConfig
 from maitred.core.contracts import FleetLoad, InstanceLoad, InstanceView
 
 SaturationGauge: TypeAlias = Callable[[int], float]

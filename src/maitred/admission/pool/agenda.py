@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from maitred.admission.tenants import TenantAccount
-from maitred.admission.ticket import Ticket
+from maitred.admission.terms.tenants import TenantAccount
+from maitred.admission.terms.ticket import Ticket
 from maitred.core.request import RequestId
 from maitred.core.units import Micros
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flow_config import DetectorName, DispatchMode, FairnessName, FairnessPolicy
+from maitred.admission.terms.flow_config import DetectorName, DispatchMode, FairnessName, FairnessPolicy
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros
 

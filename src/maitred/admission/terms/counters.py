@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from maitred.admission.enums import ReleaseReason
+from maitred.admission.terms.enums import ReleaseReason
 from maitred.core.histogram import ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 

@@ -11,10 +11,10 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.flow_config import DetectorName, FlowControlConfig
-from maitred.admission.policy_config import PolicyConfig
-from maitred.admission.presets import AdmissionPreset, ClassRules, Flavour, preset_of
-from maitred.admission.tenants import tenant_problem
+from maitred.admission.terms.flow_config import DetectorName, FlowControlConfig
+from maitred.admission.terms.policy_config import PolicyConfig
+from maitred.admission.terms.presets import AdmissionPreset, ClassRules, Flavour, preset_of
+from maitred.admission.terms.tenants import tenant_problem
 from maitred.core.request import PriorityClass
 
 

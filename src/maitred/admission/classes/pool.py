@@ -23,19 +23,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from maitred.admission.adaptive_reserve import AdaptiveReserve
-from maitred.admission.agenda import Agenda
-from maitred.admission.enums import Action, Reason, ReleaseReason
-from maitred.admission.lead_watch import LEAD_TIME, LeadWatch
+from maitred.admission.classes.adaptive_reserve import AdaptiveReserve
+from maitred.admission.pool.agenda import Agenda
+from maitred.admission.terms.enums import Action, Reason, ReleaseReason
+from maitred.admission.classes.lead_watch import LEAD_TIME, LeadWatch
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
-from maitred.admission.preemption import LeavingVictims, link_peers, unlink_peers
-from maitred.admission.priority import AdmissionPriority, PromotionBudget
-from maitred.admission.queues import SequenceNumbers
-from maitred.admission.token_bucket import TokenBucket
-from maitred.admission.rules import LANES, MOST_URGENT_FIRST, PoolRules
-from maitred.admission.slot_pool import SlotPool
-from maitred.admission.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
-from maitred.admission.pool_queues import PoolQueues
+from maitred.admission.waiting.preemption import LeavingVictims, link_peers, unlink_peers
+from maitred.admission.classes.priority import AdmissionPriority, PromotionBudget
+from maitred.admission.waiting.queues import SequenceNumbers
+from maitred.admission.waiting.token_bucket import TokenBucket
+from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
+from maitred.admission.pool.slot_pool import SlotPool
+from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
+from maitred.admission.waiting.pool_queues import PoolQueues
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.units import Micros

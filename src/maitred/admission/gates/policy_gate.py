@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
-from maitred.admission.enums import Action, Reason
-from maitred.admission.policy_config import PolicyConfig
-from maitred.admission.ticket import Ticket, TicketEvent
+from maitred.admission.terms.enums import Action, Reason
+from maitred.admission.terms.policy_config import PolicyConfig
+from maitred.admission.terms.ticket import Ticket, TicketEvent
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.errors import ConfigError
@@ -70,7 +70,7 @@ POLICIES: Registry[AdmissionPolicy] = Registry(
     "admission policy",
     AdmissionPolicy,
     group="maitred.admission_policies",
-    packages=["maitred.admission"],
+    packages=["maitred.admission.gates"],
     methods=["refusal"],
     flag="--admission-policy",
     defaults={PolicyConfig: PolicyConfig()},
