@@ -83,7 +83,7 @@ class ClassPool(SlotPool):
         if self.reserve is not None and blocked_by is not Reason.TENANT_LIMIT:
             self.reserve.on_arrival(lane, units, now)
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
-            blocked_by = Reason.RATE_LIMIT  # The token is taken in `_admit`, because a request that queues pays when it enters.
+            blocked_by = Reason.NO_TOKEN  # The token is taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:
             return [self._admit_to_free_slot(ticket, now) if self.slots.lead else self._admit(ticket, _SLOT_FREE, now)]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
@@ -127,7 +127,7 @@ class ClassPool(SlotPool):
                 self._agenda.note_freed(ticket.tenant_account, self.name)
             return decisions + self.dispatch(now) if self.waiting else decisions
         if ticket.state is _AWAITING:
-            self._stop_awaiting(ticket)
+            self._drop_claim(ticket)
         else:
             self.queues.dequeue(ticket, now)
         ticket.transition(_RELEASE)
@@ -215,7 +215,7 @@ class ClassPool(SlotPool):
 
     def _admit_waiter(self, ticket: Ticket, reason: Reason, now: Micros) -> Decision:
         if ticket.state is _AWAITING:  # Another slot has become free before that of its victim.
-            self._stop_awaiting(ticket)
+            self._drop_claim(ticket)
         else:
             self.queues.dequeue_admitted(ticket, now)
             self.promotion_budget.count_admission()
@@ -303,14 +303,14 @@ class ClassPool(SlotPool):
         if not self.priority.can_take_slot(preemptor):
             account = preemptor.tenant_account
             is_limited = account is not None and not account.may_hold(preemptor.sequences)
-            return [self._stop_preempting(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
+            return [self._fall_back_to_queue(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)
         if self.slots.lead:
             self._watch_lead(preemptor, now)
         return [self._admit(preemptor, _VICTIM_GONE, now, victim.id)]
 
-    def _stop_awaiting(self, preemptor: Ticket) -> None:
+    def _drop_claim(self, preemptor: Ticket) -> None:
         """Cut a preemptor off from its victim: the victim's slot goes to whichever request is next then."""
         self.queues.pending_preemptors.remove(preemptor)
         victim = preemptor.preemption_peer
@@ -320,10 +320,10 @@ class ClassPool(SlotPool):
         if preemptor.tenant_account is not None:
             self.on_tenant_slot_freed(preemptor.tenant_account.name)
 
-    def _stop_preempting(self, preemptor: Ticket, reason: Reason, now: Micros) -> Decision:
+    def _fall_back_to_queue(self, preemptor: Ticket, reason: Reason, now: Micros) -> Decision:
         """Let a preemptor that gets no slot from its victim queue, first in its class; or reject it, if it has not queued
         before and the queue is full."""
-        self._stop_awaiting(preemptor)
+        self._drop_claim(preemptor)
         self._agenda.note_freed(preemptor.tenant_account, self.name)
         if preemptor.queued_at == preemptor.submitted_at and self.queues.is_lane_full(preemptor.lane):
             self._stop_waiting(preemptor)
@@ -336,7 +336,7 @@ class ClassPool(SlotPool):
     def set_stranded(self, ticket: Ticket, *, stranded: bool, now: Micros) -> list[Decision]:
         decisions: list[Decision] = []
         if stranded and ticket.preemption_peer is not None:
-            decisions.append(self._stop_preempting(ticket.preemption_peer, Reason.NO_SLOT, now))
+            decisions.append(self._fall_back_to_queue(ticket.preemption_peer, Reason.NO_SLOT, now))
         ticket.stranded = stranded
         self._leaving.update(ticket)  # Before `dispatch`, which stops no second victim for what is leaving.
         return decisions + super().set_stranded(ticket, stranded=stranded, now=now)
@@ -367,7 +367,7 @@ class ClassPool(SlotPool):
             if queues.pending_preemptors.count:
                 # The newest goes first, because each goes to the front of the queue.
                 for preemptor in reversed(queues.expired_preemptors(lane, now)):
-                    decisions.append(self._stop_preempting(preemptor, Reason.BUDGET_SPENT, now))
+                    decisions.append(self._fall_back_to_queue(preemptor, Reason.BUDGET_SPENT, now))
         return decisions + self.dispatch(now)
 
     def _expire_waiter(self, ticket: Ticket, now: Micros) -> Decision:

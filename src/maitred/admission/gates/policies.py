@@ -47,7 +47,7 @@ class RejectAll(AdmissionPolicy):
 
 
 _SHED: Final = Refusal("tier_shed", message="the backends are loaded, and more urgent requests go first")
-_SATURATED: Final = Refusal("saturated", message="the backends are saturated, and this request can be shed")
+_SHED_WHEN_SATURATED: Final = Refusal("saturated", message="the backends are saturated, and this request can be shed")
 
 
 @POLICIES.register("tier-shed")
@@ -96,7 +96,7 @@ class GaieLegacy(AdmissionPolicy):
     def refusal(self, ticket: Ticket, load: FleetLoad, now: Micros) -> Refusal | None:
         if not ticket.sheddable or utilization(load, self._queue_depth, self._kv_usage) < 1.0:
             return None
-        return _SATURATED
+        return _SHED_WHEN_SATURATED
 
 
 _TOO_LARGE: Final = Refusal("prompt_too_large", 413, "the prompt has more tokens than may ever enter at once", is_final=True)

@@ -28,7 +28,7 @@ from maitred.core.registry import Registry
 from maitred.core.units import Micros
 
 _RESERVED_REASONS: Final = frozenset(Reason) - {Reason.POLICY, Reason.SATURATED}
-"""Reasons that a policy may not give, because admission itself gives them."""
+"""Reasons that a policy may not give, because admission itself gives them. `saturated` is BLIS's word for both."""
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
