@@ -41,10 +41,12 @@ TOLERATED_WAIT: Final = 20 * MILLISECOND
 COVERED_SHARE: Final = 0.99
 PERIOD: Final = 30 * SECOND
 NUM_PERIODS: Final = 10
-"""Arrivals are remembered for this many periods."""
+"""Arrivals are remembered for this many periods. Fewer forget the burst of a class that comes every few minutes; more keep what a
+class needed that has changed its ways."""
 REVIEW_INTERVAL: Final = SECOND
 LEARNING_TIME: Final = 10 * SECOND
 ENOUGH_ARRIVALS: Final = 20
+"""With fewer, 99 % of them are all of them, and the first ones of a class say little. Then all that is configured is kept."""
 
 
 class ArrivalNeeds:
@@ -116,7 +118,7 @@ class ArrivalNeeds:
         needs: Counter[int] = Counter()
         for of_period in self._by_period:
             needs.update(of_period)
-        uncovered = int((1 - COVERED_SHARE) * needs.total() + 1e-9)
+        uncovered = int((1 - COVERED_SHARE) * needs.total() + 1e-9)  # A float may fall just below a whole number.
         for need in sorted(needs, reverse=True):
             uncovered -= needs[need]
             if uncovered < 0:
@@ -155,6 +157,7 @@ class AdaptiveReserve:
             return
         if now >= self._settle_at:
             self._settle(now)
+        # So much is idle that this one takes nothing that is reserved: whatever the headroom is, it would not have been asked.
         if slots.idle > sum(slots.reserved):
             if self._missing_units:
                 for other in self._needs:
@@ -169,13 +172,13 @@ class AdaptiveReserve:
             self._settle_at = min(self._settle_at, now + TOLERATED_WAIT)
 
     def on_freed(self, units: int, now: Micros) -> None:
-        """Note that a request has given back `units`. The most urgent class has them first."""
+        """Note that a request has given back `units`."""
         if now >= self._settle_at:
             self._settle(now)
         if not self._missing_units:
             return
         units = min(units, self._slots.idle)  # After a shrink, what is given back may be gone.
-        for needs in reversed(self._needs):
+        for needs in reversed(self._needs):  # The most urgent class has the next slot, whoever freed it.
             units = needs.on_freed(units)
         self._missing_units = any(needs.is_missing for needs in self._needs)
 

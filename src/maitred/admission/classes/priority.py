@@ -4,10 +4,8 @@ A newcomer never passes a request of its own lane or of a more urgent one. Of wa
 first, and no request passes a more urgent one that needs more than is free.
 
 Strict order can let the least urgent lane wait for ever. So a request that starves (`pool_queues`) may be promoted: it goes
-before more urgent ones, or into a slot that a higher class has reserved and does not use. Promotions need a bound,
-because without one an old backlog would reverse the order of classes until it has drained: once all bulk requests
-starve, each of them would go before every chat. So each admission from the queues earns a share of a promotion, and at most
-`burst` are saved up:
+before more urgent ones, or into a slot that a higher class has reserved and does not use. Promotions are bounded: each
+admission from the queues earns a share of one, and at most `burst` are saved up:
 
     promoted <= burst + share · dispatched        at any time
 
@@ -55,6 +53,8 @@ class PromotionBudget:
     @property
     def can_promote(self) -> bool:
         """Whether a promotion is saved up."""
+        # Without a bound an old backlog would reverse the order of classes until it has drained: once all bulk requests starve,
+        # each of them would go before every chat.
         return self._credit >= _ONE_PROMOTION
 
     def count_admission(self) -> None:

@@ -5,8 +5,7 @@ A band has the requests of one SLO priority. The most urgent of n bands has inde
 
     ceiling(i) = 1 - i · (1 - usage_limit_threshold) / (n - 1)
 
-While the saturation is at the ceiling of a band or above, no request of it enters. So with a threshold below 1 the less
-urgent bands wait earlier, and leave room for the more urgent ones before there is none. Example: 5 bands and a
+While the saturation is at the ceiling of a band or above, no request of it enters. Example: 5 bands and a
 threshold of 0.6 have the ceilings 1.0, 0.9, 0.8, 0.7 and 0.6; at a saturation of 0.75 the first three may enter.
 
 Within a band requests wait in flows, one for all tenants or one per tenant (`FairnessPolicy`). A flow is in the order
@@ -185,6 +184,7 @@ class PriorityBands:
 
     def _band_heads(self, saturation: float) -> Iterator[Ticket]:
         """Yield the next request of each band that may enter."""
+        # Ceilings of their own, so that the less urgent bands wait earlier, and leave room before there is none.
         span, steps = 1.0 - self._rules.config.usage_limit_threshold, max(1, len(self._bands) - 1)
         for i, band in enumerate(self._bands):
             if saturation >= 1.0 - i * span / steps:

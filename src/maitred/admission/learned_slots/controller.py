@@ -10,20 +10,9 @@ say what that number is, and it is not a constant: whichever binds first of sequ
 
 The parts, each with its own theory: `limit_search` finds the limit; `kv_limit` bounds it by memory; `shared_engine` takes
 over while others use the engine; `without_metrics` makes looks of the requests' own streams while there are no metrics. What
-each may do to the slots is bounded here:
-
-- from `least` to `most`; while no request waits for a slot, they never grow; - a reading that equals the last one in all
-fields, while our requests end, is no reading (a cached page); - nor are those of a page that contradicts our streams: three
-times it has shown less than half of what we see answering, or nothing
-  at all while streams answer (another engine's page, or a gauge that is never set). From then on the streams are the signal,
-  until the page shows what answers. A reading while hardly anything answers says nothing either way;
-- a reading without progress since the last one shows no step: the engine may be in a long one, and `running` stands still for
-  no other reason;
-- a counter that goes back is a restart: the limit is forgotten, the slots stay.
-
-Looks come every 50 ms while the limit is searched for or probed, because what is sent too much waits in the engine until
-then; otherwise every 200 ms while slots are short. With metrics, ticks do one thing: while the limit is not known, requests
-that are overdue, while no more streams answer than before, are a queue in the engine that is seen before the next reading.
+each may do to the slots is bounded here, and which readings count. With metrics, ticks do one thing: while the limit is not
+known, requests that are overdue, while no more streams answer than before, are a queue in the engine that is seen before the
+next reading.
 
 Time and observations are arguments; nothing here reads a clock. With a log, inputs become structs (`inputs`).
 """
@@ -169,13 +158,14 @@ class SlotController:
             return self._apply(inputs.Reading(now, self._backend, reading, own, demand))
         before, last = self.slots, self._reading
         self._compare_with_streams(reading, own)
+        # A page that equals the last one in all fields although our requests have ended since comes from a cache.
         if self.distrusts_page or (last == reading and own.ended != self._ended_at_reading):
             return None
         if last is not None and _shows_no_step(reading, last):
-            self._reading_at = now
+            self._reading_at = now  # The engine may be in a long step, and `running` stands still for no other reason.
             return None
         if last is not None and None not in (reading.progress, last.progress) and _went_back(reading, last):
-            self._forget()
+            self._forget()  # A restart: it may be another engine, but most are what they were, so the slots stay.
         if self._reading_at is not None:
             # A gap without requests says nothing.
             self._period += (min(now - self._reading_at, 2 * BUSY_INTERVAL) - self._period) // 5
@@ -265,6 +255,9 @@ class SlotController:
 
     def _compare_with_streams(self, reading: EngineReading, own: OwnLoad) -> None:
         """Count how often the page has shown too little of what answers since it last showed enough."""
+        # Another engine's page, or a gauge that is never set. Less than half, because a page is some steps old; and three times,
+        # because streams may end or begin in those. From then on the streams are the signal, until the page shows what answers.
+        # A reading while hardly anything answers says nothing either way.
         running, answered = reading.running, own.answered
         if running < answered / 2 - 2 or (not running and answered >= _FEWEST_STREAMS):
             self._contradictions += 1
@@ -298,7 +291,7 @@ class SlotController:
         slots = self.slots
         if kv_limit is not None and kv_limit < slots:
             slots, reason = kv_limit, SlotReason.KV_MEMORY
-        if not demand.wanted:
+        if not demand.wanted:  # Without a request that waits, nothing would show that there are too many.
             slots = min(slots, before)
         slots = self._search.slots = max(self.least, min(slots, self.most))
         if slots == before:

@@ -26,7 +26,9 @@ from maitred.admission.learned_slots.signals import EngineReading, OwnLoad
 from maitred.core.units import SECOND, Micros
 
 _HIGHEST_AIM: Final = 0.92
+"""Not 1, because the usage swings about its mean, by more the fewer requests there are."""
 _LOWEST_AIM: Final = 0.80
+"""Less would idle a fifth of the memory for good, where single requests differ in size by so much that any aim evicts some."""
 
 
 class KvLimit:
@@ -44,11 +46,12 @@ class KvLimit:
         """Return the most requests that fit, or None if memory is no limit. `period` is the time since the last reading."""
         has_preempted = reading.kv_preemptions > self._kv_preemptions
         self._kv_preemptions = reading.kv_preemptions
+        # At a low usage it was one large request, and says nothing of how many fit.
         if has_preempted and reading.kv_usage > 0.8:
             self._aim = max(_LOWEST_AIM, 0.98 * self._aim)
         else:
             self._aim = min(_HIGHEST_AIM, self._aim + 0.002 * min(4.0, 4.0 * period / SECOND))
-        if reading.kv_usage < 0.05:
+        if reading.kv_usage < 0.05:  # Too little to be divided by: a page is rounded, and blocks are coarse.
             return None
         if 2 * own.unstreamed > own.in_flight:
             return self._by_request(reading, has_preempted=has_preempted)

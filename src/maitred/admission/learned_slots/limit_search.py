@@ -9,15 +9,10 @@ these: they wait for the next place in the engine then, and preempt less.
     nothing waits, all slots used     more slots: +50 % while nothing was ever confirmed, then +6 %, +12 %, ... up to +50 %
     more runs than was believed       the limit is at least that
 
-Two looks, because requests that were just sent wait until their prompts have been computed, also in an engine with room for
-all; only then `running` stands still. The most of several looks, because `running` dips between the end of a request and the
-start of the next.
-
 **Trust.** A confirmed limit is left alone for 4 s at first, and for twice as long with each probe that confirms it, up to 2
 minutes or 16 service times. Then, while all slots are used, a probe lends a few slots. Only if more than the limit runs then,
-the search begins anew; if no more runs in three looks although more was sent, the limit is confirmed. A probe gives idle
-reservations away for a moment, so it must become rare; and a first estimate may be wrong, so the first probe must be soon. A
-request that the engine fails makes trust short again.
+the search begins anew; if no more runs in three looks although more was sent, the limit is confirmed. A request that the engine
+fails makes trust short again.
 
 *Example.* Limit 16, start 8, completions 200/s, so the lead is 1. Looks (running, waiting): (8, 0): 12 slots; (12, 0): 18
 slots; (13, 5): still filling; (16, 2): still filling, because 16 > 1.03 · 13 + 1; (16, 2): confirmed, 17 slots. Nothing waits
@@ -35,16 +30,22 @@ from maitred.admission.learned_slots.signals import OwnLoad, PoolDemand, SlotRea
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 _FIRST_TRUST: Final = 4 * SECOND
+"""Short, because a first estimate may be wrong; it grows, because a probe gives idle reservations away for a moment."""
 _LONGEST_TRUST: Final = 120 * SECOND
 _TRUST_AT_FULL_MEMORY: Final = 2 * SECOND
+"""A limit seen at full memory says what fitted then. Answers end, and others are shorter."""
 _SHRINK_TIME: Final = 750 * MILLISECOND
 """For how long at least a smaller limit must be seen."""
 _PROBE_LOOKS: Final = 8
+"""Looks after which a probe that nothing has used ends."""
 _FILLED_LOOKS: Final = 3
+"""Looks with more in flight than the limit. One or two may fall into the dispatch of what was lent."""
 
 
 def lead_of(own: OwnLoad) -> int:
-    """Return the slots above the limit that cover the time of a dispatch. A chat waits as long for them as they cover."""
+    """Return the slots above the limit that cover the time of a dispatch."""
+    # 5 ms is a dispatch on one machine. A chat waits as long for these slots as they cover, so no more; a gateway far from its
+    # engine leaves places idle for the rest.
     return int(own.ended_per_sec * 0.005)
 
 
@@ -117,6 +118,7 @@ class LimitSearch:
         if demand.wanted:
             self.urgent_lead = urgent_lead_of(own) if demand.keeps_lead else 0
         lead = self._lead(own)
+        # 2 %, because of hundreds that run a few have just been sent, and wait for their first step only.
         if waiting > lead + int(0.02 * running) and running > 0:
             if self._stands_still(running) and not self._may_be_a_dip(running, now):
                 self.confirm(running, own, kv_usage=kv_usage, now=now)
@@ -126,11 +128,16 @@ class LimitSearch:
         self._previous = (running, waiting)
 
     def _stands_still(self, running: int) -> bool:
+        # Requests that were just sent wait for their prompts to be computed, also in an engine with room for all: `running`
+        # grows from look to look then. 3 % and 1, because it dips by as much; a slower growth is taken for a limit, and the
+        # next probe corrects that.
         before = self._previous
         return before is not None and before[1] > 0 and running <= 1.03 * before[0] + 1
 
     def _may_be_a_dip(self, running: int, now: Micros) -> bool:
         """Return whether a smaller number is too new to be believed."""
+        # A batch of long prompts, or many answers that end at once, look like a smaller engine for some steps. A limit that is
+        # lowered wrongly costs throughput until the next probe; one that is lowered late costs a queue of 0.75 s.
         if self.limit is None or self._confirmed is None or running >= 0.95 * self._confirmed:
             self._short_looks = 0
             return False
@@ -145,8 +152,9 @@ class LimitSearch:
         if not recent and self._previous is not None:
             recent.append(self._previous[0])
         recent.append(running)
-        limit = max(recent)
+        limit = max(recent)  # `running` dips between the end of a request and the start of the next, and never rises above.
         last = list(recent)[-3:]
+        # Three low looks in a row are no dips: the engine runs less than it did.
         if len(last) == 3 and max(last) < 0.9 * limit:
             recent.clear()
             recent.extend(last)
@@ -172,14 +180,14 @@ class LimitSearch:
         if not self.is_full(own, demand):
             return
         if self._raised_at is not None and now - self._raised_at < 0.7 * period:
-            return
+            return  # What the last raise has let in may not be there yet. (0.7, because looks are not quite regular.)
         if self.limit is not None and now - self._confirmed_at <= self._patience(own):
             if not self.is_probing:
                 self._set(max(self.slots, self.limit + lead), SlotReason.CONFIRMED)
             return
         if self.limit is not None and not self.is_probing:
             self._probe(self.limit, lead, demand, now)
-        elif running >= 0.9 * own.in_flight - lead - 2:
+        elif running >= 0.9 * own.in_flight - lead - 2:  # Else what was sent is still on its way, and says nothing yet.
             self._raise(now)
 
     def _lead(self, own: OwnLoad) -> int:
@@ -219,6 +227,7 @@ class LimitSearch:
         self._raises += 1
         self.limit, self.is_probing, self._raised_at = None, False, now
         self._recent.clear()
+        # Where a limit was known the new one is mostly near. Otherwise it may be 8 or 512, so the steps are large at once.
         share = min(0.5, 0.06 * 2 ** min(self._raises - 1, 8)) if self._ever_confirmed else 0.5
         self._set(self.slots + max(1, int(self.slots * share)), SlotReason.RAISED)
 

@@ -14,9 +14,8 @@ against a higher one. So free() never grows from a class to the one below: while
 class has a free slot.
 
 A fleet may be smaller than what the classes have reserved. Then each keeps the same fraction of its reservation, and at
-least one slot stays unreserved, so that no class is ever locked out of an idle pool. The configured reservations are
-kept, and the ones in force derived from them at every change of capacity: what a smaller fleet took, recovery gives
-back.
+least one slot stays unreserved. The configured reservations are kept, and the ones in force derived from them at every change
+of capacity: what a smaller fleet took, recovery gives back.
 
 With `reserve: adaptive`, only `headroom` of what a class has reserved and does not use is held back, and its floor
 (`adaptive_reserve`):
@@ -59,7 +58,7 @@ def fit_reservations(wanted: Sequence[int], capacity: int, *, unit: int = 1, kee
         return desired
     # In whole numbers, multiplied before divided, so that no rounding of floats takes or adds a slot.
     reserved = [wish * capacity // total if total else 0 for wish in desired] if total > capacity else desired
-    missing = min(unit, capacity) - (capacity - sum(reserved))
+    missing = min(unit, capacity) - (capacity - sum(reserved))  # One slot is nobody's: no class is locked out of an idle pool.
     for lane in reversed(LANES):
         given_up = max(0, min(missing, reserved[lane]))
         reserved[lane] -= given_up

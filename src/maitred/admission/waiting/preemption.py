@@ -86,6 +86,7 @@ class PreemptionCandidates:
 
     def newest_below(self, group: int, units: int = 1) -> Ticket | None:
         """Return the newest request with a slot of at least `units`, of the least urgent group below `group`; or None."""
+        # The newest has the least work to lose. (By time; one with a short prompt may have done more than it.)
         if units > self._most_units:
             return None
         for lower in self._order:

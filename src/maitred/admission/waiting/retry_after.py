@@ -4,8 +4,7 @@ The estimate is how long the queue that the request found needs to drain at its 
 
     estimate = waiting · (now - since) / admissions since then        at least 1 s, at most the queue timeout
 
-`since` is when the queue last began, or its 64th last admission, whichever is later: an hour without a queue says
-nothing about its speed.
+`since` is when the queue last began, or its 64th last admission, whichever is later.
 
 Example: a queue began at 100 s, and 8 requests were admitted from it until 104 s, one per 0.5 s. If 20 wait now, the
 estimate is 20 · 4 / 8 = 10 s.
@@ -56,7 +55,7 @@ class RetryAfterEstimator:
     def on_queue_started(self, now: Micros) -> None:
         """Note that a request has joined the queue while it was empty."""
         self._queue_started_at = now
-        self._admission_times.clear()
+        self._admission_times.clear()  # An hour without a queue says nothing of the speed of this one.
 
     def on_admitted(self, now: Micros) -> None:
         """Note that a request was admitted from the queue."""
