@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 
-import maitred.compat  # noqa: F401 - tests of the rooms make configurations with the flavours of other systems
+import maitred.compat
 from maitred.cli import main
 
 settings.register_profile("search", deadline=None)

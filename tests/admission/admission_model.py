@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from maitred.admission import AdmissionConfig, Reason, ReleaseReason
-from maitred.admission.terms.rules import resolve_pool_rules
 from maitred.admission.pool.slots import fit_reservations
+from maitred.admission.terms.rules import resolve_pool_rules
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros

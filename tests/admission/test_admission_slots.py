@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.terms.rules import LaneRules
 from maitred.admission.pool.slots import Slots, fit_reservations
+from maitred.admission.terms.rules import LaneRules
 from maitred.core.request import PriorityClass
 
 BULK, DEFAULT, INTERACTIVE, SYSTEM = PriorityClass

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maitred.admission.waiting.queues import LaneQueue, SequenceNumbers
 from maitred.admission.terms.tenants import TenantAccount
 from maitred.admission.terms.ticket import Ticket
+from maitred.admission.waiting.queues import LaneQueue, SequenceNumbers
 from maitred.core.request import PriorityClass
 
 BULK = PriorityClass.BULK

@@ -5,8 +5,8 @@ from __future__ import annotations
 from admission_timeline import BULK, DEFAULT, INTERACTIVE, Timeline
 
 from maitred.admission import ReleaseReason
-from maitred.admission.waiting.queues import LaneQueue, SequenceNumbers
 from maitred.admission.terms.ticket import Ticket
+from maitred.admission.waiting.queues import LaneQueue, SequenceNumbers
 from maitred.core.units import SECOND
 
 RESERVED = {"interactive": {"reserved_floor": 2}}

@@ -26,6 +26,12 @@ has left).
 
 from __future__ import annotations
 
+from maitred.admission.core import Admission
+from maitred.admission.flow.saturation import QueueEstimate, fleet_load
+from maitred.admission.gates.policy_gate import POLICIES, AdmissionPolicy, Refusal
+from maitred.admission.pool.pool_views import PoolView
+from maitred.admission.pool.slot_pool import EMPTY_LOAD, LoadProbe, no_load
+from maitred.admission.pool_directory import SHARED_POOL
 from maitred.admission.terms.config import (
     AdmissionConfig,
     ClassConfig,
@@ -35,18 +41,12 @@ from maitred.admission.terms.config import (
     class_from_name,
     parse_class,
 )
-from maitred.admission.core import Admission
 from maitred.admission.terms.counters import ClassView
 from maitred.admission.terms.enums import Action, Reason, ReleaseReason
 from maitred.admission.terms.flow_config import FlowControlConfig
 from maitred.admission.terms.policy_config import PolicyConfig
-from maitred.admission.gates.policy_gate import POLICIES, AdmissionPolicy, Refusal
-from maitred.admission.pool_directory import SHARED_POOL
-from maitred.admission.pool.pool_views import PoolView
 from maitred.admission.terms.presets import preset_of
 from maitred.admission.terms.rules import bootstrap_problem, overcommit_problem
-from maitred.admission.flow.saturation import QueueEstimate, fleet_load
-from maitred.admission.pool.slot_pool import EMPTY_LOAD, LoadProbe, no_load
 from maitred.admission.terms.tenants import tenant_problem
 from maitred.admission.terms.ticket import Ticket, TicketState, TransitionError
 

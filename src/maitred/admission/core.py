@@ -29,19 +29,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from maitred.admission import inputs
-from maitred.admission.pool.agenda import NEVER, Agenda
-from maitred.admission.terms.config import AdmissionConfig
 from maitred.admission.coordinator import PoolCoordinator
+from maitred.admission.gates.policy_gate import PolicyGate, Refusal
+from maitred.admission.gates.rate_gate import RateGate, make_rate_gate
+from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
+from maitred.admission.pool.agenda import NEVER, Agenda
+from maitred.admission.pool.pool_views import HeadroomWatch, PoolSurvey, PoolView
+from maitred.admission.pool.slot_pool import EMPTY_LOAD, LoadProbe, SlotPool, no_load
+from maitred.admission.pool_directory import PoolDirectory
+from maitred.admission.terms.config import AdmissionConfig
 from maitred.admission.terms.counters import ClassView
 from maitred.admission.terms.enums import ReleaseReason
 from maitred.admission.terms.lead import NO_LEAD, Lead
-from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
-from maitred.admission.gates.policy_gate import PolicyGate, Refusal
-from maitred.admission.pool_directory import PoolDirectory
-from maitred.admission.pool.pool_views import HeadroomWatch, PoolSurvey, PoolView
-from maitred.admission.gates.rate_gate import RateGate, make_rate_gate
 from maitred.admission.terms.rules import make_accounts
-from maitred.admission.pool.slot_pool import EMPTY_LOAD, LoadProbe, SlotPool, no_load
 from maitred.admission.terms.tenants import TenantAccount
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState, TransitionError
 from maitred.core.contracts import FleetLoad

@@ -11,18 +11,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Final
 
-from maitred.admission.pool.agenda import Agenda
 from maitred.admission.classes.pool import ClassPool
-from maitred.admission.terms.config import AdmissionConfig
-from maitred.admission.terms.counters import ClassCounters, ClassView
 from maitred.admission.flow.dispatcher import Dispatcher
 from maitred.admission.flow.pool import FlowPool
-from maitred.admission.terms.lead import Lead
+from maitred.admission.pool.agenda import Agenda
 from maitred.admission.pool.pool_views import PoolSurvey, PoolView
-from maitred.admission.waiting.queues import SequenceNumbers
-from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
 from maitred.admission.pool.slot_pool import LoadProbe, SlotPool
+from maitred.admission.terms.config import AdmissionConfig
+from maitred.admission.terms.counters import ClassCounters, ClassView
+from maitred.admission.terms.lead import Lead
+from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, resolve_flow_rules, resolve_pool_rules
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket
+from maitred.admission.waiting.queues import SequenceNumbers
 from maitred.core.request import PriorityClass
 from maitred.core.steps import Steps, run_at_once
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from maitred.admission import QueueEstimate
-from maitred.admission.terms.lead import NO_LEAD
 from maitred.admission.learned_slots import OwnRequest, OwnRequests, SlotController
+from maitred.admission.terms.lead import NO_LEAD
 from maitred.core.histogram import Histogram
 from maitred.core.request import Request
 from maitred.core.units import Micros

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from maitred.admission import ClassView, PoolView, ReleaseReason
-from maitred.admission.terms.config import MAX_SLOTS
 from maitred.admission.learned_slots import SlotController
+from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.request import PriorityClass
 from maitred.core.steps import Steps, in_batches
 from maitred.core.units import Micros, to_seconds

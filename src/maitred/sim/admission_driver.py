@@ -25,8 +25,8 @@ from maitred.admission import (
     ReleaseReason,
     overcommit_problem,
 )
-from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots import START_SLOTS
+from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.decisions import Decision, DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId

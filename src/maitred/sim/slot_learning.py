@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from maitred.admission.terms.lead import sum_leads
 from maitred.admission.learned_slots import (
     TICK_INTERVAL,
     EngineReading,
@@ -25,6 +24,7 @@ from maitred.admission.learned_slots import (
     PoolDemand,
     SlotController,
 )
+from maitred.admission.terms.lead import sum_leads
 from maitred.core.contracts import InstanceView
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError

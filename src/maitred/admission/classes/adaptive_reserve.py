@@ -31,9 +31,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final
 
-from maitred.admission.waiting.preemption import PreemptionCandidates
-from maitred.admission.terms.rules import LANES, PoolRules
 from maitred.admission.pool.slots import ALL_UNITS, Slots
+from maitred.admission.terms.rules import LANES, PoolRules
+from maitred.admission.waiting.preemption import PreemptionCandidates
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 TOLERATED_WAIT: Final = 20 * MILLISECOND
@@ -41,8 +41,8 @@ TOLERATED_WAIT: Final = 20 * MILLISECOND
 COVERED_SHARE: Final = 0.99
 PERIOD: Final = 30 * SECOND
 NUM_PERIODS: Final = 10
-"""Arrivals are remembered for this many periods. Fewer forget the burst of a class that comes every few minutes; more keep what a
-class needed that has changed its ways."""
+"""Arrivals are remembered for this many periods. Fewer forget the burst of a class that comes every few minutes; more keep
+what a class needed that has changed its ways."""
 REVIEW_INTERVAL: Final = SECOND
 LEARNING_TIME: Final = 10 * SECOND
 ENOUGH_ARRIVALS: Final = 20

@@ -24,18 +24,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from maitred.admission.classes.adaptive_reserve import AdaptiveReserve
-from maitred.admission.pool.agenda import Agenda
-from maitred.admission.terms.enums import Action, Reason, ReleaseReason
 from maitred.admission.classes.lead_watch import LEAD_TIME, LeadWatch
-from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
-from maitred.admission.waiting.preemption import LeavingVictims, link_peers, unlink_peers
 from maitred.admission.classes.priority import AdmissionPriority, PromotionBudget
-from maitred.admission.waiting.queues import SequenceNumbers
-from maitred.admission.waiting.token_bucket import TokenBucket
-from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
+from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
+from maitred.admission.pool.agenda import Agenda
 from maitred.admission.pool.slot_pool import SlotPool
+from maitred.admission.terms.enums import Action, Reason, ReleaseReason
+from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.admission.waiting.pool_queues import PoolQueues
+from maitred.admission.waiting.preemption import LeavingVictims, link_peers, unlink_peers
+from maitred.admission.waiting.queues import SequenceNumbers
+from maitred.admission.waiting.token_bucket import TokenBucket
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.units import Micros
@@ -83,7 +83,7 @@ class ClassPool(SlotPool):
         if self.reserve is not None and blocked_by is not Reason.TENANT_LIMIT:
             self.reserve.on_arrival(lane, units, now)
         if blocked_by is None and self._bucket is not None and not self._bucket.has_token(now):
-            blocked_by = Reason.NO_TOKEN  # The token is taken in `_admit`, because a request that queues pays when it enters.
+            blocked_by = Reason.BUCKET_EMPTY  # Taken in `_admit`, because a request that queues pays when it enters.
         if blocked_by is None:
             return [self._admit_to_free_slot(ticket, now) if self.slots.lead else self._admit(ticket, _SLOT_FREE, now)]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from maitred.admission.terms.enums import Reason
-from maitred.admission.waiting.preemption import PreemptionCandidates
-from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.pool.slots import Slots
+from maitred.admission.terms.enums import Reason
+from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.terms.ticket import Ticket
 from maitred.admission.waiting.pool_queues import PoolQueues
+from maitred.admission.waiting.preemption import PreemptionCandidates
 from maitred.core.units import Micros
 
 _BEHIND_QUEUE: Final = Reason.BEHIND_QUEUE  # members of enums are slow to look up

@@ -28,10 +28,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from maitred.admission.flow.bands import PriorityBands, dispatch_rank
-from maitred.admission.terms.rules import FlowControlRules
 from maitred.admission.flow.saturation import SATURATION_DETECTORS, SaturationGauge, total_in_flight
 from maitred.admission.pool.slot_pool import LoadProbe
 from maitred.admission.pool.slots import Slots
+from maitred.admission.terms.rules import FlowControlRules
 from maitred.admission.terms.ticket import Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision

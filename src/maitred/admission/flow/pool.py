@@ -24,15 +24,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from maitred.admission.pool.agenda import Agenda
-from maitred.admission.terms.enums import Action, Reason, ReleaseReason
 from maitred.admission.flow.bands import PriorityBands
 from maitred.admission.flow.dispatcher import Dispatcher
+from maitred.admission.pool.agenda import Agenda
+from maitred.admission.pool.slot_pool import SlotPool
+from maitred.admission.terms.enums import Action, Reason, ReleaseReason
+from maitred.admission.terms.rules import SHARED_LANE, PoolRules
+from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.admission.waiting.preemption import unlink_peers
 from maitred.admission.waiting.queues import SequenceNumbers
-from maitred.admission.terms.rules import SHARED_LANE, PoolRules
-from maitred.admission.pool.slot_pool import SlotPool
-from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.lazy_heap import IndexedHeap

@@ -21,8 +21,8 @@ from __future__ import annotations
 from math import ceil, isfinite
 from typing import Final
 
-from maitred.admission.gates.policy_gate import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.flow.saturation import utilization
+from maitred.admission.gates.policy_gate import POLICIES, AdmissionPolicy, Refusal
 from maitred.admission.terms.ticket import Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.units import SECOND, Micros

@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from maitred.admission.terms.config import MAX_SLOTS
-from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.admission.learned_slots import inputs
 from maitred.admission.learned_slots.kv_limit import KvLimit
 from maitred.admission.learned_slots.limit_search import LimitSearch, lead_of
@@ -37,6 +35,8 @@ from maitred.admission.learned_slots.signals import (
     SlotState,
 )
 from maitred.admission.learned_slots.without_metrics import StreamLooks
+from maitred.admission.terms.config import MAX_SLOTS
+from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.decisions import DecisionLog, Recorder
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
@@ -255,9 +255,9 @@ class SlotController:
 
     def _compare_with_streams(self, reading: EngineReading, own: OwnLoad) -> None:
         """Count how often the page has shown too little of what answers since it last showed enough."""
-        # Another engine's page, or a gauge that is never set. Less than half, because a page is some steps old; and three times,
-        # because streams may end or begin in those. From then on the streams are the signal, until the page shows what answers.
-        # A reading while hardly anything answers says nothing either way.
+        # Another engine's page, or a gauge that is never set. Less than half, because a page is some steps old; three times,
+        # because streams may end or begin in those. Then the streams are the signal, until the page shows what answers. A
+        # reading while hardly anything answers says nothing either way.
         running, answered = reading.running, own.answered
         if running < answered / 2 - 2 or (not running and answered >= _FEWEST_STREAMS):
             self._contradictions += 1

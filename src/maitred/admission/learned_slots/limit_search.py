@@ -2,8 +2,8 @@
 
 A look is two numbers, running and waiting. `lead` are the slots above the limit that cover a dispatch, so that a place that
 becomes free in the engine finds a request: completions per second times 5 ms, rounded down. Where the pool keeps a lead for
-urgent requests (`admission/classes/lead_watch.py`), there are slots for 10 ms, rounded to the nearest, and what is beyond 5 ms is kept for
-these: they wait for the next place in the engine then, and preempt less.
+urgent requests (`classes/lead_watch.py`), there are slots for 10 ms, rounded to the nearest, and what is beyond 5 ms is kept
+for these: they wait for the next place in the engine then, and preempt less.
 
     something waits beyond the lead   twice, with `running` standing still: what runs is the limit (the most of 8 looks)
     nothing waits, all slots used     more slots: +50 % while nothing was ever confirmed, then +6 %, +12 %, ... up to +50 %

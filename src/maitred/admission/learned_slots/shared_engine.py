@@ -41,7 +41,7 @@ class SharedEngine:
         """Return whether others use the engine: more is there than we have sent, in three looks more than not."""
         ours = max(own.most_in_flight, self._most_before)
         self._most_before = own.most_in_flight
-        # 4 %, because the page and our count are of two instants. Fewer strangers than that are not noticed, and cost as little.
+        # 4 %, because the page and our count are of two instants. Fewer strangers than that are not noticed, and cost little.
         seen = reading.running + reading.waiting - ours > max(1, 0.04 * reading.running)
         self._sightings = min(_MOST_SIGHTINGS, self._sightings + 1) if seen else max(0, self._sightings - 1)
         if self._sightings < 3:

@@ -73,7 +73,7 @@ class PoolDemand(msgspec.Struct, frozen=True):
     held: int = 0
     """Idle slots that reservations withhold from the least urgent request that waits."""
     keeps_lead: bool = False
-    """Whether slots beyond the limit would be kept for urgent requests (`admission/classes/lead_watch.py`), and those would come here."""
+    """Whether slots beyond the limit would be kept for urgent requests (`classes/lead_watch.py`), and those would come here."""
 
 
 NO_DEMAND = PoolDemand()

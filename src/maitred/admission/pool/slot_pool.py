@@ -13,19 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
+from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool.agenda import Agenda
+from maitred.admission.pool.pool_views import PoolView
+from maitred.admission.pool.slots import Slots
 from maitred.admission.terms.counters import ClassCounters, ClassView
 from maitred.admission.terms.enums import Action, Reason, ReleaseReason
 from maitred.admission.terms.lead import NO_LEAD, Lead
-from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
-from maitred.admission.pool.pool_views import PoolView
+from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
+from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.admission.waiting.preemption import PreemptionCandidates
 from maitred.admission.waiting.queues import SequenceNumbers
-from maitred.admission.waiting.token_bucket import TokenBucket
 from maitred.admission.waiting.retry_after import RetryAfterEstimator
-from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
-from maitred.admission.pool.slots import Slots
-from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
+from maitred.admission.waiting.token_bucket import TokenBucket
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision
 from maitred.core.request import RequestId

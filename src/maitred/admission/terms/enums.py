@@ -41,7 +41,7 @@ class Reason(StrEnum):
     """Requests of its own class or of a higher one wait already."""
     TENANT_LIMIT = "tenant_limit"
     """Its tenant has as many in flight as it may have."""
-    NO_TOKEN = "rate_limit"
+    BUCKET_EMPTY = "rate_limit"
     """The token bucket of mode `legacy` is empty: it waits for a token."""
     SATURATED = "saturated"
     """Flow control: the instances are as loaded as they may be for requests of this urgency. (The policy `gaie-legacy` refuses

@@ -1,4 +1,7 @@
-"""Lead: the slots of a pool beyond what its engines run at once. What they are for stands in `lead_watch`."""
+"""Lead: the slots of a pool beyond what its engines run at once. What they are for stands in `lead_watch`.
+
+Compiled (`tools/compile.py`).
+"""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
+from maitred.admission.terms.rules import LANES, LaneRules, PoolRules
+from maitred.admission.terms.ticket import Ticket, TicketState
 from maitred.admission.waiting.preemption import PendingPreemptors
 from maitred.admission.waiting.queues import LaneQueue, SequenceNumbers
 from maitred.admission.waiting.retry_after import RetryAfterEstimator
-from maitred.admission.terms.rules import LANES, LaneRules, PoolRules
-from maitred.admission.terms.ticket import Ticket, TicketState
 from maitred.core.units import Micros
 
 _AWAITING = TicketState.AWAITING  # members of enums are slow to look up
