@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -217,3 +219,20 @@ def test_a_key_of_another_type_is_not_shown_either(tmp_path: Path) -> None:
 def test_the_budget_for_bodies_holds_at_least_one() -> None:
     with pytest.raises(ConfigError, match="max_parked_body_bytes must be at least max_body_bytes"):
         ConfigSources(flags={"gateway.max_body_bytes": 100, "gateway.max_parked_body_bytes": 99}).load()
+
+
+@pytest.mark.parametrize(
+    ("imported", "said"),
+    [
+        ("import maitred; AdmissionConfig = maitred.AdmissionConfig", "4"),
+        ("from maitred.sim import ClusterConfig; from maitred.admission import AdmissionConfig", "4"),
+        (
+            "from maitred.admission import AdmissionConfig",
+            "ValueError: there is no flavour 'smg' among maitred (import maitred.compat",
+        ),
+    ],
+)
+def test_a_room_by_itself_has_only_its_own_flavour(imported: str, said: str) -> None:
+    script = f"{imported}; print(len(AdmissionConfig(flavour='smg').preset.classes))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert said in ran.stdout + ran.stderr

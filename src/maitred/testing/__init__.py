@@ -15,6 +15,7 @@ stands in the message of the AssertionError that a broken promise raises. Nothin
 
 from __future__ import annotations
 
+import maitred.compat  # noqa: F401 - a plug-in may stand on policies of other systems
 from maitred.testing.batching import check_batch_scheduler
 from maitred.testing.kits import (
     check_acting_estimator,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+import maitred.compat  # noqa: F401 - the policy may be one of another system
 from maitred.core.contracts import QueuePolicy
 from maitred.core.errors import ConfigError
 from maitred.core.yaml_document import KeyPath, YamlDocument
