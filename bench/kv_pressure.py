@@ -27,6 +27,7 @@ from maitred.workload.spec_clients import Client
 from policies import print_or_write
 
 SEEDS = (42, 123, 456)
+NUM_REQUESTS = 200
 BLOCKS = (5_000, 2_400, 2_300, 2_200, 2_100, 2_000, 1_900, 1_500, 1_000, 500, 100)
 """Of 16 tokens, per instance. The longest request needs 80."""
 RECORDED = {5_000: (0, 460.6), 2_200: (0, 460.6), 2_100: (67, 2_174.6), 2_000: (306, 3_048.0)}
@@ -51,20 +52,20 @@ class Pressed(msgspec.Struct, frozen=True):
     """In how many of them a warning says that KV thrashes."""
 
 
-def workload(seed: int) -> Workload:
+def workload(seed: int, num_requests: int) -> Workload:
     client = Client(
         id="kv-stress",
         rate_fraction=1.0,
         input_distribution="gaussian:512,50,256,768",
         output_distribution="gaussian:256,50,128,512",
     )
-    return Workload(seed=seed, aggregate_rate=2000, num_requests=200, clients=[client])
+    return Workload(seed=seed, aggregate_rate=2000, num_requests=num_requests, clients=[client])
 
 
-def run(blocks: int, seed: int, flavour: Literal["blis"] | None) -> Results:
+def run(blocks: int, seed: int, flavour: Literal["blis"] | None, num_requests: int = NUM_REQUESTS) -> Results:
     latency = LinearLatency(BLIS_STEP, BLIS_REQUEST)
     instance = InstanceConfig(flavour=flavour, total_kv_blocks=blocks, latency=latency)
-    return simulate(workload(seed).jobs(), ClusterConfig(num_instances=4), instance)
+    return simulate(workload(seed, num_requests).jobs(), ClusterConfig(num_instances=4), instance)
 
 
 def pressed(runs: Sequence[Results]) -> Pressed:
@@ -84,7 +85,7 @@ def _mean_p99(columns: Sequence[np.ndarray]) -> float:
     return float(np.mean([np.percentile(column, 99) for column in columns])) / 1000
 
 
-def table() -> Iterator[str]:
+def table(num_requests: int) -> Iterator[str]:
     """In Markdown."""
     yield (
         "| KV blocks | BLIS printed: preemptions | TTFT p99 | `blis`: preemptions | TTFT p99 | E2E p99 "
@@ -92,7 +93,7 @@ def table() -> Iterator[str]:
     )
     yield "|---:|" + "---:|" * 12
     for blocks in BLOCKS:
-        blis, ours = (pressed([run(blocks, seed, flavour) for seed in SEEDS]) for flavour in ("blis", None))
+        blis, ours = (pressed([run(blocks, seed, flavour, num_requests) for seed in SEEDS]) for flavour in ("blis", None))
         printed = RECORDED.get(blocks)
         cells = [f"{blocks:,}", *(f"{figure:,.0f}" for figure in printed)] if printed else [f"{blocks:,}", "", ""]
         for of in (blis, ours):
@@ -103,4 +104,4 @@ def table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print_or_write(__doc__, "kv_pressure.py", table())
+    print_or_write(__doc__, "kv_pressure.py", table, size=NUM_REQUESTS, meaning="requests of a run")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice, product
@@ -223,13 +223,14 @@ def write(path: Path, maker: str, text: str) -> None:
     path.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
-def print_or_write(about: str, maker: str, lines: Iterable[str]) -> None:
-    """Be the command line of a script that makes one table: print `lines`, or put them into the document that `--write`
-    names."""
+def print_or_write(about: str, maker: str, table: Callable[[int], Iterable[str]], size: int, meaning: str) -> None:
+    """Be the command line of a script that makes one table: print the lines of `table`, or put them into the document that
+    `--write` names. `size` is what `table` is given unless `--size` says otherwise, and `meaning` says what that is."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=size, metavar="N", help=f"{meaning} (default: %(default)s)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this document")
     options = parser.parse_args()
-    text = "\n".join(lines)
+    text = "\n".join(table(options.size))
     if options.write:
         write(options.write, maker, text)
     else:

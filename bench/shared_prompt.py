@@ -9,20 +9,18 @@ two instances of 8 sequences. Turns arrive at 30 per second (Poisson), which bot
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from random import Random
 
 from maitred import ClusterConfig, InstanceConfig, Job, Request, RoutingConfig
 from maitred.kv.block_hashes import PromptTokenIds
 from maitred.sim import simulate
-from policies import write
+from policies import print_or_write
 from router_effect import row
 
 SYSTEM, TURN, MAX_TURNS, OUTPUT = 2_800, 200, 6, 40
 """Tokens of the system prompt, of a turn, turns that a conversation keeps, tokens of an answer."""
-RATE, TURNS, CONVERSATIONS, INSTANCES = 30.0, 3_000, 400, 2
+RATE, CONVERSATIONS, INSTANCES = 30.0, 400, 2
 UNBOUNDED = "balance_abs_threshold=inf"
 CASES = (
     ("least-loaded", ""),
@@ -41,12 +39,12 @@ CASES = (
 )
 
 
-def workload(seed: int) -> list[Job]:
-    """Return the turns of all conversations. One that is full begins anew."""
-    rng, now, next_token = Random(seed), 0.0, SYSTEM
+def workload(turns: int) -> list[Job]:
+    """Return so many turns of all conversations. One that is full begins anew."""
+    rng, now, next_token = Random(0), 0.0, SYSTEM
     said: list[tuple[int, ...]] = [()] * CONVERSATIONS
     jobs = []
-    for number in range(TURNS):
+    for number in range(turns):
         now += rng.expovariate(RATE)
         speaker = rng.randrange(CONVERSATIONS)
         before = said[speaker] if len(said[speaker]) < MAX_TURNS * TURN else ()
@@ -61,7 +59,7 @@ def workload(seed: int) -> list[Job]:
 
 
 def table(jobs: Sequence[Job]) -> Iterator[str]:
-    load = f"{TURNS:,} turns of {CONVERSATIONS} conversations with one system prompt, {RATE:g} per second"
+    load = f"{len(jobs):,} turns of {CONVERSATIONS} conversations with one system prompt, {RATE:g} per second"
     yield f"Times in ms: {load}, {INSTANCES} instances of 8 sequences."
     yield ""
     yield "| policy | scorers | TTFT p50 | TTFT p99 | E2E p50 | hit rate | busiest / mean |"
@@ -73,16 +71,7 @@ def table(jobs: Sequence[Job]) -> Iterator[str]:
         yield row(policy, scorers, INSTANCES, results)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", type=Path, help="put the table into this document")
-    options = parser.parse_args()
-    lines = list(table(workload(options.seed)))
-    print("\n".join(lines))
-    if options.write:
-        write(options.write, "shared_prompt.py", "\n".join(lines))
-
-
 if __name__ == "__main__":
-    main()
+    print_or_write(
+        __doc__, "shared_prompt.py", lambda turns: table(workload(turns)), size=3_000, meaning="turns of all conversations"
+    )

@@ -34,6 +34,8 @@ ANSWER = 8
 """Output tokens."""
 COLD = 1_000_000
 """Requests with ids from here on are cold."""
+LASTS_SECS = 30
+"""Seconds in which requests come."""
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -47,8 +49,6 @@ class Scene(msgspec.Struct, frozen=True):
     kv_blocks: int
     max_wait: float
     """The ceiling that is tried, in seconds."""
-    lasts: float = 30.0
-    """Seconds in which requests come."""
 
     @property
     def bounded(self) -> str:
@@ -58,9 +58,10 @@ class Scene(msgspec.Struct, frozen=True):
     def policies(self) -> Sequence[str]:
         return ("fcfs", "lpm", self.bounded, "hrrn")
 
-    def jobs(self) -> list[Job]:
+    def jobs(self, lasts_secs: int) -> list[Job]:
+        """Return the requests of so many seconds."""
         random, jobs, now = Random(0), list[Job](), 0.0
-        while (now := now + random.expovariate(self.hot + self.cold)) < self.lasts:
+        while (now := now + random.expovariate(self.hot + self.cold)) < lasts_secs:
             own = (self.families + len(jobs)) * BLOCKS
             if random.random() * (self.hot + self.cold) < self.cold:
                 jobs.append(_job(COLD + len(jobs), now, range(own, own + BLOCKS)))
@@ -69,9 +70,9 @@ class Scene(msgspec.Struct, frozen=True):
                 jobs.append(_job(len(jobs), now, [*range(shared, shared + BLOCKS - 1), own]))
         return jobs
 
-    def run(self, policy: str) -> Results:
+    def run(self, policy: str, lasts_secs: int = LASTS_SECS) -> Results:
         instance = InstanceConfig(scheduler=policy, max_num_seqs=32, total_kv_blocks=self.kv_blocks, enable_prefix_caching=True)
-        return simulate(self.jobs(), instance=instance)
+        return simulate(self.jobs(lasts_secs), instance=instance)
 
 
 SCENES = {
@@ -95,13 +96,13 @@ def ttft(results: Results, of: np.ndarray, percentile: float) -> float:
     return float(np.percentile((results.first_token - results.arrival)[of], percentile)) / SECOND
 
 
-def table() -> Iterator[str]:
+def table(lasts_secs: int) -> Iterator[str]:
     """Yield the lines of the table in Markdown."""
     yield "| scene | policy | hit rate | cold p50 | p99 | hot p50 | p99 | longest wait | all served after |"
     yield "|---|---|" + "---:|" * 7
     for name, scene in SCENES.items():
         for policy in scene.policies:
-            results = scene.run(policy)
+            results = scene.run(policy, lasts_secs)
             cold = results.request_id >= COLD
             spans = [ttft(results, of, percentile) for of in (cold, ~cold) for percentile in (50, 99)]
             spans += [float((results.scheduled - results.arrival).max()) / SECOND, results.end / SECOND]
@@ -109,4 +110,4 @@ def table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print_or_write(__doc__, "starvation.py", table())
+    print_or_write(__doc__, "starvation.py", table, size=LASTS_SECS, meaning="seconds in which requests come")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from hypothesis import settings
 
 import maitred.compat
 from maitred.cli import main
+
+# A shell that starts the tests in the background has SIGINT ignored in them, and so in the processes that they interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("search", deadline=None)
 settings.register_profile("repeat", deadline=None, derandomize=True)

@@ -78,10 +78,16 @@ def _names_in(spans: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 @cache
+def syntax(file: str) -> ast.Module:
+    """Return the syntax tree of a module of the package."""
+    return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+
+
+@cache
 def definitions(file: str) -> dict[str, Definition]:
     """Return what a module of the package defines by name; what is in a class is called `Class.name`."""
     found: dict[str, Definition] = {}
-    for name, definition in _defined(ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body):
+    for name, definition in _defined(syntax(file).body):
         found[name] = definition
         if isinstance(definition.node, ast.ClassDef):
             found.update((f"{name}.{member}", inner) for member, inner in _defined(definition.node.body))
@@ -137,8 +143,10 @@ def mentions(words: Sequence[str]) -> Iterator[str]:
     """Yield the files, functions and classes of the package that have all of `words` in their path, name and docstring."""
     for path in sorted(PACKAGE.rglob("*.py")):
         file = str(path.relative_to(PACKAGE))
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        named: list[tuple[str, str, ast.AST]] = [("", "", module)]
+        text = f"{file} {path.read_text(encoding='utf-8')}".lower()
+        if not all(word.lower() in text for word in words):  # spares taking it apart
+            continue
+        named: list[tuple[str, str, ast.AST]] = [("", "", syntax(file))]
         named += [(name, f":{one.lines}", one.node) for name, one in definitions(file).items()]
         for name, lines, node in named:
             if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

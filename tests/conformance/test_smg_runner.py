@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 from smg_conformance import expect, intentions, messages, metrics, moments, rows
 from smg_conformance.engines import Visit
 from smg_conformance.failures import Failure, unless_late
@@ -19,6 +21,8 @@ from smg_conformance.play import Play, stage
 from smg_conformance.record import CLASSES, Record, Request
 from smg_conformance.scenario import CannotCheck, Config, File, Send, read_scenario
 from smg_conformance.turns import Turns
+
+from conformance import __main__ as command
 
 FULL = {"error": {"code": "full"}}
 ROOT = Path(__file__).parent.parent.parent
@@ -258,11 +262,13 @@ def test_a_message_must_name_the_culprit():
         assert len(list(messages.check(recorded_words, file, bad))) == 1
 
 
-def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_path):
-    def told(name, **expected):
-        timeline = [{"at": 0, "do": "send", "name": "a"}]
-        return {"id": name, "kind": "match", "title": name, "engines": [{}], "timeline": timeline, "expect": expected}
+def told(name, **expected):
+    timeline = [{"at": 0, "do": "send", "name": "a"}]
+    return {"id": name, "kind": "match", "title": name, "engines": [{}], "timeline": timeline, "expect": expected}
 
+
+def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_path, monkeypatch, capsys):
+    """Its gateways are served in this process here: a start takes a processor for most of a second."""
     file = tmp_path / "scenarios.json"
     scenarios = [
         told("right", a={"status": 200}),
@@ -271,16 +277,26 @@ def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_pa
         told("late", a={"within_s": 0}),
     ]
     file.write_text(json.dumps({"scenarios": [*scenarios, {"id": "other", "title": "of another kind"}]}))
-    command = [sys.executable, "-m", "tests.conformance", "smg", str(file), "--jobs", "3"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 1, done.stdout
+    monkeypatch.setattr(command, "run_smg", partial(command.run_smg, launch=in_this_process))
+    with pytest.raises(typer.Exit) as ended:
+        command.main(command.System.SMG, [file], jobs=3)
+    assert ended.value.exit_code == 1
+    lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "1 passed, 4 failed"
     assert lines[0].startswith("right passed")
     assert "       a: expected 429, got 200" in lines
     assert "       cannot check: a: the key 'colour'" in lines
     assert any("note: played 3 times: before, it was only late (a: wall time: expected 0.00 to" in line for line in lines)
     assert any("cannot check: Object missing required field `kind`" in line for line in lines)
+
+
+def test_the_command_plays_a_gateway_in_a_process_of_its_own(tmp_path):
+    file = tmp_path / "scenarios.json"
+    file.write_text(json.dumps({"scenarios": [told("right", a={"status": 200})]}))
+    shell = [sys.executable, "-m", "tests.conformance", "smg", str(file)]
+    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed"
 
 
 def test_a_playing_that_lagged_is_no_verdict_and_one_that_kept_its_time_is():

@@ -1,13 +1,14 @@
 """The runner of ThunderAgent's scenarios can fail: for what is not as expected, and for what it does not understand."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import msgspec
 import pytest
+import typer
 
+from conformance import __main__ as command
+from conformance.smg_conformance.gateway import in_this_process
 from conformance.smg_conformance.scenario import CannotCheck
 from conformance.thunderagent_conformance import expect, intentions, rows, snapshots
 from conformance.thunderagent_conformance.decisions import Change
@@ -17,7 +18,6 @@ from conformance.thunderagent_conformance.play import Play, body_of
 from conformance.thunderagent_conformance.record import Observation, Record, Released
 from conformance.thunderagent_conformance.scenario import Send, read_scenario, variants
 
-ROOT = Path(__file__).parent.parent.parent
 ONE = {"backend_capacity_tokens": [10_000]}
 RUN_A = {"do": "run", "program": "A", "estimate": 100}
 
@@ -329,7 +329,9 @@ def test_a_program_where_none_is_expected_fails():
     assert len(list(snapshots.programs("end", {}, Observation(programs={"A": program()})))) == 1
 
 
-def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_path):
+def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_path, monkeypatch, capsys):
+    """Its gateways are served in this process here: a start takes a processor for most of a second."""
+
     def told(name, kind="match", **expected):
         return {"id": name, "kind": kind, "title": name, "config": ONE, "timeline": [RUN_A], "expect": expected}
 
@@ -341,10 +343,11 @@ def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_pa
     ]
     file = tmp_path / "scenarios.json"
     file.write_text(json.dumps({"scenarios": scenarios}))
-    command = [sys.executable, "-m", "tests.conformance", "thunderagent", str(file), "--jobs", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 1, done.stdout
+    monkeypatch.setattr(command, "run_thunderagent", partial(command.run_thunderagent, launch=in_this_process))
+    with pytest.raises(typer.Exit) as ended:
+        command.main(command.System.THUNDERAGENT, [file], jobs=2)
+    assert ended.value.exit_code == 1
+    lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "1 passed, 3 failed"
     assert lines[0].startswith("right passed")
     assert any(line.startswith("       A: expected {'backend': 'b1'") for line in lines)

@@ -74,6 +74,9 @@ SMALLER = [
     (r"python bench/agentic\.py", "--rounds 1"),
     (r"python bench/queueing\.py", "--rounds 1 --only fcfs"),
     (r"python bench/programs\.py", "--rounds 1 --sizes 600"),
+    (r"python bench/shared_prompt\.py", "--size 60"),
+    (r"python bench/kv_pressure\.py", "--size 12"),
+    (r"python bench/starvation\.py", "--size 2"),
 ]
 """What is added to a command, where the expression begins it: of two values the last one counts."""
 
