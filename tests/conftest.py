@@ -1,14 +1,18 @@
-"""Settings of Hypothesis and of garbage collection, and the command `maitred` run in this process.
+"""Settings of Hypothesis, of garbage collection and of the processes that tests start, and the command `maitred` run in this
+process.
 
 Hypothesis looks for new examples on a developer's machine, and repeats the same in CI: a change fails for what it did.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,12 @@ from maitred.cli import main
 
 # A shell that starts the tests in the background has SIGINT ignored in them, and so in the processes that they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.dont_write_bytecode:
+    # Containers often say so. Each of the many processes that tests start would compile every module anew, which is half of what
+    # its start costs. The processes of xdist inherit this, too.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="maitred-tests-")
+    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 
 settings.register_profile("search", deadline=None)
 settings.register_profile("repeat", deadline=None, derandomize=True)

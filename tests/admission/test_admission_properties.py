@@ -212,11 +212,11 @@ STEPS = st.lists(st.integers(0, 10**8).map(step_of), min_size=30, max_size=60)
 
 
 @given(configs(tokens=False), STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_decision_in_any_order_is_one_that_the_model_allows(
     config: AdmissionConfig, steps: Sequence[tuple[str, int, Micros]]
 ) -> None:
-    """300 times 45 steps on average. As a state machine of Hypothesis' own, 200 times 50 took several times as long, nearly all
+    """100 times 45 steps on average. As a state machine of Hypothesis' own, 200 times 50 took several times as long, nearly all
     of it in choosing what comes next."""
     world = AnyOrder(config)
     for step in steps:
@@ -281,7 +281,7 @@ OVERDUE_IN_THE_LEAD = [
 
 @given(configs(), configs(), events)
 @example(any_config(0), any_config(171), OVERDUE_IN_THE_LEAD)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_punctual_timer_changes_no_decision(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
 ) -> None:
@@ -291,7 +291,7 @@ def test_a_punctual_timer_changes_no_decision(
 
 
 @given(configs(), configs(), events)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_order_in_which_models_were_named_changes_no_decision(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
 ) -> None:
@@ -301,7 +301,7 @@ def test_the_order_in_which_models_were_named_changes_no_decision(
 
 
 @given(configs(), configs(), events)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_log_run_again_is_the_same_byte_for_byte(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
 ) -> None:
@@ -316,7 +316,7 @@ def test_a_log_run_again_is_the_same_byte_for_byte(
 
 
 @given(configs(), configs(), events)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_arrivals_are_outcomes_and_live_requests(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[Event]
 ) -> None:

@@ -145,7 +145,7 @@ def played(
 
 
 @given(CONFIGS, CONFIGS, EVENTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_books_balance_and_a_log_runs_again(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[tuple[str, int, int]]
 ) -> None:
@@ -165,7 +165,7 @@ def test_the_books_balance_and_a_log_runs_again(
 
 
 @given(CONFIGS, CONFIGS, EVENTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_whoever_waits_gets_in_when_the_others_have_left(
     config: AdmissionConfig, later: AdmissionConfig, happened: Sequence[tuple[str, int, int]]
 ) -> None:

@@ -56,7 +56,7 @@ costs = st.integers(1, 1000)
     st.lists(st.tuples(tenants, costs), min_size=20, max_size=80),
     st.integers(0, 60),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_two_tenants_that_both_wait_are_served_alike_but_for_one_request_each(
     given_weights: dict[str, float], pushed: list[tuple[str, int]], first: int
 ) -> None:

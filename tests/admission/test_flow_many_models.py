@@ -190,7 +190,7 @@ OVERFULL = [("submit", 0), ("submit", 0), ("submit", 1), ("sent", 0), ("submit",
 STEPS = st.lists(st.tuples(st.sampled_from(["submit", "submit", "sent", "release", "tick"]), st.integers(0, 29)), max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(STEPS, st.integers(1, 2))
 @example(OVERFULL, 1)
 def test_whatever_comes_no_model_has_more_than_its_instances_may_have_and_none_waits_in_vain(

@@ -82,7 +82,7 @@ class CoreAndModel:
         return self.model.release(name) if here else []
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(LIMITS, INPUTS)
 def test_flow_control_decides_as_the_naive_model_does(limits: dict[str, Any], inputs: list[tuple[str, int, int]]) -> None:
     both = CoreAndModel(limits)

@@ -203,7 +203,7 @@ def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, s
 
 
 @given(situations(), st.sampled_from(POLICIES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_step_is_larger_than_its_limits(situation: tuple[list[LlmRequest], SchedulerResources, set[int]], name: str) -> None:
     active, limits, inflight = situation
     free = list(limits.kv_cache_manager.free_blocks)

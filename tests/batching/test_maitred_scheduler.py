@@ -323,7 +323,7 @@ def workloads(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Request, int]
 
 
 @given(workloads())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_request_is_paused_more_often_than_it_may_be(
     workload: tuple[dict[str, Any], list[tuple[Request, int]]],
 ) -> None:
@@ -360,7 +360,7 @@ def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, s
 
 
 @given(situations())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_step_does_nothing_only_if_nothing_can_be_done(
     situation: tuple[list[LlmRequest], SchedulerResources, set[int]],
 ) -> None:

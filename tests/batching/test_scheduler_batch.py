@@ -194,7 +194,7 @@ def test_a_slot_that_is_about_to_be_free_is_no_stall() -> None:
 
 
 @given(workloads())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_request_ends_and_skipping_is_not_seen(
     workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]],
 ) -> None:
@@ -208,7 +208,7 @@ def test_every_request_ends_and_skipping_is_not_seen(
 
 
 @given(workloads())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_decision_without_a_look_at_what_generates_is_that_with_one(
     workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]],
 ) -> None:

@@ -178,7 +178,7 @@ def check_budgets(instance: Instance, config: InstanceConfig) -> None:
         assert not run.shape.num_decodes  # prefill alone
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads(), st.sets(st.integers(0, 4000), max_size=5))
 def test_skipping_changes_nothing(workload: Workload, looks: set[int]) -> None:
     keys, jobs, aborts = workload
@@ -207,7 +207,7 @@ def test_requests_that_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) ->
     assert seen.meter.itl_sketch.count == 6 * 59
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workloads())
 def test_every_request_that_is_not_refused_gets_its_whole_answer(workload: Workload) -> None:
     keys, jobs, _ = workload

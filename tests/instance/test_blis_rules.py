@@ -180,7 +180,7 @@ def test_who_is_its_own_victim_makes_those_behind_stand_still() -> None:
     assert (120 + 110 + 110, FINISHED, 1) in driven(ours, jobs)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 100_000),
     scheduler=st.sampled_from(["fcfs", "sjf", "priority-fcfs", "reverse-priority", "hrrn", "lpm"]),

@@ -80,7 +80,7 @@ def test_a_waiting_sequence_frees_its_blocks_when_nothing_runs_and_nothing_can_e
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 100_000),
     scheduler=st.sampled_from(["fcfs", "sjf", "priority-fcfs", "lpm"]),

@@ -175,7 +175,7 @@ def drive(config: InstanceConfig, jobs: list[tuple[Request, int]], aborts: list[
     return sorted((e.at, e.seq.request.id, int(e.kind), e.seq.num_output_tokens) for e in heard)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(days(), st.integers(0, 1000))
 def test_how_an_instance_is_driven_changes_nothing(
     day: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]], seed: int
@@ -191,7 +191,7 @@ def test_how_an_instance_is_driven_changes_nothing(
     assert drive(InstanceConfig(**config, step_by_step=True), jobs, aborts, Random(seed)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(days())
 def test_every_token_is_charged_once(day: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]]) -> None:
     config, jobs, _ = day

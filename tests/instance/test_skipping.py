@@ -82,7 +82,7 @@ def drive(
         engine.check()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(workloads(), st.sets(st.integers(0, 4000), max_size=5), st.booleans())
 def test_skipping_changes_nothing(
     workload: tuple[dict[str, Any], list[tuple[Request, int]], list[tuple[int, int]]], looks: set[int], looks_ahead: bool

@@ -69,7 +69,7 @@ def driven(config: InstanceConfig, jobs: list[Job]) -> list[tuple[int, int, int,
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 100_000),
     seqs=st.sampled_from([2, 4, 256]),

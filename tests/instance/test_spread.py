@@ -126,7 +126,7 @@ def test_a_model_that_does_not_ask_pays_nothing() -> None:
 
 
 @pytest.mark.parametrize(("flavour", "ahead"), [(None, False), (None, True), ("blis", False)])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(workload=workloads(), looks=st.sets(st.integers(0, 4000), max_size=5), ranks=st.sampled_from([1, 2]))
 def test_skipping_changes_nothing(flavour: Any, ahead: bool, workload: Any, looks: set[int], ranks: int) -> None:
     config, jobs, aborts = workload

@@ -58,7 +58,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Any], Jobs, list[tuple[int, int]]]
     return config, jobs, aborts
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases(), st.sets(st.integers(0, 4000), max_size=4))
 def test_skipping_changes_nothing_and_every_request_ends_once(case: Any, looks: set[int]) -> None:
     """`drive` checks the ledger of the blocks after every event."""
@@ -78,7 +78,7 @@ def test_skipping_changes_nothing_and_every_request_ends_once(case: Any, looks: 
             assert config["max_num_queued_reqs"] is not None or config["max_num_queued_tokens"] is not None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases())
 def test_no_step_exceeds_its_limits(case: Any) -> None:
     config, jobs, _ = case

@@ -268,5 +268,5 @@ class LazyTree(RuleBasedStateMachine):
             self.look()
 
 
-LazyTree.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+LazyTree.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 test_lazy_tree_is_eager = LazyTree.TestCase

@@ -181,5 +181,5 @@ class AgainstNaive(RuleBasedStateMachine):
 
 TestAgainstNaive = AgainstNaive.TestCase
 TestAgainstNaive.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )

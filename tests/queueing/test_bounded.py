@@ -115,7 +115,7 @@ INNER = [spelling for spelling in ALL if not spelling.startswith("bounded")]
 
 
 @pytest.mark.parametrize("inner", INNER)
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 100_000),
     max_displacement=st.one_of(st.none(), st.integers(0, 4)),

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from fake_cache import FakeCache, LetterPrompt
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_samples import drained, seq, started
 
@@ -29,6 +29,7 @@ PROMPTS = ["".join(letters) for count in (1, 2, 3) for letters in product("ab", 
 
 
 @pytest.mark.parametrize("spelling", COMPOSED)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 100_000), count=st.integers(1, 25))
 def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: int, count: int) -> None:
     rng, cache = Random(seed), FakeCache()

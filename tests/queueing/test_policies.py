@@ -50,7 +50,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 60)), max
 
 
 @pytest.mark.parametrize("spelling", ALL)
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(operations=OPERATIONS, seed=st.integers(0, 1000))
 def test_nothing_is_lost_and_peek_agrees_with_pop(spelling: str, operations: Operations, seed: int) -> None:
     check_nothing_is_lost(queue(spelling), operations, seed)
@@ -62,7 +62,7 @@ def test_the_order_does_not_depend_on_what_was_removed(spelling: str) -> None:
 
 
 @pytest.mark.parametrize("spelling", ALL)
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 30))
 def test_the_order_is_the_one_that_a_new_queue_would_have(spelling: str, seed: int, count: int) -> None:
     check_order_of_the_rest(lambda: queue(spelling), seed, count)

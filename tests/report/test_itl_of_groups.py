@@ -116,7 +116,7 @@ RETRYING: dict[str, Any] = {
 }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     instance=st.sampled_from([LINEAR, GROWING]),

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_views import Driver, View, request, router
 
@@ -114,6 +114,7 @@ def test_with_nothing_in_flight_all_are_best() -> None:
     assert list(SCORERS.get("active-requests")().scores(request(), [View(0), View(1)])) == [1.0, 1.0]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.integers(0, 300)] * 4, st.floats(0, 1)), min_size=1, max_size=6))
 def test_scores_are_from_0_to_1(counts: list[tuple[int, int, int, int, float]]) -> None:
     fleet = [View(i, in_flight=f, waiting=w, running=r, cached=c, kv_usage=u) for i, (f, w, r, c, u) in enumerate(counts)]
@@ -165,6 +166,7 @@ def test_of_a_prompt_that_is_longer_than_its_memory_prefix_affinity_remembers_th
     assert scorer.scores(request(tokens=range(3)), fleet) == [0.0, 1.0]
 
 
+@settings(max_examples=40)
 @given(
     sent=st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=5)), max_size=25),
     most=st.integers(1, 12),

@@ -129,7 +129,7 @@ def equal(one: Results, other: Results, *but: str) -> None:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(cluster=clusters, instance=instances, router=routers, seed=st.integers(0, 30), horizon=horizons)
 def test_every_request_ends_once_and_nothing_comes_before_its_cause(
     cluster: ClusterConfig, instance: InstanceConfig, router: str, seed: int, horizon: Micros | None

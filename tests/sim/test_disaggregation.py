@@ -159,7 +159,7 @@ def test_memory_that_is_short_makes_it_wait_and_loses_no_request(batching: str |
     assert set(results.instance.tolist()) == {2}
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 99),
     pools=st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -110,7 +110,7 @@ ENDS_TOGETHER = {
 """The end of a request makes a victim of another, which ends at the same instant."""
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     section=sections,
@@ -209,7 +209,7 @@ def agents(seed: int, programs: int, children: int) -> Workload:
     return Workload(clients=(client,), seed=seed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     programs=st.integers(1, 9),
