@@ -158,7 +158,7 @@ async def kill(attack: Attack, secs: float) -> None:
 
     async def kill_and_start() -> None:
         while time.monotonic() < until:
-            await asyncio.sleep(4.0)
+            await asyncio.sleep(min(4.0, secs / 2))
             attack.killed.kill()
             attack.killed.start()
 

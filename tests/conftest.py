@@ -27,8 +27,8 @@ from maitred.cli import main
 # A shell that starts the tests in the background has SIGINT ignored in them, and so in the processes that they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.dont_write_bytecode:
-    # Containers often say so. Each of the many processes that tests start would compile every module anew, which is half of what
-    # its start costs. The processes of xdist inherit this, too.
+    # Containers often say so. Each of the many processes that tests start would compile every module anew, which is half of
+    # what its start costs. The processes of xdist inherit this, too.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="maitred-tests-")
     atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)

@@ -6,7 +6,7 @@ import bench_script
 
 
 def test_every_program_of_a_burst_finishes_and_its_recording_is_simulated() -> None:
-    done = bench_script.run("programs_burst.py", "--programs", "12", "--turns", "2", "--speed", "4")
+    done = bench_script.run("programs_burst.py", "--programs", "12", "--turns", "2", "--speed", "8")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("every program has finished, and nothing is left\n")
@@ -15,7 +15,7 @@ def test_every_program_of_a_burst_finishes_and_its_recording_is_simulated() -> N
 
 
 def test_every_program_finishes_although_an_engine_and_the_gateway_are_killed() -> None:
-    done = bench_script.run("programs_burst.py", "--programs", "12", "--turns", "3", "--speed", "2", "--kill")
+    done = bench_script.run("programs_burst.py", "--programs", "12", "--turns", "3", "--speed", "4", "--kill")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("every program has finished, and nothing is left\n")
