@@ -38,7 +38,7 @@ from maitred import ClusterConfig, InstanceConfig, LinearLatency, Results
 from maitred.core.units import SECOND
 from maitred.programs import ProgramsConfig
 from maitred.sim import Outcome, simulate
-from maitred.workload.agent_programs import agent_programs
+from maitred.workload.synthetic import agent_programs
 from policies import write
 
 PAPER: Final[Mapping[str, Any]] = json.loads(

@@ -10,8 +10,7 @@ and not in it, so no policy can see it.
     spec, spec_clients, spec_parts       the description of a synthetic workload, in Python or in a file with BLIS's keys
     generator, sessions, rates           the jobs of such a description: their merge, their content, and their arrivals
     arrivals, lengths                    arrival processes and length distributions, by name
-    synthetic, load                      the plain workload; a workload described by flags
-    agent_programs                       agent programs in a closed loop
+    synthetic, load                      plain workloads, agent programs among them; a workload described by flags
     prefix_keys                          which prompts begin with the same tokens
 """
 

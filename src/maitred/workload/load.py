@@ -19,21 +19,11 @@ from msgspec.structs import asdict, replace
 
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.units import from_ms
-from maitred.workload.agent_programs import agent_programs
 from maitred.workload.job import Job
 from maitred.workload.spec import MAX_REQUESTS, Workload
-from maitred.workload.synthetic import closed_loop, length_arguments, synthetic
+from maitred.workload.synthetic import agent_programs, closed_loop, length_arguments, synthetic
 from maitred.workload.trace import SAMPLE, BadRows, Trace, open_trace, split_trace_spec
-from maitred.workload.transforms import (
-    check_scale,
-    parse_class_mix,
-    parse_tenant_mix,
-    scale_rate,
-    scale_time,
-    with_class_mix,
-    with_tenant_mix,
-    with_timeout,
-)
+from maitred.workload.transforms import check_scale, parse_mixes, scale_rate, scale_time, with_mixes, with_timeout
 
 DEFAULT_SEED: Final = 42
 _MAX_THINK_TIME_MS: Final = 1e11
@@ -230,19 +220,12 @@ def build_jobs(
         jobs = _synthetic_jobs(load, DEFAULT_SEED if seed is None else seed, spell)
     # Requests at a rate draw their classes and tenants as they are made.
     if trace is not None or workload is not None:
-        jobs = _apply_mixes(load, jobs, DEFAULT_SEED if seed is None else seed, spell)
+        mixes = parse_mixes(load.class_mix, load.tenant_mix, spell)
+        jobs = with_mixes(jobs, mixes, DEFAULT_SEED if seed is None else seed)
     # Before the time scale, which stretches deadlines too.
     if load.timeout_secs is not None:
         jobs = with_timeout(jobs, load.timeout_secs, where=spell("timeout_secs"))
     return jobs if load.time_scale is None else scale_time(jobs, check_scale(load.time_scale, spell("time_scale")))
-
-
-def _apply_mixes(load: Load, jobs: Iterable[Job], seed: int, spell: KeySpelling) -> Iterable[Job]:
-    if load.class_mix is not None:
-        jobs = with_class_mix(jobs, parse_class_mix(load.class_mix, where=spell("class_mix")), seed)
-    if load.tenant_mix is not None:
-        jobs = with_tenant_mix(jobs, parse_tenant_mix(load.tenant_mix, where=spell("tenant_mix")), seed)
-    return jobs
 
 
 def _trace_jobs(load: Load, trace: Trace, spell: KeySpelling) -> Iterable[Job]:
@@ -284,7 +267,7 @@ def _closed_loop_replay(load: Load, trace: Trace, limit: int | None, spell: KeyS
 
 def _synthetic_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
     if load.programs is not None:
-        return _spelled(lambda: _program_jobs(load, seed, spell), spell)
+        return _program_jobs(load, seed, spell)
     for name in PROGRAM_KEYS:
         if getattr(load, name) is not None:
             raise ConfigError("it goes with agent programs", where=spell(name), hint=f"give {spell('programs')} N")
@@ -294,30 +277,15 @@ def _synthetic_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
         raise ConfigError(f"{spell('rate')} is missing", hint=usage_hint(spell))
     if load.num_requests is None:
         raise ConfigError(f"{spell('num_requests')} is missing", hint=usage_hint(spell))
-    make, num_requests = _open_loop_jobs if load.concurrency is None else _closed_loop_jobs, load.num_requests
-    return _spelled(lambda: make(load, num_requests, seed, spell), spell)
-
-
-def _spelled(make: Callable[[], Iterable[Job]], spell: KeySpelling) -> Iterable[Job]:
-    """Return what `make` returns; its errors about an argument name the key."""
-    try:
-        return make()
-    except _ArgumentError as error:
-        raise ConfigError(error.error.problem, where=spell(error.error.where), hint=error.error.hint) from error
-
-
-class _ArgumentError(Exception):
-    """A ConfigError that names an argument in `where`. The argument and its key have the same name."""
-
-    def __init__(self, error: ConfigError) -> None:
-        self.error = error
+    make = _open_loop_jobs if load.concurrency is None else _closed_loop_jobs
+    return make(load, load.num_requests, seed, spell)
 
 
 def _open_loop_jobs(load: Load, num_requests: int, seed: int, spell: KeySpelling) -> Iterable[Job]:
     load.forbid("rate", (*TRACE_KEYS, "think_time_ms"), spell)
     assert load.rate is not None
     rate, arguments = load.rate * load.rate_factor(spell), _common_arguments(load, seed, spell)
-    with _naming_arguments():
+    with _naming_keys(spell):
         return synthetic(rate, num_requests, arrival="poisson" if load.arrival is None else load.arrival, **arguments)
 
 
@@ -325,7 +293,7 @@ def _closed_loop_jobs(load: Load, num_requests: int, seed: int, spell: KeySpelli
     load.forbid("concurrency", ("rate", "arrival", "rate_scale", *TRACE_KEYS), spell)
     assert load.concurrency is not None
     arguments = _common_arguments(load, seed, spell)
-    with _naming_arguments():
+    with _naming_keys(spell):
         return closed_loop(load.concurrency, num_requests, think_time_ms=load.think_time_ms or 0.0, **arguments)
 
 
@@ -334,7 +302,7 @@ def _program_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
     assert load.programs is not None
     given = {name: value for name in PROGRAM_KEYS if (value := getattr(load, name)) is not None}
     arguments = given | _common_arguments(load, seed, spell)
-    with _naming_arguments():
+    with _naming_keys(spell):
         return agent_programs(load.programs, num_requests=load.num_requests, **arguments)
 
 
@@ -350,12 +318,12 @@ def _common_arguments(load: Load, seed: int, spell: KeySpelling) -> dict[str, An
 
 
 @contextmanager
-def _naming_arguments() -> Iterator[None]:
-    """Turn a ConfigError that names an argument into an _ArgumentError."""
+def _naming_keys(spell: KeySpelling) -> Iterator[None]:
+    """Let a ConfigError that names an argument name its key, which is called the same."""
     try:
         yield
     except ConfigError as error:
-        raise _ArgumentError(error) from error
+        raise ConfigError(error.problem, where=spell(error.where), hint=error.hint) from error
 
 
 def describe(load: Load) -> str:

@@ -1,4 +1,16 @@
-"""The plain synthetic workload: one stream of requests, or one group of users. `Workload` (`spec`) describes everything else.
+"""Plain synthetic workloads: one stream of requests at a rate, users, or agent programs. `Workload` (`spec`) describes all
+else.
+
+    synthetic        requests at a rate, whatever becomes of the responses
+    closed_loop      users, each with one request at a time
+    agent_programs   a number of programs at once, each a session of turns; another one starts when one ends:
+
+        turn 1    prompt: shared prefix + start context
+        tool      works for a time after each response
+        turn k    prompt: everything before, the last response included + the tokens that the tool has added
+
+        agent_programs(24, num_programs=200, turns="uniform:30,60", start_tokens="lognormal:3000,2000", input_tokens=400,
+                       output_tokens=150, tool_time_ms="quantiles:300,2000,10000,60000")
 
 Each quantity draws from a random stream of its own, with a name that derives from the seed (`42/arrivals`, ...). A change of
 one distribution leaves the draws of the others as they are: two runs that differ in the lengths of the answers have the same
@@ -34,11 +46,14 @@ from maitred.workload.job import Job
 from maitred.workload.lengths import MAX_TOKENS, LengthDistribution, parse_lengths
 from maitred.workload.prefix_keys import GroupPrefixKeys, group_number
 from maitred.workload.spec import MAX_REQUESTS, Client, Workload
-from maitred.workload.spec_clients import MAX_MEMBERS
-from maitred.workload.spec_parts import MAX_DURATION, MAX_RATE, MIN_RATE
-from maitred.workload.transforms import ClassMix, TenantMix, parse_class_mix, parse_tenant_mix, with_class_mix, with_tenant_mix
+from maitred.workload.spec_clients import MAX_MEMBERS, MAX_SESSIONS
+from maitred.workload.spec_parts import MAX_DURATION, MAX_RATE, MAX_ROUNDS, MIN_RATE, MultiTurn, Reasoning
+from maitred.workload.transforms import ClassMix, TenantMix, parse_mixes, with_mixes, with_tenant_mix
 
 _DEFAULT_LENGTHS: Final = "normal:512,256"
+_DEFAULT_TURNS: Final = "uniform:20,60"
+_DEFAULT_START: Final = "lognormal:3000,2000"
+_DEFAULT_TOOL_TIME: Final = "lognormal:1000,2000"
 
 
 def synthetic(
@@ -69,11 +84,12 @@ def synthetic(
     prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
     process = parse_arrival_process(arrival, where="arrival") if isinstance(arrival, str) else arrival
-    mix, tenants = _parse_mixes(class_mix, tenant_mix)
+    mixes = parse_mixes(class_mix, tenant_mix)
     gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
-    jobs = _generate_jobs(SECOND / rate, gaps, count, seed, prompts, answers, mix or ClassMix({PriorityClass.DEFAULT: 1.0}))
+    classes = mixes.classes or ClassMix({PriorityClass.DEFAULT: 1.0})
+    jobs = _generate_jobs(SECOND / rate, gaps, count, seed, prompts, answers, classes)
     jobs = _prepend_shared_prefix(jobs, _check_prefix_tokens(prefix_tokens)) if prefix_tokens else jobs
-    return jobs if tenants is None else iter(with_tenant_mix(jobs, tenants, seed))
+    return jobs if mixes.tenants is None else iter(with_tenant_mix(jobs, mixes.tenants, seed))
 
 
 def closed_loop(
@@ -95,9 +111,8 @@ def closed_loop(
 
     Raises ConfigError at the call.
     """
-    mix, tenants = _parse_mixes(class_mix, tenant_mix)
-    for where, lengths in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
-        parse_lengths(lengths, where=where)
+    mixes = parse_mixes(class_mix, tenant_mix)
+    _check_lengths(input_tokens=input_tokens, output_tokens=output_tokens)
     count = _check_num_requests(num_requests)
     _check_users(concurrency, think_time_ms)
     users = Client(
@@ -109,19 +124,81 @@ def closed_loop(
         prefix_group="prefix" if _check_prefix_tokens(prefix_tokens) else "",
         prefix_length=prefix_tokens,
     )
-    if not count:
-        return iter(())
-    jobs: Iterable[Job] = Workload(clients=(users,), num_requests=count, seed=seed).jobs()
-    jobs = jobs if mix is None else with_class_mix(jobs, mix, seed)
-    return jobs if tenants is None else with_tenant_mix(jobs, tenants, seed)
+    return with_mixes(_jobs_of(users, count, seed), mixes, seed) if count else iter(())
 
 
-def _parse_mixes(
-    class_mix: str | ClassMix | None, tenant_mix: str | TenantMix | None
-) -> tuple[ClassMix | None, TenantMix | None]:
-    classes = parse_class_mix(class_mix, where="class_mix") if isinstance(class_mix, str) else class_mix
-    tenants = parse_tenant_mix(tenant_mix, where="tenant_mix") if isinstance(tenant_mix, str) else tenant_mix
-    return classes, tenants
+def agent_programs(
+    programs: int,
+    *,
+    num_programs: int | None = None,
+    num_requests: int | None = None,
+    seed: int = 42,
+    turns: str | int = _DEFAULT_TURNS,
+    start_tokens: str | int = _DEFAULT_START,
+    input_tokens: str | int = _DEFAULT_LENGTHS,
+    output_tokens: str | int = _DEFAULT_LENGTHS,
+    tool_time_ms: str | int = _DEFAULT_TOOL_TIME,
+    prefix_tokens: int = 0,
+    class_mix: str | ClassMix | None = None,
+    tenant_mix: str | TenantMix | None = None,
+) -> Iterable[Job]:
+    """Return the requests of agent programs, `programs` of which run at once.
+
+    It ends after `num_programs` programs or `num_requests` requests; without either, each place has one program. All prompts
+    begin with the same `prefix_tokens`; `start_tokens` more belong to the program, and each later turn adds `input_tokens`. A
+    program is of one class and of one tenant, drawn from the mixes. One of which a request fails is over, and the next starts.
+    Each length and time is drawn from a random stream of its own, so that the programs are the same under every policy.
+
+    Raises ConfigError at the call; its `where` is the name of the argument.
+    """
+    if not 1 <= programs <= MAX_MEMBERS:
+        raise ConfigError(f"there cannot be {programs} programs at once", where="programs", hint=f"from 1 to {MAX_MEMBERS:,}")
+    if num_programs is None and num_requests is None:
+        num_programs = programs
+    _check_count("num_programs", num_programs, MAX_SESSIONS, "programs")
+    _check_count("num_requests", num_requests, MAX_REQUESTS, "requests")
+    _check_lengths(
+        turns=turns,
+        start_tokens=start_tokens,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        tool_time_ms=tool_time_ms,
+    )
+    mixes = parse_mixes(class_mix, tenant_mix)
+    rounds = MultiTurn(
+        max_rounds=MAX_ROUNDS,
+        rounds_distribution=turns,
+        first_input_distribution=start_tokens,
+        think_time_ms_distribution=tool_time_ms,
+        context_growth="accumulate",
+    )
+    agents = Client(
+        id="agents",
+        concurrency=programs,
+        sessions=num_programs or MAX_SESSIONS,
+        input_distribution=input_tokens,
+        output_distribution=output_tokens,
+        prefix_group="prefix" if _check_prefix_tokens(prefix_tokens) else "",
+        prefix_length=prefix_tokens,
+        timeout=0,
+        reasoning=Reasoning(multi_turn=rounds),
+    )
+    return with_mixes(_jobs_of(agents, num_requests or 0, seed), mixes, seed, by_program=True)
+
+
+def _jobs_of(client: Client, num_requests: int, seed: int) -> Iterable[Job]:
+    return Workload(clients=(client,), num_requests=num_requests, seed=seed).jobs()
+
+
+def _check_lengths(**lengths: str | int) -> None:
+    """Raise ConfigError for lengths that cannot be read, by argument. A `Workload` would name the key of a file."""
+    for where, given in lengths.items():
+        parse_lengths(given, where=where)
+
+
+def _check_count(where: str, count: int | None, most: int, noun: str) -> None:
+    if count is not None and not 1 <= count <= most:
+        raise ConfigError(f"{count} {noun} cannot be made", where=where, hint=f"from 1 to {most:.0e}")
 
 
 def _check_users(concurrency: int, think_time_ms: float) -> None:

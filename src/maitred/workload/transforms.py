@@ -6,6 +6,12 @@
                                       and the number of users stay as they are
     scale_time(F)                     everything takes F times as long: arrivals, think times, deadlines and targets. On
                                       instances that are F times as slow, all times of a run are multiplied by F
+    ramp_up(N, HOW, START, END)       a rate that grows from the first request to the last, as `vllm bench serve
+                                      --ramp-up-strategy` has it: the i-th gap at one request per second is divided by
+                                      START + (END - START) · i / N, or by START · (END / START)^(i / N)
+
+Example of a ramp from 1 to 3 requests per second over 4 requests, with gaps of one second at a rate of 1: the second request is
+due after 1 / 1.5 s, the third 1 / 2 s later, the fourth 1 / 2.5 s later.
 
 A reactive workload stays reactive, except under `scale_rate`: its later arrivals follow from answers, so it is made denser
 where it is made. `Workload.jobs(rate_scale=F)` multiplies rates and leaves windows where they are;
@@ -19,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from random import Random
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -34,6 +40,7 @@ MIN_SCALE, MAX_SCALE = 1e-6, 1e6
 MAX_TIMEOUT_SECS: Final = 1e9
 """About thirty years."""
 
+RampStrategy: TypeAlias = Literal["linear", "exponential"]
 T = TypeVar("T")
 
 JobTransform: TypeAlias = Callable[[Job], Job]
@@ -146,6 +153,29 @@ def with_tenant_mix(jobs: Iterable[Job], mix: TenantMix, seed: int, *, by_progra
     return map_jobs(jobs, lambda job: _with_request(job, replace(job.request, tenant=draw(job.request))))
 
 
+class Mixes(NamedTuple):
+    """The mixes that a workload is given; None where it keeps its own."""
+
+    classes: ClassMix | None
+    tenants: TenantMix | None
+
+
+def parse_mixes(
+    class_mix: str | ClassMix | None, tenant_mix: str | TenantMix | None, spell: Callable[[str], str] = str
+) -> Mixes:
+    """Return mixes that may be written as text. Raises ConfigError that names `class_mix` or `tenant_mix` as `spell` has it."""
+    classes = parse_class_mix(class_mix, where=spell("class_mix")) if isinstance(class_mix, str) else class_mix
+    tenants = parse_tenant_mix(tenant_mix, where=spell("tenant_mix")) if isinstance(tenant_mix, str) else tenant_mix
+    return Mixes(classes, tenants)
+
+
+def with_mixes(jobs: Iterable[Job], mixes: Mixes, seed: int, *, by_program: bool = False) -> Iterable[Job]:
+    """Return the same jobs with classes and tenants drawn from `mixes`. `by_program`: one of each for each program."""
+    if mixes.classes is not None:
+        jobs = with_class_mix(jobs, mixes.classes, seed, by_program=by_program)
+    return jobs if mixes.tenants is None else with_tenant_mix(jobs, mixes.tenants, seed, by_program=by_program)
+
+
 def _request_draw(mix: Mix[T], stream: str) -> Callable[[Request], T]:
     uniform = Random(stream).random
     return lambda request: mix.draw(uniform)
@@ -200,6 +230,19 @@ def scale_time(jobs: Iterable[Job], factor: float) -> Iterable[Job]:
     if isinstance(jobs, ReactiveWorkload):
         return _TimeScaledWorkload(jobs, factor)
     return (_scale_job_time(job, factor) for job in jobs)
+
+
+def ramp_up(jobs: Iterable[Job], count: int, strategy: RampStrategy, start: float, end: float) -> Iterator[Job]:
+    """Yield `count` jobs, which arrive at one per second on average, at rates from `start` to `end` per second."""
+    before: Micros = 0
+    at = 0.0
+    for index, job in enumerate(jobs):
+        share = index / count
+        rate = start + (end - start) * share if strategy == "linear" else start * (end / start) ** share
+        arrival = job.request.arrival
+        at += (arrival - before) / rate
+        before = arrival
+        yield _with_request(job, replace(job.request, arrival=round(at)))
 
 
 def _scale_job_rate(job: Job, factor: float) -> Job:
