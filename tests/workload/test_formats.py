@@ -1,15 +1,22 @@
-"""Formats of load generators and of published traces: rows by hand, and the prefixes that they give to prompts."""
+"""Formats of load generators and of published traces: rows by hand, and the prefixes that they give to prompts; the samples."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maitred.core.errors import ConfigError
-from maitred.workload import FORMATS, BadRows, Job, open_trace
+from maitred.core.request import PriorityClass
+from maitred.core.units import SECOND
+from maitred.workload import FORMATS, BadRows, Job, open_trace, sample_jobs, sample_names
+from maitred.workload.prefix_keys import ChainedBlockIds
 
 Write = Callable[..., Path]
 
@@ -280,3 +287,61 @@ def test_what_is_no_number_is_a_bad_row_of_every_format(write: Write, name: str,
     good = str(row).format("2023" if name == "azure" else "5")
     with open_trace(f"{name}:{write(*header, str(row).format(wrong), good)}", bad_rows=BadRows.SKIP) as trace:
         assert (len(list(trace)), trace.num_skipped) == (1, 1)
+
+
+sizes = st.sampled_from([1, 2, 16, 64, 128, 512])
+
+
+def test_a_partial_last_block_has_keys_for_its_full_small_blocks_only() -> None:
+    assert len(ChainedBlockIds((1, 2), 512 + 40, 512).block_keys(16)) == 32 + 2
+
+
+def test_prompts_that_part_after_the_first_block() -> None:
+    one, other = ChainedBlockIds((1, 2), 1024, 512).block_keys(256), ChainedBlockIds((1, 3), 1024, 512).block_keys(256)
+    assert list(one[:2]) == list(other[:2])
+    assert one[2] != other[2]
+
+
+@pytest.mark.parametrize("block_size", [0, 48, 768, -16])
+def test_a_block_size_that_does_not_divide_is_refused_with_what_would(block_size: int) -> None:
+    with pytest.raises(ConfigError, match="divisor of 512"):
+        ChainedBlockIds((1,), 512, 512).block_keys(block_size)
+
+
+@given(st.lists(st.integers(0, 5), max_size=4), st.lists(st.integers(0, 5), max_size=4), sizes)
+def test_first_n_keys_are_equal_if_and_only_if_the_first_n_blocks_are(one: list[int], other: list[int], size: int) -> None:
+    """Two chains share their common ids times the number of small blocks in a large one."""
+    mine = ChainedBlockIds(tuple(one), 512 * len(one), 512).block_keys(size)
+    yours = ChainedBlockIds(tuple(other), 512 * len(other), 512).block_keys(size)
+    assert _shared(mine, yours) == _shared(one, other) * (512 // size)
+    assert len(set(ChainedBlockIds(tuple(set(one)), 512 * len(set(one)), 512).block_keys(size))) == len(set(one)) * (
+        512 // size
+    )
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_mixed_is_what_its_script_makes() -> None:
+    """Other bytes would mean that drawing changed, and every seeded workload with it."""
+    make = runpy.run_path(str(ROOT / "tools" / "make_samples.py"))
+    assert (make["SAMPLES"] / "mixed.csv").read_text(encoding="utf-8").splitlines() == list(make["mixed_lines"]())
+
+
+def test_mixed_is_a_minute_of_chats_over_waves_of_bulk_that_two_engines_of_16_slots_cannot_hold() -> None:
+    jobs = list(sample_jobs("mixed"))
+    arrivals = {cls: [j.request.arrival for j in jobs if j.request.priority_class is cls] for cls in PriorityClass}
+    assert set(sample_names()) == {"mixed"}
+    assert 55 * SECOND < jobs[-1].request.arrival < 60 * SECOND
+    assert 90 < len(arrivals[PriorityClass.INTERACTIVE]) < 150
+    assert sum(1 for at in arrivals[PriorityClass.BULK] if at < 4 * SECOND) > 32
+    assert sum(job.output_tokens for job in jobs) / 60 < 1_500
+
+
+def test_an_unknown_sample_suggests_one_that_is_there() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'mixed'"):
+        sample_jobs("mixd")

@@ -1,19 +1,36 @@
-"""Specification files: BLIS's keys, the jobs that they give, and the errors of wrong files."""
+"""Specification files: BLIS's keys, the jobs that they give, the errors of wrong files, and what docs/workloads.md says of
+them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
-from maitred.workload import Workload
-from maitred.workload.spec import Arrival, Client, Cohort
+from maitred.workload import ARRIVALS, LENGTHS, Workload
+from maitred.workload.spec import (
+    Arrival,
+    Client,
+    Cohort,
+    Diurnal,
+    Drain,
+    GoodputTargets,
+    Lifecycle,
+    MultiTurn,
+    Reasoning,
+    Spike,
+    Window,
+)
+from maitred.workload.synthetic import PRESETS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "workloads").glob("*.yaml"))
 
@@ -308,3 +325,26 @@ def test_shapes_are_one_for_each_cohort() -> None:
             spike=Spike(start_time_us=0, duration_us=1),
             drain=Drain(start_time_us=0, ramp_duration_us=1),
         )
+
+
+DOC = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+STRUCTS = [Arrival, Client, Cohort, Diurnal, Drain, GoodputTargets, Lifecycle, MultiTurn, Reasoning, Spike, Window, Workload]
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+def test_every_key_is_documented(struct: type[msgspec.Struct]) -> None:
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", DOC))))
+    assert set(struct.__struct_fields__) <= words
+
+
+def test_every_name_is_documented() -> None:
+    for name in {*ARRIVALS, *LENGTHS, *PRESETS, "empirical"}:
+        assert re.search(rf"`{name}\b", DOC), name
+
+
+def test_the_file_that_is_shown_is_a_workload(tmp_path: Path) -> None:
+    shown = [text for text in re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL) if "clients:" in text]
+    for text in shown:
+        (tmp_path / "w.yaml").write_text(text, encoding="utf-8")
+        assert next(iter(Workload.from_yaml(tmp_path / "w.yaml").jobs())).request.id == 0
+    assert shown

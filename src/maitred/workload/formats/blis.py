@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import isfinite, nan
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -176,7 +176,7 @@ class BlisFormat(TraceFormat):
         if accumulates:
             self.max_disorder = sys.maxsize
         columns = CsvColumns(next(lines), *_REQUIRED_COLUMNS, optional=_OPTIONAL_COLUMNS)
-        return _BlisReader(columns, _AccumulatedHistory() if accumulates else _NoHistory()).row
+        return _BlisReader(columns, _SessionHistory(accumulates=accumulates)).row
 
     def companion_files(self, path: Path) -> Sequence[Path]:
         return (header_path(path) if self._header is None else self._header,)
@@ -185,39 +185,21 @@ class BlisFormat(TraceFormat):
         return first_arrival if first_arrival > _UNIX_CLOCK_FROM else 0
 
 
-class _SessionHistory(Protocol):
-    """The content that prompts take over from earlier rounds."""
+class _SessionHistory:
+    """The content that prompts take over from earlier rounds: all of it where the rows of a session have the new tokens of
+    their prompts only, and otherwise none, because every row has its whole prompt."""
 
-    def before(self, session: str) -> GroupPrefixKeys | None:
-        """Return all prompts and answers of the session so far, or None if there are none."""
-        ...
-
-    def append(self, session: str, conversation: GroupPrefixKeys) -> None:
-        """Set all prompts and answers of the session after a round."""
-        ...
-
-
-class _NoHistory:
-    """Every row has its whole prompt."""
-
-    def before(self, session: str) -> GroupPrefixKeys | None:
-        return None
-
-    def append(self, session: str, conversation: GroupPrefixKeys) -> None:
-        pass
-
-
-class _AccumulatedHistory:
-    """The rows of a session have the new tokens of their prompts."""
-
-    def __init__(self) -> None:
+    def __init__(self, *, accumulates: bool) -> None:
+        self._accumulates = accumulates
         self._conversations: dict[str, GroupPrefixKeys] = {}
 
     def before(self, session: str) -> GroupPrefixKeys | None:
+        """Return all prompts and answers of the session so far, or None if there are none."""
         return self._conversations.get(session)
 
     def append(self, session: str, conversation: GroupPrefixKeys) -> None:
-        if session:
+        """Set all prompts and answers of the session after a round."""
+        if self._accumulates and session:
             self._conversations[session] = conversation
 
 

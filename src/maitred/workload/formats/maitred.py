@@ -8,7 +8,7 @@ empty: true), `model`, `program` (the session or agent), and `slo_class` in BLIS
 begins with the last prompt and the response to it, `false` if it begins anew (empty: unknown). The first prompt of a program
 with a `parent_program` may continue the conversation of that one.
 
-A written trace (`maitred_writer`) has more columns where a request needs them (`EXTRA_COLUMNS`): `client_id`,
+A written trace (`formats/writers.py`) has more columns where a request needs them (`EXTRA_COLUMNS`): `client_id`,
 `parent_program`, `priority`, `routing_key`, `adapter` (the cache namespace), `deadline_secs` (from the arrival),
 `slo_target_secs`, and what prompts share. The first `prefix_tokens` tokens are those of a `prefix_group`; or the content is
 known in blocks of `block_tokens` tokens, whose chained ids are `block_ids` (`7 20..24` are 7 and 20 to 24), of the prompt and,
