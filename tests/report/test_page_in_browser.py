@@ -18,9 +18,8 @@ import pytest
 from maitred.admission import AdmissionConfig
 from maitred.instance import InstanceConfig
 from maitred.report import Slo, simulate
-from maitred.report.page.chart import scatter_html
-from maitred.report.page.frame import page_parts
-from maitred.report.scatter import Group, Limit, Point, Scatter
+from maitred.report.page.parts import page_parts, scatter_html
+from maitred.report.panels import Group, Limit, Point, Scatter
 from maitred.sim import ClusterConfig
 from maitred.workload.synthetic import synthetic
 

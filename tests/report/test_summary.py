@@ -1,15 +1,38 @@
-"""The figures of a scenario that can be computed by hand (`FIVE` in conftest)."""
+"""The figures of a run: of a scenario that can be computed by hand (`FIVE` in conftest), of groups, under objectives, as BLIS's
+score, and added up from rows that stream by.
+
+The five: TTFT 100, 200, 400, and 800 ms of the unfinished; E2E 500, 200, 1400 ms; TPOT 100, none, 100 ms. The third is bulk and
+names the SLO class batch; the others of bulk did not complete.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
+from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
-from maitred.report import LatencyStatistics, Slo, summarise
-from maitred.sim import Outcome, Results
+from maitred.report import (
+    DEFAULT_SLO,
+    By,
+    GroupSummary,
+    LatencyStatistics,
+    Slo,
+    StreamingSummary,
+    Summary,
+    Targets,
+    fitness,
+    parse_weights,
+    summarise,
+)
+from maitred.report.breakdown import select_rows
+from maitred.report.request_statistics import RequestCounts
+from maitred.sim import ClusterConfig, Outcome, Results, simulate
+from maitred.workload import Job, synthetic
 
 
 def ms(spread: LatencyStatistics | None) -> dict[str, float]:
@@ -112,3 +135,198 @@ def test_percentiles_are_numpys(five: Results) -> None:
     spread = summarise(five).total.e2e
     assert spread is not None
     assert [spread.p50, spread.p90, spread.p95, spread.p99] == list(np.percentile(e2e, [50, 90, 95, 99]))
+
+
+@pytest.mark.parametrize(
+    ("by", "arrived"),
+    [
+        (By.CLASS, {"interactive": 2, "bulk": 3}),
+        (By.SLO_CLASS, {"–": 3, "batch": 1, "sheddable": 1}),
+        (By.TENANT, {"–": 1, "acme": 2, "globex": 2}),
+        (By.MODEL, {"llama": 5}),
+        (By.INSTANCE, {"0": 2, "1": 2}),  # the rejected one came to none
+    ],
+)
+def test_who_belongs_to_which(told: Results, by: By, arrived: dict[str, int]) -> None:
+    groups = summarise(told).by[by]
+    assert [(label, group.arrived) for label, group in groups.items()] == [*arrived.items()]
+
+
+def test_each_has_its_own_figures(told: Results) -> None:
+    acme, globex = (summarise(told, Slo(ttft=150_000)).by[By.TENANT][name] for name in ("acme", "globex"))
+    assert acme.ttft is not None
+    assert (acme.ttft.mean, acme.output_tokens, acme.within_slo, acme.attainment) == (150_000, 6, 1, 0.5)
+    assert globex.ttft is not None
+    assert (globex.ttft.mean, globex.output_tokens, globex.within_slo, globex.wasted_tokens) == (400_000, 11, 0, 12)
+
+
+def test_only_those_asked_for_and_classes(told: Results) -> None:
+    assert list(summarise(told, by=()).by) == [By.CLASS]
+    assert list(summarise(told, by=(By.MODEL, By.TENANT)).by) == [By.CLASS, By.TENANT, By.MODEL]
+
+
+def test_what_instances_did(told: Results) -> None:
+    """Gaps of 100, 100 and 300 ms; busy 1.5 s and 0.5 s of 2 s each."""
+    summary = summarise(told)
+    assert summary.instances["0"].utilisation == 0.75
+    assert summary.instances["1"].utilisation == 0.25
+    assert (summary.all_instances.utilisation, summary.all_instances.steps) == (0.5, 40)
+    assert summary.all_instances.itl is not None
+    assert summary.all_instances.itl.mean == pytest.approx(500_000 / 3)
+    assert summary.all_instances.itl.p50 == pytest.approx(100_000, rel=0.006)
+
+
+def test_fairness_is_jains_index_of_the_tokens(told: Results, five: Results) -> None:
+    """6, 11 and 3 tokens: 20² / (3 · (36 + 121 + 9))."""
+    assert summarise(told).fairness == pytest.approx(400 / 498)
+    assert summarise(five).fairness is None
+
+
+def test_the_longest_wait_counts_requests_that_never_ran(make: object, told: Results) -> None:
+    """The rejected request stays to the end, because its end is not given; the others waited 10, 20, 30 and 40 ms."""
+    summary = summarise(told)
+    assert summary.total.longest_wait == 1_750_000
+    assert summary.by[By.INSTANCE]["0"].longest_wait == 30_000
+    told.scheduled[2] = 700_000  # preempted after its first token, at 600 ms
+    assert summarise(told).by[By.INSTANCE]["0"].longest_wait == 400_000
+
+
+def test_work_that_was_done_twice(told: Results) -> None:
+    """110 prompt tokens were admitted, 22 of them cached, and 20 tokens generated: 18 wasted are 14 %, which is thrashing."""
+    summary = summarise(told)
+    assert summary.total.waste == pytest.approx(18 / (110 - 22 + 20 + 18))
+    assert summary.warnings[0].startswith("KV thrashing: 3 preemptions, 14% of the tokens computed were computed again")
+    told.wasted_tokens[:] = 2
+    assert summarise(told).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        (Slo(ttft=200_000), 2),
+        (Slo(ttft=200_000, classes={"batch": Targets(ttft=400_000)}), 3),
+        (Slo(ttft=200_000, classes={"batch": Targets(e2e=1_400_000)}), 2),  # what it leaves out is as for all
+        (Slo(classes={"batch": Targets(e2e=1)}), 2),  # the others have no target
+        (Slo(classes={"interactive": Targets(ttft=100_000)}), 2),
+        (Slo(ttft=200_000, classes={"bulk": Targets(ttft=400_000)}), 2),  # of bulk only the request without an SLO class
+        (Slo(ttft=1, classes={"interactive": Targets(ttft=200_000), "batch": Targets(ttft=400_000)}), 3),
+    ],
+)
+def test_targets_of_a_class_come_before_those_for_all(told: Results, slo: Slo, good: int) -> None:
+    assert summarise(told, slo).total.within_slo == good
+
+
+def test_a_class_without_requests_is_a_warning(told: Results) -> None:
+    slo = Slo(classes={"batch": Targets(ttft=1), "bacth": Targets(ttft=1), "system": Targets(ttft=1)})
+    told.wasted_tokens[:] = 0
+    assert summarise(told, slo).warnings == (
+        "there is an SLO for the class 'bacth', and no request of it",
+        "there is an SLO for the class 'system', and no request of it",
+    )
+
+
+def test_targets_that_say_nothing_are_none() -> None:
+    assert not Slo()
+    assert not Slo(classes={"batch": Targets()})
+    assert Slo(classes={"batch": Targets(e2e=1)})
+
+
+def test_the_score_is_the_weighted_sum(five: Results) -> None:
+    summary = summarise(five)
+    completed, tokens = summary.per_second(summary.total.completed), summary.per_second(summary.total.output_tokens)
+    assert completed is not None
+    assert tokens is not None
+    score = fitness(summary, parse_weights("throughput:2, tokens_per_sec:1,p50_ttft:0.5,mean_e2e:0.25"))
+    assert score.components == {
+        "throughput": completed / (completed + 100),
+        "tokens_per_sec": tokens / (tokens + 10_000),
+        "p50_ttft": pytest.approx(1 / 301),
+        "mean_e2e": pytest.approx(1 / 701),
+    }
+    assert score.score == pytest.approx(2 * completed / (completed + 100) + tokens / (tokens + 10_000) + 0.5 / 301 + 0.25 / 701)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("p99_tfft:1", "no component 'p99_tfft'.*p99_ttft"),
+        ("throughput", "cannot read the weight 'throughput'"),
+        ("throughput:-1", "cannot read the weight"),
+        ("throughput:nan", "cannot read the weight"),
+        ("throughput:1,throughput:1", "each once"),
+    ],
+)
+def test_what_cannot_be_weighed(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_weights(text, where="--fitness-weights")
+
+
+CLUSTER = ClusterConfig(num_instances=3, capacity=40)
+
+
+def requests_at(rate: float = 60) -> Iterator[Job]:
+    mixes = {"class_mix": "interactive:1,bulk:2", "tenant_mix": "auth:a:1,auth:b:3"}
+    return synthetic(rate, 9_000, output_tokens="lognormal:99,80", **mixes)
+
+
+def agree(exact: GroupSummary, nearly: GroupSummary) -> None:
+    for name in RequestCounts.__struct_fields__:
+        assert getattr(exact, name) == getattr(nearly, name), name
+    for name in ("ttft", "tpot", "e2e", "scheduling_delay"):
+        assert msgspec.structs.astuple(getattr(nearly, name)) == pytest.approx(
+            msgspec.structs.astuple(getattr(exact, name)), rel=0.0101
+        )
+
+
+def summaries_agree(exact: Summary, nearly: Summary) -> None:
+    agree(exact.total, nearly.total)
+    for by, groups in exact.by.items():
+        assert set(groups) == set(nearly.by[by])
+        for label, group in groups.items():
+            agree(group, nearly.by[by][label])
+    assert (exact.duration, exact.all_instances, exact.instances, exact.warnings) == (
+        nearly.duration,
+        nearly.all_instances,
+        nearly.instances,
+        nearly.warnings,
+    )
+    assert exact.fairness == pytest.approx(nearly.fairness)
+
+
+def test_of_a_run_whose_rows_are_not_kept() -> None:
+    slo = Slo(ttft=500_000, classes={"bulk": Targets(e2e=9_000_000), "nobody": Targets(e2e=1)})
+    tally = StreamingSummary(slo, By)
+    bare = simulate(requests_at(), CLUSTER, sink=tally.add)
+    assert len(bare) == 0
+    kept = simulate(requests_at(), CLUSTER)
+    summaries_agree(summarise(kept, slo), tally.summary(bare))
+
+
+@pytest.mark.parametrize("horizon", [1_000, 3_500_000])
+def test_of_a_run_that_is_cut_off(horizon: int) -> None:
+    """A request that never ran has waited until the end, also if there is more than a block of them."""
+    tally = StreamingSummary(DEFAULT_SLO)
+    bare = simulate(requests_at(2_000), ClusterConfig(capacity=1), horizon=horizon, sink=tally.add)
+    kept = simulate(requests_at(2_000), ClusterConfig(capacity=1), horizon=horizon)
+    for name in RequestCounts.__struct_fields__:
+        assert getattr(summarise(kept, DEFAULT_SLO).total, name) == getattr(tally.summary(bare).total, name), name
+
+
+def test_parts_in_any_order(told: Results) -> None:
+    tally = StreamingSummary(Slo(ttft=200_000, classes={"batch": Targets(ttft=1), "x": Targets(ttft=1)}), By)
+    for rows in ([4], [2, 0], [3], [1]):
+        tally.add(select_rows(told, np.array(rows)))
+    exact = summarise(told, Slo(ttft=200_000, classes={"batch": Targets(ttft=1), "x": Targets(ttft=1)}))
+    nearly = tally.summary(select_rows(told, np.array([], dtype=np.int64)))
+    for name in RequestCounts.__struct_fields__:
+        assert getattr(exact.total, name) == getattr(nearly.total, name), name
+    assert list(nearly.by[By.CLASS]) == ["interactive", "bulk"]
+    assert list(nearly.by[By.INSTANCE]) == ["0", "1"]
+    assert nearly.warnings == exact.warnings
+
+
+def test_of_no_request(none: Results) -> None:
+    summary = StreamingSummary(DEFAULT_SLO).summary(none)
+    assert summary.total.arrived == 0
+    assert summary.total.ttft is None
+    assert summary.by == {By.CLASS: {}}

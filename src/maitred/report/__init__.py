@@ -10,11 +10,10 @@
     slo                 latency targets
     fitness             one score for a run, as BLIS weighs it
     utilisation         how much of the instances a run used, and how much more they could take
-    verdicts            what is wrong with a run, in words, by stated rules
-    assessment          the three of them together, as they are printed around the tables
+    verdicts            what is wrong with a run, in words, by stated rules; the assessment that is printed around the tables
     table               the figures for the terminal
     export              figures as JSON; requests as JSON, data frame, Parquet, CSV
-    panels, scatter     charts as data, of curves and of points; figure draws them with matplotlib, page as HTML
+    panels              charts as data, of curves and of points; figure draws them with matplotlib, page as HTML
     output_file         output files that exist complete or not at all
 
 The report decides nothing and uses neither random numbers nor clocks: the same results give the same bytes.
@@ -22,7 +21,6 @@ The report decides nothing and uses neither random numbers nor clocks: the same 
 
 from __future__ import annotations
 
-from maitred.report.assessment import Assessment, assess, print_run
 from maitred.report.breakdown import By
 from maitred.report.export import check_rows_path, measured_lookup, metrics, write_metrics, write_requests, write_results
 from maitred.report.figure import check_plot_path, write_plot
@@ -36,7 +34,7 @@ from maitred.report.run_setup import RunSetup, derived_keys
 from maitred.report.slo import DEFAULT_SLO, Slo, Targets, workload_targets
 from maitred.report.summary import GroupSummary, InstanceSummary, StreamingSummary, Summary, summarise
 from maitred.report.table import print_summary
-from maitred.report.verdicts import Verdict, VerdictKind
+from maitred.report.verdicts import Assessment, Verdict, VerdictKind, assess, print_run
 
 __all__ = [
     "DEFAULT_SLO",

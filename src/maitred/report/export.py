@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from maitred.core.errors import ConfigError, missing_library
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import to_ms, to_seconds
-from maitred.report.assessment import Assessment
 from maitred.report.breakdown import By
 from maitred.report.fitness import Fitness
 from maitred.report.latencies import Times, request_times
@@ -31,6 +30,7 @@ from maitred.report.programs import program_metrics
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.slo import Slo, Targets
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
+from maitred.report.verdicts import Assessment
 from maitred.sim import Outcome, Results
 from maitred.workload import RequestMeasurement
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from maitred.core.errors import ConfigError, missing_library, nearest_name_hint
 from maitred.report.output_file import OutputFile
-from maitred.report.panels import Panel, latency_panels, time_panels
-from maitred.report.scatter import Group, Scatter
+from maitred.report.panels import Group, Panel, Scatter, latency_panels, time_panels
 from maitred.report.slo import Slo
 from maitred.sim import Results
 

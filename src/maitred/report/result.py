@@ -28,13 +28,13 @@ from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.report import export
-from maitred.report.assessment import Assessment, assess
 from maitred.report.breakdown import By
 from maitred.report.output_file import OutputFile
 from maitred.report.page import write_page
 from maitred.report.run_setup import RunSetup, derived_keys
 from maitred.report.slo import DEFAULT_SLO, Slo
 from maitred.report.summary import Summary, summarise
+from maitred.report.verdicts import Assessment, assess
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Results
 from maitred.sim import simulate as run

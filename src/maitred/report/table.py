@@ -58,7 +58,7 @@ _ALL = "all"
 
 TableRow: TypeAlias = tuple[str, Callable[[GroupSummary], str]]
 
-_LATENCIES: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]], ...] = (
+LATENCIES: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]], ...] = (
     ("TTFT ms", lambda group: group.ttft),
     ("TPOT ms", lambda group: group.tpot),
     ("E2E ms", lambda group: group.e2e),
@@ -142,7 +142,7 @@ def new_table(
 
 def _latencies(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
     table = new_table({"latency": "bold", "class": "cyan"}, ("mean", "p50", "p90", "p99"), min_width=9)
-    for name, of in _LATENCIES:
+    for name, of in LATENCIES:
         for row, (label, group) in enumerate(groups.items()):
             table.add_row(name if row == 0 else "", label, *_spread(of(group)))
         if len(groups) > 1:

@@ -15,6 +15,8 @@ Batch and KV are means over the samples of a run (some hundred, however long it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 
@@ -23,6 +25,7 @@ from maitred.instance import InstanceConfig
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.report.request_statistics import RequestCounts
 from maitred.report.run_setup import RunSetup, section_of
+from maitred.report.table import format_number, format_share
 from maitred.sim import ClusterConfig, Outcome, Results, Samples
 
 _LEAST_ARRIVALS = 50
@@ -105,3 +108,30 @@ def _ended_rate(samples: Samples) -> float:
     half = int(np.searchsorted(samples.at, samples.at[last] / 2))
     span = samples.at[last] - samples.at[half]
     return float((samples.ended[last] - samples.ended[half]) / span * SECOND) if span else 0.0
+
+
+def utilisation_lines(used: Utilisation) -> list[str]:
+    """Return the use of the instances in sentences."""
+    if used.with_work is None:
+        return []
+    return [_batch_line(used), *_output_line(used)]
+
+
+def _batch_line(used: Utilisation) -> str:
+    first = f"Instances: with work {used.with_work:.0%} of the time"
+    if used.batch is not None:
+        first += (
+            f", batch {format_share(used.batch)} full, KV {format_share(used.kv)} used ({format_share(used.kv_peak)} at most)"
+        )
+    return f"{first}."
+
+
+def _output_line(used: Utilisation) -> Iterator[str]:
+    """Yield a sentence about the output beside its limit, if there is one."""
+    if used.output_rate is not None and used.output_limit and used.arrival_rate and used.limit and used.headroom:
+        share = used.output_rate / used.output_limit
+        yield (
+            f"Output: {format_number(used.output_rate)} tokens/s while requests arrived, {share:.0%} of what full batches "
+            f"could make of this traffic ({format_number(used.output_limit)}/s); {format_number(used.arrival_rate)} requests/s "
+            f"arrived, the limit is {format_number(used.limit)}/s: headroom {used.headroom:.2f}."
+        )

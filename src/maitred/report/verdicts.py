@@ -1,4 +1,7 @@
-"""Verdicts: what is wrong with a run, in words, by a rule for each that looks at the figures of this run alone.
+"""The assessment of a run, printed around its tables: what it was, how much of the instances it used, and what is wrong with
+it.
+
+A verdict says what is wrong, by a rule that looks at the figures of this run alone:
 
     the queue diverges     Over the second half of the arrivals the number of waiting requests rose from each fifth to the next,
                            by half or more in all, to at least 10 requests, and grew by at least 2 % of the arrival rate. It
@@ -29,6 +32,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from rich.console import Console
 
 from maitred.core.contracts import BatchShape
 from maitred.core.units import SECOND, Micros, to_ms
@@ -37,8 +41,8 @@ from maitred.report.breakdown import By
 from maitred.report.run_setup import RunSetup, section_of
 from maitred.report.slo import DEFAULT_SLO
 from maitred.report.summary import GroupSummary, Summary
-from maitred.report.table import format_number
-from maitred.report.utilisation import last_arrival, mean_request
+from maitred.report.table import format_number, print_summary
+from maitred.report.utilisation import Utilisation, last_arrival, mean_request, measure_utilisation, utilisation_lines
 from maitred.sim import ClusterConfig, Outcome, Results, Samples
 
 ENOUGH_FOR_P99: Final = 299
@@ -73,6 +77,32 @@ class Verdict(msgspec.Struct, frozen=True):
 
     kind: VerdictKind
     text: str
+
+
+class Assessment(msgspec.Struct, frozen=True):
+    """What a run was, how much of the instances it used, and what is wrong with it."""
+
+    simulated: str
+    utilisation: Utilisation
+    verdicts: tuple[Verdict, ...]
+
+
+def assess(results: Results, summary: Summary, setup: RunSetup) -> Assessment:
+    """Return what a run was and what to think of it. Queues and KV are judged by the samples of `results`, if it has any."""
+    used = measure_utilisation(results, summary.total, summary.all_instances.utilisation, setup)
+    return Assessment(setup.in_one_line(), used, tuple(find_verdicts(results, summary, setup)))
+
+
+def print_run(summary: Summary, assessment: Assessment, console: Console, per: By = By.CLASS) -> None:
+    """Print what was simulated, the tables (`table.print_summary`), the use of the instances, and the verdicts."""
+    console.print(assessment.simulated, style="dim", highlight=False, markup=False)
+    print_summary(summary, console, per)
+    for line in utilisation_lines(assessment.utilisation):
+        console.print(line, style="dim", highlight=False, markup=False)
+    if assessment.verdicts:
+        console.print()
+    for verdict in assessment.verdicts:
+        console.print(f"! {verdict.text}", style="yellow", highlight=False, markup=False)
 
 
 def find_verdicts(results: Results, summary: Summary, setup: RunSetup) -> Iterator[Verdict]:

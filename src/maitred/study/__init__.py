@@ -1,13 +1,13 @@
 """Studies: many runs of the simulator, and the conclusions from them together.
 
     compare.py        two or more candidates on the same workloads
-    comparison.py     paired differences with confidence intervals, and the table for the terminal
+    comparison.py     paired differences with confidence intervals
     sweep/            candidates from a grid or a search: the best one, and the Pareto front
     calibration/      latency models from measurements, and the error of predictions
     candidate.py      a candidate: the sections of a configuration that a simulation reads; the error of its latency model
     runs.py           the runs of a study: tasks as bytes, and what all runs have in common
-    page.py           each kind of study as one HTML page
-    metrics.py        figures by name, and which direction is better
+    presentation.py   how each result is printed, and written as one HTML page
+    metrics.py        figures by name, which direction is better, and constraints on them
     workers.py        processes that make the runs: this one, several, or a Ray cluster
 
 A run depends on nothing but its task: the same task gives the same figures in any process on any machine. So the results of a

@@ -1,10 +1,8 @@
 """Page: a run as one HTML page that needs no network and no server; and as a small table for notebooks.
 
     __init__  the parts of the page: tiles for the run, a table for each breakdown, the configuration; the table for notebooks
-    chart     a panel of curves
     timeline  single requests over time
-    scatter   points with intervals, for studies
-    frame     what every page has around these
+    parts     the frame of every page, its tables and its charts
 
 Style, script and uPlot, which draws, are files in this folder that are copied into the page. The same run gives the same bytes.
 """
@@ -19,16 +17,16 @@ from typing import Any
 import msgspec
 
 from maitred.core.units import SECOND, to_ms, to_seconds
-from maitred.report.assessment import Assessment, assess, utilisation_lines
 from maitred.report.breakdown import By
-from maitred.report.page.chart import chart_html
-from maitred.report.page.frame import ZOOM_NOTE, page_parts
+from maitred.report.page.parts import ZOOM_NOTE, chart_html, framed_table, page_parts
 from maitred.report.page.timeline import timeline_html
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.run_setup import RunSetup
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
-from maitred.report.table import NO_VALUE, format_number, format_share, format_slo
+from maitred.report.table import LATENCIES, NO_VALUE, format_number, format_share, format_slo
+from maitred.report.utilisation import utilisation_lines
+from maitred.report.verdicts import Assessment, assess
 from maitred.sim import Results
 
 _NOTEBOOK_FIGURES = ("mean", "p50", "p90", "p99")
@@ -67,7 +65,7 @@ def _notebook_rows(summary: Summary) -> Iterator[str]:
     groups = {**(classes if len(classes) > 1 else {}), "all": summary.total}
     for name in ("TTFT", "TPOT", "E2E"):
         for label, group in groups.items():
-            cells = "".join(f"<td>{value}</td>" for value in _notebook_values(getattr(group, name.lower())))
+            cells = "".join(f"<td>{_shown(getattr(group, name.lower()), figure)}</td>" for figure in _NOTEBOOK_FIGURES)
             yield f"<tr><th>{name} ms</th><td>{escape(label)}</td>{cells}</tr>"
 
 
@@ -76,10 +74,6 @@ def _notebook_sentence(summary: Summary) -> str:
     span = f"{to_seconds(summary.duration):,.1f} {_how(summary)} seconds"
     sentence = f"{total.completed:,} of {total.arrived:,} requests completed in {span}"
     return sentence + (f"; {format_share(total.attainment)} within {format_slo(summary.slo)}" if summary.slo else "")
-
-
-def _notebook_values(spread: LatencyStatistics | None) -> list[str]:
-    return [NO_VALUE if spread is None else format_number(to_ms(getattr(spread, figure))) for figure in _NOTEBOOK_FIGURES]
 
 
 def write_page(results: Results, summary: Summary, setup: RunSetup, write: Callable[[bytes], object]) -> None:
@@ -228,10 +222,7 @@ def _table(summary: Summary, by: By, groups: Mapping[str, GroupSummary]) -> str:
         rows.sort(key=lambda item: -item[1].arrived)
         title += f": the {_MAX_GROUPS} with the most requests, {left_out:,} more left out"
     body = "".join(_row(columns, label, group) for label, group in [*rows[:_MAX_GROUPS], (_ALL, summary.total)])
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table><caption>{escape(title)}</caption>'
-        f"<thead>{_head(columns, by)}</thead><tbody>{body}</tbody></table></div>\n"
-    )
+    return framed_table(title, _head(columns, by), body)
 
 
 def _head(columns: list[_Column], by: By) -> str:
@@ -254,17 +245,12 @@ def _columns(summary: Summary) -> Iterator[_Column]:
     yield _Column("requests", lambda _, group: f"{group.arrived:,}")
     if total.completed < total.arrived:
         yield _Column("completed", lambda _, group: f"{group.completed:,}")
-    spreads: tuple[tuple[str, Callable[[GroupSummary], LatencyStatistics | None]], ...] = (
-        ("TTFT ms", lambda group: group.ttft),
-        ("TPOT ms", lambda group: group.tpot),
-        ("E2E ms", lambda group: group.e2e),
-    )
-    for name, of in spreads:
+    for name, of in LATENCIES:
         for figure in ("p50", "p99"):
             yield _Column(figure, _percentile(of, figure), name)
     yield _Column("mean", lambda _, group: format_number(None if group.itl_mean is None else to_ms(group.itl_mean)), "ITL ms")
     for figure in ("p50", "p99"):
-        yield _Column(figure, _percentile(_itl, figure), "ITL ms")
+        yield _Column(figure, _percentile(lambda group: group.itl, figure), "ITL ms")
     yield _Column("longest wait s", lambda _, group: format_number(to_seconds(group.longest_wait)))
     yield _Column("tokens/s", lambda _, group: format_number(summary.per_second(group.output_tokens)))
     if total.cached_tokens:
@@ -281,10 +267,6 @@ def _instance_columns(summary: Summary) -> Iterator[_Column]:
         return summary.instances.get(label, summary.all_instances)
 
     yield _Column("with work", lambda label, _: format_share(engine(label).utilisation))
-
-
-def _itl(group: GroupSummary) -> LatencyStatistics | None:
-    return group.itl
 
 
 def _percentile(of: Callable[[GroupSummary], LatencyStatistics | None], figure: str) -> Callable[[str, GroupSummary], str]:

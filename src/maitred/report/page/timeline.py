@@ -19,7 +19,7 @@ import numpy as np
 
 from maitred.core.units import MILLISECOND, Micros
 from maitred.report.breakdown import By, group_codes, group_label
-from maitred.report.page.chart import figure_html
+from maitred.report.page.parts import figure_html
 from maitred.sim import Outcome, Results
 
 _EVENLY, _LONGEST = 600, 100
