@@ -14,8 +14,7 @@ from maitred import Candidate, ClusterConfig, ConfigError, InstanceConfig, Load,
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.report import DEFAULT_SLO
 from maitred.study.capacity import CapacityResult
-from maitred.study.capacity.options import measure_traffic
-from maitred.study.capacity.search import BoundarySearch
+from maitred.study.capacity.options import BoundarySearch, measure_traffic
 from maitred.study.runs import RunSettings, decode_figures, run_task
 
 LOAD = Load(rate=30, num_requests=400, input_tokens="normal:400,100", output_tokens="uniform:20,60")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from maitred.study.candidate import Candidate
     from maitred.study.capacity import CapacityResult
     from maitred.study.comparison import Comparison
+    from maitred.study.presentation import StudyResult
     from maitred.study.sweep import SweepResult
 
 
@@ -86,21 +87,15 @@ def compare(flags: CompareFlags) -> None:
     with exit_on_signals(), ExitStack() as stack:
         comparison = _run_comparison(flags, stack)
         if flags.report is not None:
-            from maitred.study.page import write_comparison_page
-
-            write_comparison_page(comparison, flags.report)
+            comparison.presentation().write_page(flags.report)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
-        from rich.console import Console
-
-        from maitred.study.comparison import print_comparison
-
-        print_comparison(comparison, Console())
+        _print_result(comparison)
 
 
 def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
     from maitred.report import OutputFile
     from maitred.study.compare import DEFAULT_METRICS, compare_candidates
-    from maitred.study.runs import FIRST_SEED, parse_seeds
+    from maitred.study.runs import parse_seeds
     from maitred.workload.load import as_flag, describe, make_self_contained, read_workload_spec
 
     sides = _read_candidates(flags)
@@ -111,7 +106,7 @@ def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
         comparison = compare_candidates(
             sides,
             load,
-            parse_seeds(flags.seeds, FIRST_SEED if flags.seed is None else flags.seed, where="--seeds"),
+            parse_seeds(flags.seeds, flags.run_seed, where="--seeds"),
             workload=describe(flags.load),
             metrics=_metrics(flags) or DEFAULT_METRICS,
             slo=targets,
@@ -121,6 +116,12 @@ def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
         )
     _write_json(comparison, file)
     return comparison
+
+
+def _print_result(result: StudyResult) -> None:
+    from rich.console import Console
+
+    result.presentation().print(Console())
 
 
 def _write_json(result: object, file: OutputFile | None) -> None:
@@ -185,13 +186,8 @@ def sweep(flags: SweepFlags) -> None:
     out = flags.out or Path(f"{flags.spec.stem}.sweep")
     with exit_on_signals():
         result = _run_and_write(flags, flags.spec, out)
-    if flags.quiet:
-        return
-    from rich.console import Console
-
-    from maitred.study.sweep.result import print_sweep
-
-    print_sweep(result, Console())
+    if not flags.quiet:
+        _print_result(result)
 
 
 def _run_and_write(flags: SweepFlags, spec: Path, out: Path) -> SweepResult:
@@ -229,9 +225,7 @@ def _write_result(flags: SweepFlags, result: SweepResult, out: Path) -> None:
         result.plot(flags.plot)
         written.append(flags.plot)
     if flags.report is not None:
-        from maitred.study.page import write_sweep_page
-
-        write_sweep_page(result, flags.report)
+        result.presentation().write_page(flags.report)
         written.append(flags.report)
     _announce_files(written, quiet=bool(flags.quiet))
 
@@ -321,10 +315,7 @@ def capacity(flags: CapacityFlags) -> None:
 
     The workload has the flags of maitred simulate. Size and rate are bisected, with the same workload for all options.
     """
-    from rich.console import Console
-
     from maitred.report import OutputFile, check_plot_path
-    from maitred.study.capacity.result import print_capacity
 
     _check_ray(flags.ray, flags.jobs)
     if flags.plot is not None:
@@ -336,23 +327,20 @@ def capacity(flags: CapacityFlags) -> None:
     if flags.plot is not None:
         result.plot(flags.plot)
     if flags.report is not None:
-        from maitred.study.page import write_capacity_page
-
-        write_capacity_page(result, flags.report)
+        result.presentation().write_page(flags.report)
     if not flags.quiet and flags.json != STANDARD_OUTPUT:
-        print_capacity(result, Console())
+        _print_result(result)
 
 
 def _find_capacity(flags: CapacityFlags) -> CapacityResult:
     from maitred.study.candidate import Candidate
     from maitred.study.capacity import DEFAULT_CONSTRAINT
     from maitred.study.capacity import capacity as find_capacity
-    from maitred.study.runs import FIRST_SEED, parse_seeds
+    from maitred.study.runs import parse_seeds
     from maitred.workload.load import as_flag, make_self_contained, read_workload_spec
 
     targets = slo(flags, read_workload_spec(flags.load, as_flag))
     make_self_contained(flags.load, as_flag)
-    first = FIRST_SEED if flags.seed is None else flags.seed
     count = flags.seeds if flags.seeds is not None else 1 if flags.load.trace else 3
     with progress_bar(quiet=bool(flags.quiet)) as show:
         return find_capacity(
@@ -365,7 +353,7 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
             slo=targets,
             constraints=flags.constraint or (DEFAULT_CONSTRAINT,),
             prices=_prices(flags.price),
-            seeds=parse_seeds(count, first, where="--seeds"),
+            seeds=parse_seeds(count, flags.run_seed, where="--seeds"),
             tolerance=flags.tolerance,
             max_instances=flags.max_instances,
             horizon=horizon(flags),

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.catalogue import published_latency_error
-from maitred.report import DEFAULT_SLO, Result, Slo, workload_targets
+from maitred.report import Result, Slo
 from maitred.report.table import format_slo
 from maitred.study.candidate import Candidate, latency_identity
-from maitred.study.comparison import Comparison, make_pairing, side_label
+from maitred.study.comparison import Comparison, make_pairings, side_label
 from maitred.study.metrics import find_metric, metric_values
-from maitred.study.runs import Progress, RunSettings, StudyRun, as_load, decode_figures, parse_seeds, run_task
+from maitred.study.runs import Progress, RunSettings, StudyRun, as_load, decode_figures, parse_seeds, run_task, stated_slo
 from maitred.study.workers import make_workers
 from maitred.workload import Workload
 from maitred.workload.load import Load, as_key, describe, make_self_contained
@@ -113,9 +113,7 @@ def compare_results(
         seeds=tuple(range(len(runs[0]))),
         latency_errors=(),
         same_residuals=(),
-        pairings=tuple(
-            make_pairing((labels[0], labels[other]), figures[0], figures[other], wanted, 0) for other in range(1, len(labels))
-        ),
+        pairings=make_pairings(labels, figures, wanted, 0),
         figures=figures,
         of="run",
     )
@@ -140,7 +138,7 @@ def compare_candidates(
     names = tuple(dict.fromkeys(metrics))
     for name in names:
         find_metric(name, where="--metric")
-    targets = _slo(slo, load)
+    targets = stated_slo(slo, load)
     settings = RunSettings(seeds=seeds, slo=targets, horizon=horizon, metrics=names)
     # Side by side, seed by seed within a side; so the figures are cut into sides again by their position.
     tasks = [run.task for name, side in sides.items() for run in _runs(settings, name, side, load)]
@@ -156,10 +154,7 @@ def compare_candidates(
         seeds=seeds,
         latency_errors=tuple(instance.latency_error for instance in instances),
         same_residuals=tuple(latency_identity(instance) == first for instance in instances),
-        pairings=tuple(
-            make_pairing((labels[0], labels[other]), by_side[0], by_side[other], names, seeds[0])
-            for other in range(1, len(labels))
-        ),
+        pairings=make_pairings(labels, by_side, names, seeds[0]),
         figures=tuple(by_side),
     )
 
@@ -194,13 +189,6 @@ def _runs(settings: RunSettings, name: str, side: Candidate, load: Load) -> list
 
 def _with_side(name: str, error: ConfigError) -> ConfigError:
     return ConfigError(error.problem, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint)
-
-
-def _slo(slo: Slo | None, load: Load) -> Slo:
-    if slo is not None:
-        return slo
-    stated = workload_targets(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
-    return Slo(classes=stated) if stated else DEFAULT_SLO
 
 
 def _name(candidate: Candidate | str | Path, number: int) -> str:

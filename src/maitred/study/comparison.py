@@ -1,4 +1,4 @@
-"""Comparison: every metric of two sides, their difference with a confidence interval, and the table for the terminal.
+"""Comparison: every metric of two sides, their difference with a confidence interval, and how it is shown.
 
 The interval is the percentile bootstrap over seeds. Seeds are drawn with replacement, as many as there are, 10,000 times; each
 time the differences of the drawn seeds are averaged. The interval lies between the 2.5th and the 97.5th percentile of these
@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
-from maitred.report.table import NO_VALUE, format_number, format_share, new_table, print_table, print_to_text
-from maitred.study.metrics import Better, Metric, find_metric
+from maitred.report.panels import Group, Limit, Point, Scatter
+from maitred.report.table import NO_VALUE, new_table
+from maitred.study.metrics import Better, Figures, Metric, find_metric, metric_heading, metric_label
+from maitred.study.presentation import Presentation, ShownTable, StudyResult
 
 if TYPE_CHECKING:
     import polars as pl
@@ -66,7 +67,7 @@ class Pairing(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...]
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(StudyResult, frozen=True, kw_only=True):
     """The first side against each of the others."""
 
     names: tuple[str, ...]
@@ -102,8 +103,23 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return pl.DataFrame(rows, infer_schema_length=None)
 
-    def __str__(self) -> str:
-        return print_to_text(lambda console: print_comparison(self, console))
+    def presentation(self) -> Presentation:
+        """Return a table for each pair, and the differences to A as a picture."""
+        shown = (
+            ShownTable(
+                comparison_table(pairing, side_label(index)),
+                f"A = {pairing.a}, {side_label(index)} = {pairing.b}",
+                tuple(side_lines(self, index)),
+            )
+            for index, pairing in enumerate(self.pairings, 1)
+        )
+        return Presentation(
+            title=f"A comparison of {len(self.names)} configurations",
+            command="compare",
+            tables=tuple(shown),
+            notes=tuple(comparison_notes(self)),
+            scatter=_differences(self),
+        )
 
 
 def side_label(number: int) -> str:
@@ -111,15 +127,16 @@ def side_label(number: int) -> str:
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
-def make_pairing(
-    names: tuple[str, str],
-    a: Sequence[dict[str, float | None]],
-    b: Sequence[dict[str, float | None]],
-    metrics: Sequence[str],
-    seed: int,
-) -> Pairing:
-    """Return two sides, seed by seed. `seed` is that of the bootstrap."""
-    return Pairing(*names, tuple(make_difference(name, _column(a, name), _column(b, name), seed) for name in metrics))
+def make_pairings(
+    names: Sequence[str], figures: Sequence[Sequence[Figures]], metrics: Sequence[str], seed: int
+) -> tuple[Pairing, ...]:
+    """Return the first side with each of the others, run by run. `figures` are by side and run; `seed` is that of the
+    bootstrap."""
+    first = figures[0]
+    return tuple(
+        Pairing(names[0], name, tuple(make_difference(key, _column(first, key), _column(side, key), seed) for key in metrics))
+        for name, side in zip(names[1:], figures[1:], strict=True)
+    )
 
 
 def _interval(gain: BootstrapInterval, better: Better) -> tuple[float, float]:
@@ -150,23 +167,12 @@ def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | No
     )
 
 
-def _column(side: Sequence[dict[str, float | None]], name: str) -> list[float | None]:
+def _column(side: Sequence[Figures], name: str) -> list[float | None]:
     return [figures[name] for figures in side]
 
 
 def _mean(pairs: Sequence[tuple[float, float]], side: Callable[[tuple[float, float]], float]) -> float | None:
     return sum(map(side, pairs)) / len(pairs) if pairs else None
-
-
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print a table within 80 columns for each pair, and notes on the figures below."""
-    for index, pairing in enumerate(comparison.pairings, 1):
-        other = side_label(index)
-        for line in side_lines(comparison, index):
-            console.print(line, highlight=False, markup=False)
-        print_table(comparison_table(pairing, other), console)
-    for line in comparison_notes(comparison):
-        console.print(line, style="dim", highlight=False, markup=False)
 
 
 def side_lines(comparison: Comparison, index: int) -> Iterator[str]:
@@ -192,9 +198,9 @@ def _row(row: Difference) -> tuple[str, ...]:
     chance = NO_VALUE if row.probability is None or row.ties == row.seeds else f"{row.probability:.2f}"
     interval = NO_VALUE if row.low is None or row.high is None else f"{_signed(kind, row.low)}, {_signed(kind, row.high)}"
     return (
-        _name(row.metric, kind),
-        _figure(kind, row.a),
-        _figure(kind, row.b),
+        metric_heading(row.metric, below="  "),
+        kind.format(row.a),
+        kind.format(row.b),
         _signed(kind, row.difference),
         interval,
         wins,
@@ -202,25 +208,42 @@ def _row(row: Difference) -> tuple[str, ...]:
     )
 
 
-def _name(name: str, kind: Metric) -> str:
-    group = name.rpartition(".")[0]
-    return f"{group}\n  {kind.label}" if group else kind.label
-
-
-def metric_label(name: str) -> str:
-    """Return a metric in words, in one line."""
-    return " ".join(_name(name, find_metric(name)).split())
-
-
-def _figure(kind: Metric, value: float | None) -> str:
-    return format_share(value) if kind.is_share else format_number(value)
-
-
 def _signed(kind: Metric, value: float | None) -> str:
     if value is None:
         return NO_VALUE
-    text = _figure(kind, abs(value))
+    text = kind.format(abs(value))
     return text if not value else f"{'+' if value > 0 else '-'}{text}"
+
+
+def _differences(comparison: Comparison) -> Scatter:
+    """Return the differences to A in percent of A. A metric that is 0 in A has none."""
+    names = tuple(dict.fromkeys(each.metric for pairing in comparison.pairings for each in pairing.differences if each.a))
+    groups = tuple(
+        Group(label=f"{side_label(index)} - A", points=tuple(_relative(pairing.differences, names, index)))
+        for index, pairing in enumerate(comparison.pairings, 1)
+    )
+    said = [each.text for group in groups for each in group.points]
+    return Scatter(
+        title="Differences to A",
+        about=f"Differences in percent of A, with 95 % intervals. {'; '.join(said)}.",
+        x="% of A",
+        y="95 % intervals",
+        groups=groups,
+        limits=(Limit(label="no difference", axis="x", at=0),),
+        names=tuple(metric_label(name) for name in names),
+    )
+
+
+def _relative(differences: Sequence[Difference], names: Sequence[str], index: int) -> Iterator[Point]:
+    for each in differences:
+        if each.metric in names and each.a and each.difference is not None:
+            scale = 100 / abs(each.a)
+            low, high = (None if end is None else end * scale for end in (each.low, each.high))
+            change = each.difference * scale
+            sure = "" if low is None or high is None else f" ({low:+.1f} to {high:+.1f} %)"
+            text = f"{metric_label(each.metric)}, {side_label(index)}: {change:+.1f} %{sure}"
+            # The sides of one metric stand beside one another.
+            yield Point(x=change, y=names.index(each.metric) + 0.18 * (index - 1), low=low, high=high, text=text)
 
 
 def comparison_notes(comparison: Comparison) -> Iterator[str]:

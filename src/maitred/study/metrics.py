@@ -1,25 +1,34 @@
-"""Metrics: figures of a run by name, and which direction is better.
+"""Metrics: figures of a run by name, which direction is better, and constraints on them.
 
 Names are the keys of `--metrics-path` (BLIS's keys where it has them). A class, an SLO class or a tenant stands in front of the
 name with a dot: `interactive.ttft_p99_ms`, `batch.completed_requests`, `auth:acme.e2e_p50_ms`.
+
+Example: 600 ms violate a constraint of at most 500 ms by a share of 0.2 (`Constraint.excess`). A search is told this share, so
+of two candidates that are not good enough it prefers the one that nearly is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass
 from maitred.core.slo_classes import SLO_PRIORITIES
+from maitred.report.table import format_number, format_share
 
 if TYPE_CHECKING:
     from maitred.report import By, Summary
 
+Figures: TypeAlias = Mapping[str, float | None]
+"""Metrics by name; None where no request has the figure."""
 _CLASSES: Final = {kind.label for kind in PriorityClass}
+_CONSTRAINT: Final = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=)\s*([-+0-9.eE_]+)\s*")
 
 
 class Better(StrEnum):
@@ -38,6 +47,10 @@ class Metric(msgspec.Struct, frozen=True):
     """Whether classes and tenants also have this figure."""
     is_share: bool = False
     """Whether it is a share of 1, shown in percent."""
+
+    def format(self, value: float | None) -> str:
+        """Return a value as it is printed."""
+        return format_share(value) if self.is_share else format_number(value)
 
 
 def _latencies() -> Iterator[tuple[str, Metric]]:
@@ -94,6 +107,24 @@ def find_metric(name: str, *, where: str = "", costs: bool = False) -> Metric:
     return found
 
 
+def metric_heading(name: str, *, below: str = "") -> str:
+    """Return a metric in words, under a line with its class or tenant if it is of one; `below` indents it there."""
+    group, label = name.rpartition(".")[0], find_metric(name, costs=True).label
+    return f"{group}\n{below}{label}" if group else label
+
+
+def metric_label(name: str) -> str:
+    """Return a metric in words, in one line."""
+    return " ".join(metric_heading(name).split())
+
+
+def mean_figures(runs: Sequence[Figures], names: Iterable[str]) -> dict[str, float | None]:
+    """Return the means of these metrics over some runs, each None unless every run has the figure."""
+    values = {name: [of_run[name] for of_run in runs] for name in names}
+    known = {name: [value for value in of_runs if value is not None] for name, of_runs in values.items()}
+    return {name: sum(of_runs) / len(runs) if runs and len(of_runs) == len(runs) else None for name, of_runs in known.items()}
+
+
 def needed_breakdowns(names: Iterable[str]) -> list[By]:
     """Return the breakdowns that a summary needs for these metrics."""
     from maitred.report import By
@@ -131,3 +162,34 @@ def _figure(figures: Mapping[str, Any], name: str, known: Collection[str]) -> fl
 
 def _number(figure: Any) -> float | None:
     return None if figure is None else float(figure)
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """A bound on a metric."""
+
+    metric: str
+    better: Better
+    """LOWER: at most `limit`. HIGHER: at least `limit`."""
+    limit: float
+
+    def excess(self, figures: Figures) -> float:
+        """Return by which share of the limit it is violated; 0 or less if it is met. A missing figure violates every
+        constraint."""
+        value = figures[self.metric]
+        if value is None:
+            return math.inf
+        over = value - self.limit if self.better is Better.LOWER else self.limit - value
+        return over / (abs(self.limit) or 1.0)
+
+
+def parse_constraint(text: str, where: str) -> Constraint:
+    """Return the constraint that `interactive.ttft_p99_ms <= 500` states. Raises ConfigError."""
+    parts = _CONSTRAINT.fullmatch(text)
+    try:
+        limit = float(parts[3]) if parts else math.nan
+    except ValueError:
+        limit = math.nan
+    if parts is None or not math.isfinite(limit):
+        raise ConfigError(f"cannot read {text!r}", where=where, hint="write it as interactive.ttft_p99_ms <= 500")
+    find_metric(parts[1], where=where, costs=True)
+    return Constraint(parts[1], Better.LOWER if parts[2] == "<=" else Better.HIGHER, limit)

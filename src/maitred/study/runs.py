@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError, MaitredError
 from maitred.core.units import Micros
-from maitred.report import Slo
+from maitred.report import DEFAULT_SLO, Slo, workload_targets
 from maitred.study.candidate import Candidate, draw_latency_scale
 from maitred.workload import Workload
 from maitred.workload.load import Load
@@ -184,3 +184,11 @@ def as_load(workload: Load | Workload | str) -> Load:
     if isinstance(workload, Load):
         return workload
     return Load(workload_spec=workload) if isinstance(workload, Workload) else Load(trace=workload)
+
+
+def stated_slo(given: Slo | None, load: Load) -> Slo:
+    """Return the given SLO, or else the targets of the workload, or else the default."""
+    if given is not None:
+        return given
+    stated = workload_targets(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
+    return Slo(classes=stated) if stated else DEFAULT_SLO

@@ -9,8 +9,7 @@ Each GPU and tensor parallelism is an option. Its smallest size that holds the c
 then, at this size, the highest rate that holds them. All options serve the same workload for each seed, with the same draws at
 every rate (`rate_scale` moves the arrivals closer together, and nothing else), so chance does not decide between them.
 
-    search.py    bisection over whole numbers
-    options.py   an option under search: its probes, and what came of them
+    options.py   an option under search: its probes, by bisection over whole numbers, and what came of them
     result.py    CapacityResult: table, plot of the knee
 
 The first guess comes from the latency model (`instance/throughput_limit.py`), so most searches need four or five probes for the
@@ -24,13 +23,13 @@ from typing import Final, TypeAlias
 
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
-from maitred.report import DEFAULT_SLO, Slo, workload_targets
+from maitred.report import Slo
 from maitred.report.table import format_slo
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.options import CapacityPlan, OptionSearch, measure_traffic, option_candidates
 from maitred.study.capacity.result import CapacityOption, CapacityResult
-from maitred.study.runs import RunSettings, as_load, decode_figures, parse_seeds, run_task
-from maitred.study.sweep.spec import Figures, parse_constraint
+from maitred.study.metrics import Figures, parse_constraint
+from maitred.study.runs import RunSettings, as_load, decode_figures, parse_seeds, run_task, stated_slo
 from maitred.study.workers import Workers, make_workers
 from maitred.workload import Workload
 from maitred.workload.load import Load, as_key, describe, make_self_contained
@@ -77,7 +76,7 @@ def capacity(
     load, candidates = as_load(workload), option_candidates(base or Candidate(), model, hardware, tensor_parallel_sizes)
     _check_prices(candidates, prices)
     parsed = tuple(parse_constraint(text, "--constraint") for text in constraints)
-    targets, contained = _slo(slo, load), make_self_contained(load, as_key)
+    targets, contained = stated_slo(slo, load), make_self_contained(load, as_key)
     numbers, metrics = parse_seeds(seeds if seeds is not None else 1 if load.trace else 3), [each.metric for each in parsed]
     settings = RunSettings(seeds=numbers, slo=targets, horizon=horizon, metrics=tuple(dict.fromkeys((*metrics, *_SHOWN))))
     plan = CapacityPlan(
@@ -153,10 +152,3 @@ def _check_prices(candidates: Sequence[Candidate], prices: Mapping[str, float] |
         if candidate.instance.hardware.lower() not in known:
             hint = f"--price {candidate.instance.hardware}=2.5, or none for any"
             raise ConfigError(f"{candidate.instance.hardware} has no price", where="--price", hint=hint)
-
-
-def _slo(slo: Slo | None, load: Load) -> Slo:
-    if slo is not None:
-        return slo
-    stated = workload_targets(load.workload_spec if isinstance(load.workload_spec, Workload) else None)
-    return Slo(classes=stated) if stated else DEFAULT_SLO

@@ -1,8 +1,9 @@
 """An option under search: a kind of GPU and a tensor parallelism. First the smallest size that holds, then the highest rate.
 
 A probe is a size and a rate: a run for each seed. It holds if the means over the seeds meet all constraints. Rates are today's
-rate times (1 + tolerance)^k for whole k. `search.py` looks for the largest number that holds, and of sizes the smallest is
-wanted: so a size n is searched as -n.
+rate times (1 + tolerance)^k for whole k, so that a search ends when its interval is narrow, and its answer is one that a grid
+of these rates would have, too. `BoundarySearch` looks for the largest number that holds, and of sizes the smallest is wanted:
+so a size n is searched as -n.
 
     size:   -n, from the estimate today / (0.9 · limit of one instance); n instances have a limit of at least today's rate
     rate:   k, from the estimate at which the instances have 0.95 of their limit, to 1.00 of it; k = 0 holds, by the search for
@@ -32,9 +33,8 @@ from maitred.instance.catalogue import find_deployment, resolve_instance
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.result import CapacityOption, KneePoint
-from maitred.study.capacity.search import BoundarySearch
+from maitred.study.metrics import Constraint, Figures, mean_figures
 from maitred.study.runs import RunSettings
-from maitred.study.sweep.spec import Constraint, Figures
 from maitred.workload import Job, ReactiveWorkload
 from maitred.workload.load import Load
 
@@ -113,6 +113,49 @@ def option_candidates(
         return [replace(base, instance=each) for each in instances]
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+class BoundarySearch:
+    """Finds the largest whole number that holds, from `low` to `high`. Call `next_probe` and `tell` in turn.
+
+    If a number holds, everything below is taken to hold. The search begins at an estimate, takes steps of 1, 2, 4, ... away
+    from it until one number holds and one does not, and halves the interval between them. From a good estimate that is four or
+    five numbers, however many there could be.
+
+        estimate 10, truth 12:     10 holds, 11 holds, 13 does not, 12 holds     ->  12 in four numbers
+    """
+
+    def __init__(self, low: int, high: int, start: int) -> None:
+        """`start` is the estimate."""
+        self._low, self._high = low, high
+        self._holds, self._fails = low - 1, high + 1
+        self._start = min(max(start, low), high)
+        self._step = 1
+
+    @property
+    def largest(self) -> int | None:
+        """The largest number that holds, as far as it is known; None if none is known."""
+        return self._holds if self._holds >= self._low else None
+
+    def next_probe(self) -> int | None:
+        """Return the number to be tried next, or None if the search has ended."""
+        if self._fails - self._holds == 1:
+            return None
+        none_holds, none_fails = self._holds < self._low, self._fails > self._high
+        if none_holds and none_fails:
+            return self._start
+        if none_fails or none_holds:
+            away = self._holds + self._step if none_fails else self._fails - self._step
+            self._step *= 2
+            return min(max(away, self._low), self._high)
+        return (self._holds + self._fails) // 2
+
+    def tell(self, number: int, holds: bool) -> None:
+        """Report whether a number holds."""
+        if holds:
+            self._holds = max(self._holds, number)
+        else:
+            self._fails = min(self._fails, number)
 
 
 class OptionSearch:
@@ -202,7 +245,7 @@ class OptionSearch:
 
     def tell(self, probe: Probe, figures: Sequence[Figures]) -> None:
         """Report the figures of the runs of a probe, by seed."""
-        means = {name: _mean([of_run[name] for of_run in figures]) for name in self._plan.settings.metrics}
+        means = mean_figures(figures, self._plan.settings.metrics)
         holds = all(each.excess(means) <= 0 for each in self._plan.constraints) and self._can_last(probe, means)
         point = KneePoint(instances=probe.size, rate=self._rate(probe.step), holds=holds, figures=means)
         self._points[probe.size, probe.step] = point
@@ -247,8 +290,3 @@ class OptionSearch:
     def _simulated(self, size: int) -> str:
         candidate = replace(self._candidate, cluster=replace(self._candidate.cluster, num_instances=size))
         return candidate.in_one_line(self._plan.settings.seeds)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None

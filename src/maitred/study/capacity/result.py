@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from maitred.report.figure import draw_scatter
-from maitred.report.scatter import Group, Limit, Point, Scatter, spans_decades
-from maitred.report.table import NO_VALUE, format_number, format_share, new_table, print_table, print_to_text
-from maitred.study.metrics import find_metric
-from maitred.study.sweep.spec import Constraint, Figures
+from maitred.report.panels import Group, Limit, Point, Scatter, spans_decades
+from maitred.report.table import NO_VALUE, format_number, new_table
+from maitred.study.metrics import Constraint, Figures, find_metric, metric_heading
+from maitred.study.presentation import Presentation, ShownTable, StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +64,7 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
         return [(each, height) for each in points if (height := each.figures[KNEE_METRIC]) is not None]
 
 
-class CapacityResult(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityResult(StudyResult, frozen=True, kw_only=True):
     """What clusters of several kinds need and take."""
 
     workload: str
@@ -95,17 +94,16 @@ class CapacityResult(msgspec.Struct, frozen=True, kw_only=True):
         """
         return draw_scatter(knee_scatter(self), path)
 
-    def __str__(self) -> str:
-        return print_to_text(lambda console: print_capacity(self, console))
-
-
-def print_capacity(result: CapacityResult, console: Console) -> None:
-    """Print what was simulated, a row for each option, the best one first, and notes below."""
-    if result.best is not None:
-        console.print(first_line(result), highlight=False, markup=False)
-    print_table(capacity_table(result), console)
-    for line in capacity_notes(result):
-        console.print(line, style="dim", highlight=False, markup=False)
+    def presentation(self) -> Presentation:
+        """Return a row for each option, the best one first, and the knee of each as a picture."""
+        best = "" if self.best is None else f"Best: {self.best.simulated}."
+        return Presentation(
+            title=f"How many GPUs: {self.workload}",
+            command="capacity",
+            tables=(ShownTable(capacity_table(self), f"At {format_number(self.today)} requests/s", (best,)),),
+            notes=tuple(capacity_notes(self)),
+            scatter=knee_scatter(self),
+        )
 
 
 def capacity_table(result: CapacityResult) -> Table:
@@ -136,21 +134,14 @@ def _row(result: CapacityResult, option: CapacityOption, names: list[str]) -> It
     yield f"{format_number(option.highest_rate)}/s"
     yield NO_VALUE if option.headroom is None else f"{option.headroom:.2f}"
     for name in names:
-        value = option.today.figures[name] if option.today else None
-        yield format_share(value) if find_metric(name).is_share else format_number(value)
+        yield find_metric(name).format(option.today.figures[name] if option.today else None)
     if result.has_prices:
         yield format_number(option.cost)
 
 
 def _heading(name: str) -> str:
-    group = name.rpartition(".")[0]
-    label = find_metric(name).label
-    return f"{group}\n{label}" if group else label.replace(" ", "\n", 1)
-
-
-def first_line(result: CapacityResult) -> str:
-    """Return what the best option is, as a run says it; empty without one."""
-    return f"Best: {result.best.simulated}." if result.best is not None else ""
+    heading = metric_heading(name)
+    return heading if "\n" in heading else heading.replace(" ", "\n", 1)
 
 
 def capacity_notes(result: CapacityResult) -> Iterator[str]:

@@ -31,11 +31,11 @@ from msgspec.structs import replace
 
 from maitred.config import NO_VALUES
 from maitred.core.errors import ConfigError
+from maitred.study.metrics import Figures
 from maitred.study.runs import Progress, decode_figures, parse_seeds, run_task
 from maitred.study.sweep.journal import FileJournal, InMemoryJournal, JournalLine
 from maitred.study.sweep.points import SweepPlan, SweepPoint, TpeSearch, boundary_values, grid_values
 from maitred.study.sweep.result import CandidateResult, SweepResult, candidate_result, run_rows
-from maitred.study.sweep.spec import Figures
 from maitred.study.workers import Workers, make_workers
 
 __all__ = ["CandidateResult", "SweepResult", "sweep"]

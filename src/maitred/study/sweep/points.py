@@ -29,11 +29,11 @@ from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import document_to_struct
 from maitred.files import InputFile
 from maitred.study.candidate import Candidate
+from maitred.study.metrics import Figures
 from maitred.study.runs import RunSettings, StudyRun, parse_seeds
 from maitred.study.sweep.spec import (
     CandidateDocument,
     Criteria,
-    Figures,
     SearchRange,
     SearchSpec,
     SweepSpec,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from maitred.report.figure import draw_scatter
 from maitred.report.output_file import OutputFile
-from maitred.report.scatter import Group, Limit, Point, Scatter, spans_decades
-from maitred.report.table import format_number, format_share, print_table, print_to_text
-from maitred.study.metrics import find_metric
+from maitred.report.panels import Group, Limit, Point, Scatter, spans_decades
+from maitred.study.metrics import Figures, find_metric, mean_figures, metric_heading
+from maitred.study.presentation import Presentation, ShownTable, StudyResult
 from maitred.study.sweep.points import SweepPoint
-from maitred.study.sweep.spec import Criteria, Figures
+from maitred.study.sweep.spec import Criteria
 
 if TYPE_CHECKING:
     import polars as pl
@@ -52,7 +51,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     num_seeds: int
 
 
-class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
+class SweepResult(StudyResult, frozen=True, kw_only=True):
     """The result of a sweep."""
 
     criteria: Criteria
@@ -114,14 +113,21 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
         Raises ConfigError without matplotlib, and for a path that cannot be written."""
         return draw_scatter(pareto_scatter(self), path)
 
-    def __str__(self) -> str:
-        return print_to_text(lambda console: print_sweep(self, console))
+    def presentation(self) -> Presentation:
+        """Return a table of the best candidate and the Pareto front, and the front as a picture."""
+        return Presentation(
+            title=f"A sweep of {len(self.candidates)} candidates",
+            command="sweep",
+            tables=(ShownTable(sweep_table(self), "The best, and the Pareto front", (self.first_line,)),),
+            notes=tuple(sweep_notes(self)),
+            scatter=pareto_scatter(self),
+        )
 
 
 def candidate_result(point: SweepPoint, figures: Sequence[Figures], criteria: Criteria) -> CandidateResult:
     """Return the result of a candidate, given the figures of its runs by seed."""
     each_seed: list[Figures] = [{**of_seed, **point.costs} for of_seed in figures]
-    means = {**{name: _mean(figures, name) for name in criteria.measured}, **point.costs}
+    means = {**mean_figures(figures, criteria.measured), **point.costs}
     return CandidateResult(
         index=point.number,
         values=point.values,
@@ -148,26 +154,12 @@ def run_rows(point: SweepPoint, figures: Sequence[Figures]) -> list[dict[str, An
     ]
 
 
-def _mean(figures: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    values = [of_run[name] for of_run in figures]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(values) if known and len(known) == len(values) else None
-
-
 def _column(values: list[Any]) -> list[Any]:
     """Return values of one type: anything but numbers and text, and mixed types, as JSON."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool}):
         return values
     return [None if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
-
-
-def print_sweep(result: SweepResult, console: Console) -> None:
-    """Print a table of the best candidate and the Pareto front, and notes below."""
-    console.print(result.first_line, highlight=False, markup=False)
-    print_table(sweep_table(result), console)
-    for line in sweep_notes(result):
-        console.print(line, style="dim", highlight=False, markup=False)
 
 
 def sweep_table(result: SweepResult) -> Table:
@@ -180,7 +172,8 @@ def sweep_table(result: SweepResult) -> Table:
     for each in shown:
         held = [f"{each.num_seeds_met}/{each.num_seeds}"] if criteria.constraints else []
         mark = "best" if each is best else ""
-        table.add_row(mark, *(_value(each.values[key]) for key in keys), *(_figure(name, each) for name in names), *held)
+        figures = (find_metric(name, costs=True).format(each.figures[name]) for name in names)
+        table.add_row(mark, *(_value(each.values[key]) for key in keys), *figures, *held)
     return table
 
 
@@ -189,7 +182,7 @@ def _empty_table(keys: list[str], names: Sequence[str], *, has_constraints: bool
     table.add_column("", style="bold")
     for key in keys:
         table.add_column(_short(key, keys), style="cyan", justify="right")
-    for name in (*map(_heading, names), *(["held"] if has_constraints else [])):
+    for name in (*map(metric_heading, names), *(["held"] if has_constraints else [])):
         table.add_column(name, justify="right")
     return table
 
@@ -208,17 +201,6 @@ def _folded(name: str) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
-
-
-def _heading(name: str) -> str:
-    group = name.rpartition(".")[0]
-    label = find_metric(name, costs=True).label
-    return f"{group}\n{label}" if group else label
-
-
-def _figure(name: str, candidate: CandidateResult) -> str:
-    value = candidate.figures[name]
-    return format_share(value) if find_metric(name, costs=True).is_share else format_number(value)
 
 
 def _value(value: Any) -> str:

@@ -1,14 +1,10 @@
 """The specification of a sweep: the keys of its file (`docs/studies.md`), where the user wrote each of them, and the criteria
 that they state: what a candidate costs, which constraints it meets, and which of two candidates is better.
-
-Example: a candidate with 600 ms violates a constraint of at most 500 ms by a share of 0.2 (`Constraint.excess`). A search is
-told this share, so of two candidates that are not good enough it prefers the one that nearly is.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -22,18 +18,16 @@ from maitred.core.yaml_schema import dotted_key
 from maitred.files import InputFile
 from maitred.report import DEFAULT_SLO, Slo, Targets, workload_targets
 from maitred.study.candidate import Candidate
-from maitred.study.metrics import Better, find_metric
+from maitred.study.metrics import Better, Constraint, Figures, find_metric, parse_constraint
 from maitred.study.runs import MAX_SEEDS
 from maitred.workload import Workload
 
 _LONGEST_MS = 1e14
 _MOST_TRIALS = 100_000
-Figures: TypeAlias = Mapping[str, float | None]
 KeyLocator: TypeAlias = Callable[[str], str]
 """Returns the place in the user's file where a key of the sweep is written."""
 COST: Final = "cost"
 GPUS: Final = "gpus"
-_FORM: Final = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=)\s*([-+0-9.eE_]+)\s*")
 
 
 class TargetsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,24 +197,6 @@ class _InlineDocument(YamlDocument):
         return None if super().where(path) is None else ": ".join(filter(None, (self.name, dotted_key(path))))
 
 
-class Constraint(msgspec.Struct, frozen=True):
-    """A bound on a metric."""
-
-    metric: str
-    better: Better
-    """LOWER: at most `limit`. HIGHER: at least `limit`."""
-    limit: float
-
-    def excess(self, figures: Figures) -> float:
-        """Return by which share of the limit it is violated; 0 or less if it is met. A missing figure violates every
-        constraint."""
-        value = figures[self.metric]
-        if value is None:
-            return math.inf
-        over = value - self.limit if self.better is Better.LOWER else self.limit - value
-        return over / (abs(self.limit) or 1.0)
-
-
 class Criteria(msgspec.Struct, frozen=True):
     """The criteria of a sweep."""
 
@@ -256,19 +232,6 @@ def parse_criteria(spec: SweepSpec, locate: KeyLocator) -> Criteria:
     first, second = spec.pareto
     constraints = tuple(parse_constraint(text, locate("constraints")) for text in spec.constraints)
     return Criteria(spec.objective, constraints, (first, second), tuple(spec.metrics))
-
-
-def parse_constraint(text: str, where: str) -> Constraint:
-    """Return the constraint that `interactive.ttft_p99_ms <= 500` states. Raises ConfigError."""
-    parts = _FORM.fullmatch(text)
-    try:
-        limit = float(parts[3]) if parts else math.nan
-    except ValueError:
-        limit = math.nan
-    if parts is None or not math.isfinite(limit):
-        raise ConfigError(f"cannot read {text!r}", where=where, hint="write it as interactive.ttft_p99_ms <= 500")
-    find_metric(parts[1], where=where, costs=True)
-    return Constraint(parts[1], Better.LOWER if parts[2] == "<=" else Better.HIGHER, limit)
 
 
 def candidate_costs(candidate: Candidate, spec: SweepSpec, locate: KeyLocator) -> dict[str, float]:
