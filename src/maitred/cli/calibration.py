@@ -16,9 +16,10 @@ from maitred.core.printing import printable
 if TYPE_CHECKING:
     from maitred.instance import InstanceConfig
     from maitred.instance.latency import LatencyConfig
-    from maitred.study.calibration.fitting import Fit, Residuals
+    from maitred.study.calibration.fitting import Fit
     from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
     from maitred.study.calibration.outside import OutsideTimes
+    from maitred.study.calibration.residuals import Residuals
 
 
 _MODELS: Final = ("linear", "trained-physics", "table")
@@ -149,7 +150,7 @@ def _write(fit: Fit, out: Path | None, plot: Path | None, measured: Sequence[Pat
     written: list[Path] = []
     name = ", ".join(path.name for path in measured)
     if plot is not None:
-        from maitred.study.calibration.residual_plot import plot_residuals
+        from maitred.study.calibration.fitting import plot_residuals
 
         plot_residuals(fit, plot, name)
         written.append(plot)
@@ -216,8 +217,7 @@ def _fit_steps(steps: Sequence[MeasuredStep], name: str, source: str, on: tuple[
     from msgspec.structs import replace
 
     from maitred.instance.catalogue import find_deployment
-    from maitred.study.calibration.fitting import fit_linear, fit_trained_physics
-    from maitred.study.calibration.table_fit import fit_table
+    from maitred.study.calibration.fitting import fit_linear, fit_table, fit_trained_physics
 
     if name == "table":
         return fit_table(steps, source)

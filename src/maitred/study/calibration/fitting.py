@@ -1,11 +1,22 @@
-"""Fitting: coefficients of latency models from measurements, their residuals, and the file of a fitted model.
+"""Fitting: latency models from measurements, and the file and the chart of a fitted model.
 
-Coefficients minimise the relative errors, robustly (`robust`), and are never negative. So a step of 10 ms and a step of 300 ms
-count alike, because a model should be right within some percent, and a few steps that were logged with a tenth of their time
-count as a few steps.
+Coefficients minimise the relative errors, robustly (`regression`), and are never negative. So a step of 10 ms and a step of
+300 ms count alike, because a model should be right within some percent, and a few steps that were logged with a tenth of their
+time count as a few steps.
 
 Example: 10 decodes took 5,600 µs, 20 decodes 6,200, and 100 prefill tokens alone 6,750. `fit_linear` finds 5,000 µs per step,
 17.5 per prefill token and 60 per decode, without an error.
+
+A step table (`fit_table`) has points at powers of two of the measured numbers. Its values are those with the interpolation
+nearest to the measurements, by relative error. Where measurements are few, the values stay near a plain fit that is linear in
+prefill tokens, decodes and context:
+
+    minimise  Σ ρ((interpolated - measured) / interpolated) + λ · Σ ((value - plain) / plain)²     over all values
+
+ρ is Huber's loss (`regression`), so that a few steps with wrong times do not bend the table.
+
+Example of an axis: measured numbers from 3 to 100 give the points 3, 4, 8, 16, 32, 64 and 100. If at most 6 points are wanted,
+every second power remains: 3, 4, 16, 64, 100.
 
 `write_fit` writes a model as a YAML file for `--config`, with its tables beside it. The file also contains the other keys of
 the engine that differ from their defaults, because coefficients hold only for one model on one kind of GPU, and the errors that
@@ -16,123 +27,55 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import product
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from maitred.core.errors import ConfigError, describe_os_error
-from maitred.core.units import SECOND
+from maitred.core.units import MILLISECOND, SECOND
 from maitred.files import open_output
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import encode_step_table
-from maitred.instance.latency import Deployment, LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
-from maitred.study.calibration.equal_steps import EqualSteps, StepGroup, compare_equal_steps, group_of
-from maitred.study.calibration.least_squares import Floats
+from maitred.instance.latency import (
+    Deployment,
+    Grid,
+    LatencyConfig,
+    LinearLatency,
+    StepTable,
+    TableLatency,
+    TrainedPhysicsLatency,
+)
+from maitred.instance.latency.step_table import Axis, interpolation_point
+from maitred.report import OutputFile
+from maitred.report.figure import PLOT_STYLE, plot_format, save_figure
 from maitred.study.calibration.measurements import MeasuredRequest, MeasuredStep
-from maitred.study.calibration.robust import NORMAL_SCALE, robust_fit
+from maitred.study.calibration.regression import Floats, huber_weights, robust_fit
+from maitred.study.calibration.residuals import Residuals, StepGroup, compute_residuals, group_of
 
-_QUALITIES = ((0.10, 0.95, "excellent"), (0.20, 0.85, "good"), (0.35, 0.70, "fair"))
-"""BLIS's words: largest mean absolute percentage error, and smallest Pearson's r."""
-_MISFITS = ((0.05, "excellent"), (0.10, "good"), (0.20, "fair"))
-"""The same words, where the noise of single steps is known: largest misfit (`equal_steps`)."""
-_WORDS = ("excellent", "good", "fair", "poor")
-_OUTLIER_SCALES, _LEAST_OUTLIER = 6.0, 0.05
-_LEAST_INLIERS = 0.85
-"""Share of the measurements that are no outliers, below which all of them count."""
 _MIN_ROWS = 3
 _PRECISE = 1e6
 """Models answer in whole µs. Scaled by this factor, the contribution of a coefficient is known to 1e-6 µs."""
 _FITTED = (0, 1, 2, 3, 5, 8, 9)
 """β1 β2 β3 β4 β6 β1b β2b of trained-physics. β5, β7 and β8 are constants of a step, as β3 is for one model on one kind of GPU,
 so measurements there cannot tell them apart."""
-
-
-class Residuals(msgspec.Struct, frozen=True):
-    """Relative errors (predicted - measured) / measured, as shares of 1."""
-
-    count: int
-    mean: float
-    """The bias."""
-    sd: float
-    p50: float
-    """Percentiles of the absolute values, and `mape`, their mean."""
-    p90: float
-    p99: float
-    mape: float
-    r_squared: float
-    """Share of the measured variance that the predictions explain."""
-    pearson: float
-    quality: str
-    """excellent, good, fair or poor: by `mape` and `pearson` without the outliers or by the misfit of `equal`, whichever is
-    better."""
-    outliers: int = 0
-    """Measurements that are far from the others: beyond six times the scale of the errors."""
-    equal: EqualSteps | None = None
-    """What groups of equal steps say, if the measurements are of steps and there are enough."""
-
-    @property
-    def model_error(self) -> float:
-        """The standard deviation of what the model itself is wrong by: the misfit, or all of it where the noise is unknown."""
-        return self.sd if self.equal is None else self.equal.misfit
-
-
-def compute_residuals(
-    measured: Sequence[float], predicted: Sequence[float], groups: Sequence[StepGroup] | None = None
-) -> Residuals:
-    """Return the residuals of at least one pair. Measured values are above 0. `groups` has the group of each step."""
-    truth, guess = np.array(measured, dtype=float), np.array(predicted, dtype=float)
-    relative = guess / truth - 1
-    size = np.abs(relative)
-    spread = float(((truth - truth.mean()) ** 2).sum())
-    r_squared = 1 - float(((truth - guess) ** 2).sum()) / spread if spread else float(np.allclose(truth, guess))
-    pearson = _pearson(truth, guess)
-    mape = float(size.mean())
-    inliers = _inliers(truth, guess)
-    # A few wrong lines in a log must not condemn a good fit; many are no outliers, and then the fit is poor.
-    kept = inliers if inliers.mean() >= _LEAST_INLIERS else np.ones(len(truth), dtype=bool)
-    equal = None if groups is None else compare_equal_steps(np.array(groups)[kept], truth[kept], guess[kept])
-    return Residuals(
-        count=len(truth),
-        mean=float(relative.mean()),
-        sd=float(relative.std()),
-        p50=float(np.percentile(size, 50)),
-        p90=float(np.percentile(size, 90)),
-        p99=float(np.percentile(size, 99)),
-        mape=mape,
-        r_squared=r_squared,
-        pearson=pearson,
-        quality=min(_quality(truth[kept], guess[kept]), _fitness(equal), key=_WORDS.index),
-        outliers=int(np.count_nonzero(~inliers)),
-        equal=equal,
-    )
-
-
-def _inliers(truth: Floats, guess: Floats) -> NDArray[np.bool_]:
-    """Return which errors are no outliers: at most six times their scale, or 5 %."""
-    errors = np.abs((truth - guess) / np.maximum(guess, 1e-9))
-    within: NDArray[np.bool_] = errors <= max(_LEAST_OUTLIER, _OUTLIER_SCALES * NORMAL_SCALE * float(np.median(errors)))
-    return within
-
-
-def _quality(truth: Floats, guess: Floats) -> str:
-    """Return BLIS's word for a fit."""
-    mape = float(np.abs(guess / truth - 1).mean())
-    pearson = _pearson(truth, guess)
-    return next((word for error, r, word in _QUALITIES if mape < error and pearson > r), "poor")
-
-
-def _fitness(equal: EqualSteps | None) -> str:
-    """Return the word for a fit by its misfit; poor where that is not known."""
-    return "poor" if equal is None else next((word for misfit, word in _MISFITS if equal.misfit < misfit), "poor")
-
-
-def _pearson(truth: Floats, guess: Floats) -> float:
-    varied = truth.std() > 0 and guess.std() > 0
-    return float(np.corrcoef(truth, guess)[0, 1]) if varied else float(np.allclose(truth, guess, rtol=_QUALITIES[0][0]))
+_MIN_STEPS = 10
+_RIDGE = 1e-3
+"""λ."""
+_ROUNDS = 12
+"""Times that the fit is repeated with the weights of the errors before (`regression`)."""
+_LEAST_SHARE = 0.05
+"""Least share of a measured time that counts as its prediction."""
+_MAX_TICKS = {2: 16, 4: 6}
+"""Most points on one axis, by the number of axes."""
+TablePoint = tuple[float, ...]
+_MOST: Final = 1.0
+"""Largest error that is drawn where it is; larger ones are drawn at the edge."""
+_BINS: Final = 60
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -170,7 +113,7 @@ def fit_linear(steps: Sequence[MeasuredStep]) -> Fit:
     """Fit β0 + β1 · prefill tokens + β2 · decode tokens. Raises ConfigError for fewer than three steps."""
     _check(steps)
     features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes] for step in steps])
-    return evaluate_fit(_linear_latency(_fit_relative(features, [step.us for step in steps])), steps)
+    return evaluate_fit(_linear_latency(robust_fit(features, _times(steps))), steps)
 
 
 def fit_trained_physics(steps: Sequence[MeasuredStep], deployment: Deployment) -> Fit:
@@ -178,7 +121,7 @@ def fit_trained_physics(steps: Sequence[MeasuredStep], deployment: Deployment) -
     _check(steps)
     features = np.array([_contributions(steps, index, deployment) for index in _FITTED]).T
     beta = [0.0] * 10
-    for index, value in zip(_FITTED, _fit_relative(features, [step.us for step in steps]), strict=True):
+    for index, value in zip(_FITTED, robust_fit(features, _times(steps)), strict=True):
         beta[index] = float(value)
     return evaluate_fit(TrainedPhysicsLatency((0.0, 0.0, 0.0), tuple(beta), deployment=deployment), steps)
 
@@ -197,7 +140,7 @@ def fit_timeline(*timelines: Sequence[MeasuredRequest]) -> Fit:
     features, times = (np.concatenate(columns) for columns in zip(*runs, strict=True))
     if len(times) < _MIN_ROWS:
         raise ConfigError(f"{len(times)} requests with two tokens or more are too few", hint=f"give at least {_MIN_ROWS}")
-    beta = _fit_relative(features, times)
+    beta = robust_fit(features, times)
     return Fit.of(_linear_latency(beta), times.tolist(), (features @ beta).tolist())
 
 
@@ -225,10 +168,6 @@ def _overlap(start: Floats, end: Floats, first: float, last: float) -> Floats:
     return shared
 
 
-def _fit_relative(features: Floats, times: Sequence[float] | Floats) -> Floats:
-    return robust_fit(features, np.array(times))
-
-
 def _linear_latency(beta: Floats) -> LinearLatency:
     b0, b1, b2 = (float(f"{b:.6g}") for b in beta)
     return LinearLatency((b0, b1, b2))
@@ -244,6 +183,85 @@ def _contributions(steps: Sequence[MeasuredStep], index: int, deployment: Deploy
 def _check(steps: Sequence[MeasuredStep]) -> None:
     if len(steps) < _MIN_ROWS:
         raise ConfigError(f"{len(steps)} steps are too few", hint=f"give at least {_MIN_ROWS}, and better a few hundred")
+
+
+def _times(steps: Sequence[MeasuredStep]) -> Floats:
+    return np.array([step.us for step in steps])
+
+
+def fit_table(steps: Sequence[MeasuredStep], source: str = "") -> Fit:
+    """Fit a step table. Raises ConfigError for fewer than ten steps."""
+    if len(steps) < _MIN_STEPS:
+        raise ConfigError(f"{len(steps)} steps are too few for a table", hint=f"give at least {_MIN_STEPS}, or fit linear")
+    plain = _linear_prior(steps)
+    decode = [step for step in steps if not step.shape.prefill_tokens]
+    mixed = [step for step in steps if step.shape.prefill_tokens]
+    table = StepTable(
+        decode=_grid(plain, 2, [_table_point(step)[2:] for step in decode], [step.us for step in decode]),
+        mixed=_grid(plain, 4, [_table_point(step) for step in mixed], [step.us for step in mixed]),
+        source=source,
+    )
+    return evaluate_fit(TableLatency(table=table), steps)
+
+
+def _table_point(step: MeasuredStep) -> TablePoint:
+    """Return tokens of prefill, tokens before them, sequences that decode, and context of each."""
+    shape = step.shape
+    start = shape.chunks[0].num_computed_tokens if shape.chunks else 0
+    return float(shape.prefill_tokens), float(start), float(shape.num_decodes), shape.context_tokens / max(1, shape.num_decodes)
+
+
+def _linear_prior(steps: Sequence[MeasuredStep]) -> Floats:
+    """Return the µs of a step, of a token of prefill, of a decode, and of a token of context."""
+    features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes, step.shape.context_tokens] for step in steps])
+    return robust_fit(features, _times(steps))
+
+
+def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[float]) -> Grid:
+    """Fit a grid to the points; without points it has the values of `plain` at a few points."""
+    ticks = tuple(_ticks([point[axis] for point in points], _MAX_TICKS[axes]) for axis in range(axes))
+    cells = [(0.0,) * (4 - axes) + cell for cell in product(*ticks)]
+    prior = np.maximum(1.0, [plain @ (1.0, p, n, n * context) for p, _, n, context in cells])
+    if not points:
+        return Grid(ticks, tuple(prior))
+    values = _fit_cells(prior, _weights(ticks, points), np.array(us))
+    return Grid(ticks, tuple(float(value) for value in values), bounded=True)
+
+
+def _fit_cells(prior: Floats, weights: Floats, times: Floats) -> Floats:
+    """Return the value of each cell, by a robust ridge regression; `weights` are those of the cells at each point."""
+    # Unknown is the relative change of each cell from its prior, so that the ridge pulls all cells alike.
+    pull, values = np.sqrt(_RIDGE) * np.eye(len(prior)), prior
+    for _ in range(_ROUNDS):
+        base = np.maximum(weights @ values, _LEAST_SHARE * times)
+        root = np.sqrt(huber_weights((times - weights @ values) / base)) / base
+        system = np.vstack([weights * root[:, None] * prior, pull])
+        target = np.concatenate([(times - weights @ prior) * root, np.zeros(len(prior))])
+        values = np.maximum(0.0, prior * (1 + np.linalg.lstsq(system, target, rcond=None)[0]))
+    return values
+
+
+def _weights(ticks: tuple[Axis, ...], points: Sequence[TablePoint]) -> Floats:
+    """Return the interpolation weight of each cell of the grid at each point."""
+    found = np.zeros((len(points), prod(len(axis) for axis in ticks)))
+    strides = [prod(len(axis) for axis in ticks[i + 1 :]) for i in range(len(ticks))]
+    for row, point in enumerate(points):
+        placed = [interpolation_point(axis, x) for axis, x in zip(ticks, point, strict=True)]
+        for corner in product((0, 1), repeat=len(ticks)):
+            weight = prod(share if up else 1 - share for up, (_, share) in zip(corner, placed, strict=True))
+            if weight:
+                found[row, sum((i + up) * stride for up, (i, _), stride in zip(corner, placed, strides, strict=True))] = weight
+    return found
+
+
+def _ticks(values: Sequence[float], most: int) -> Axis:
+    """Return the least and the greatest value, and powers of two between them: all, or every n-th if there are too many."""
+    if not values:
+        return (1.0, 4096.0)
+    low, high = min(values), max(values)
+    powers = [2.0**n for n in range(31) if low < 2.0**n < high]
+    step = -(-len(powers) // max(1, most - 2)) or 1
+    return tuple(sorted({low, high, *powers[::-1][::step]}))
 
 
 def write_fit(fit: Fit, path: Path, measured: str) -> list[Path]:
@@ -295,3 +313,29 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
     except OSError as error:
         raise ConfigError(f"cannot be written: {describe_os_error(error)}", where=str(path)) from error
+
+
+def plot_residuals(fit: Fit, path: Path, source: str) -> None:
+    """Write the chart in the format of the suffix. Raises ConfigError if it cannot be written."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    measured, predicted = np.array(fit.measured), np.array(fit.predicted)
+    errors = predicted / measured - 1
+    num_beyond = np.count_nonzero(np.abs(errors) > _MOST)
+    at_edge = f" ({num_beyond:,} beyond ±{_MOST:.0%} drawn at the edge)" if num_beyond else ""
+    errors = np.clip(errors, -_MOST, _MOST)
+    with mpl.rc_context(PLOT_STYLE):
+        figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+        by_time, spread = figure.subplots(1, 2, width_ratios=(2, 1), sharey=True)
+        by_time.scatter(measured / MILLISECOND, errors, s=6, alpha=0.4, linewidths=0, color="#2a6fc9", rasterized=True)
+        by_time.set(xscale="log", xlabel=f"measured, ms{at_edge}", ylabel="(predicted - measured) / measured")
+        by_time.set_title(f"{source}: {len(errors):,} measurements, {fit.residuals.quality}")
+        spread.hist(errors, bins=_BINS, orientation="horizontal", color="#2a6fc9")
+        spread.set(xlabel="measurements")
+        spread.set_title(f"mean size {fit.residuals.mape:.1%}")
+        for axes in (by_time, spread):
+            axes.axhline(0, color="#333333", linewidth=0.8)
+            axes.yaxis.set_major_formatter(lambda share, _: f"{share:+.0%}")
+    with OutputFile(path, where="--plot") as file:
+        save_figure(figure, plot_format(path), file.write)

@@ -22,9 +22,10 @@ from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LatencyConfig, TableLatency
 from maitred.sim import Outcome, simulate
-from maitred.study.calibration.fitting import Fit, compute_residuals
+from maitred.study.calibration.fitting import Fit
 from maitred.study.calibration.layer_profile import STEP_OVERHEAD_US, ProfiledDeployment, compile_profile, read_profile
 from maitred.study.calibration.measurements import read_timeline, timeline_jobs
+from maitred.study.calibration.residuals import compute_residuals
 
 _GIB = 1 << 30
 _BLOCK = 16

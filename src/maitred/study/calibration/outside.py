@@ -34,9 +34,8 @@ from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LatencyConfig, LinearLatency, TableLatency, TrainedPhysicsLatency
 from maitred.sim import Outcome, simulate
-from maitred.study.calibration.least_squares import Floats
 from maitred.study.calibration.measurements import MeasuredRequest, timeline_jobs
-from maitred.study.calibration.robust import robust_line
+from maitred.study.calibration.regression import Floats, robust_line
 
 _ROUNDS: Final = 4
 _MIN_REQUESTS: Final = 10
