@@ -26,10 +26,9 @@ import processes
 import real_engine
 from maitred.cli.terminal import raise_file_limit
 from maitred.sim import Results
-from maitred.study.calibration.validation import Validation
+from maitred.study.calibration.validation import Validation, predict
 from maitred.study.candidate import Candidate
-from maitred.study.live.api import bench
-from maitred.study.live.prediction import predict
+from maitred.study.live import bench
 from maitred.workload import Job, synthetic
 
 WARMUP_RATE, WARMUP_REQUESTS = 10.0, 100

@@ -42,7 +42,7 @@ _PUBLIC_NAMES = {
     "SweepResult": "maitred.study.sweep",
     "Targets": "maitred.report",
     "Workload": "maitred.workload",
-    "bench": "maitred.study.live.api",
+    "bench": "maitred.study.live",
     "capacity": "maitred.study.capacity",
     "compare": "maitred.study.compare",
     "compare_results": "maitred.study.compare",

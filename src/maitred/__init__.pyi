@@ -21,7 +21,7 @@ from maitred.study.capacity import capacity as capacity
 from maitred.study.compare import compare as compare
 from maitred.study.compare import compare_results as compare_results
 from maitred.study.comparison import Comparison as Comparison
-from maitred.study.live.api import bench as bench
+from maitred.study.live import bench as bench
 from maitred.study.sweep import SweepResult as SweepResult
 from maitred.study.sweep import sweep as sweep
 from maitred.workload import Job as Job

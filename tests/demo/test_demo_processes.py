@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from maitred.emulator.demo import _get
-from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
+from maitred.emulator.demo import DemoProcessError, DemoProcesses, _get
 from maitred.wire.client import UpstreamClient
 from maitred.wire.origin import Origin
 

@@ -8,26 +8,45 @@
     config_flags                            a row for each flag that stands for a key: its key and its aliases
     flags                                   the type, default and help of a flag, from its key; what a shell offers
     shared_flags, program_flags, smg_flags  flags that stand for no single key
-    hangups                                 SIGHUP before the gateway can reload
     usage                                   the short help, and errors about flags in our words
     outputs, terminal                       files that a run writes; what a terminal can show
 
 This module imports none of them, because it is the first that runs: importing the rest takes a moment, in which a SIGHUP would
-end a gateway.
+end a gateway. Who rotates logs or renews certificates sends it without asking whether the gateway has started, and its files
+may have been read before the change that the signal tells of. So the signal is noted (`hold_hangups`), and made up for by a
+reload once the gateway serves.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
-from maitred.cli import hangups
+_hangup_came = False
 
 
 def main() -> NoReturn:
     """Run the command line of this process: the entry point `maitred`. Always raises SystemExit."""
     if sys.argv[1:2] == ["serve"]:
-        hangups.hold()
+        hold_hangups()
     from maitred.cli.app import run
 
     run()
+
+
+def hold_hangups() -> None:
+    """Note each SIGHUP from now on, where nothing else handles it."""
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.signal(signal.SIGHUP, _note_hangup)
+
+
+def hangup_came() -> bool:
+    """Return whether a SIGHUP was noted."""
+    return _hangup_came
+
+
+def _note_hangup(number: int, frame: FrameType | None) -> None:
+    global _hangup_came  # noqa: PLW0603  (a process has one SIGHUP)
+    _hangup_came = True

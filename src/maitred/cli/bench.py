@@ -7,7 +7,7 @@ The workload has the flags of `maitred simulate`, and those of `vllm bench serve
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,12 +22,13 @@ from maitred.cli.flags import SWITCH, command, flag
 from maitred.cli.outputs import FileFlags, open_outputs
 from maitred.cli.shared_flags import horizon, slo
 from maitred.cli.simulate import breakdown, print_warnings
-from maitred.cli.terminal import progress_bar, raise_file_limit
+from maitred.cli.terminal import progress_bar, raise_file_limit, request_progress
 from maitred.cli.traces import recorded_run, report_skipped
 from maitred.cli.vllm_names import (
     GOODPUT_METRICS,
     VllmFlags,
     check_percentiles,
+    parse_ramp,
     print_percentiles,
     vllm_slo,
     vllm_workload,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 _ENDPOINT: Final = "Endpoint"
 _SENDING: Final = "How requests are sent"
 _PREDICTION: Final = "Prediction"
-_DEFAULT_SEED: Final = 42
 _INTERRUPTED: Final = 130
 _MOST_PROBLEMS: Final = 5
 
@@ -108,11 +108,6 @@ class BenchFlags(FileFlags, VllmFlags):
         flag(_PREDICTION, "--predict", "A file with the sections cluster, instance, ...: simulate the same requests.", "FILE"),
     ] = None
 
-    @property
-    def run_seed(self) -> int:
-        """The seed of the workload, if that names none."""
-        return _DEFAULT_SEED if self.seed is None else self.seed
-
 
 @command(BenchFlags, *WORKLOAD)
 def run(flags: BenchFlags) -> None:
@@ -123,8 +118,8 @@ def run(flags: BenchFlags) -> None:
     """
     from rich.console import Console
 
-    from maitred.report import By, assess, fitness, parse_weights, print_run, summarise
-    from maitred.study.live.api import live_setup
+    from maitred.report import By, assess, fitness, print_run, summarise
+    from maitred.study.live import live_setup
     from maitred.study.live.benchmark import run_benchmark
     from maitred.workload.load import describe
 
@@ -133,15 +128,15 @@ def run(flags: BenchFlags) -> None:
     plan, per, load = _plan(flags, sends_at_once), breakdown(flags), _LiveLoad(flags)
     check_percentiles(flags)
     raise_file_limit()
-    weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
+    weights = flags.weights
     with ExitStack() as stack:
         jobs, trace, workload = load.open(stack)
         targets = vllm_slo(flags) or slo(flags, trace or workload)
         predictor = _predictor(flags)
-        files = open_outputs(flags, _inputs(flags), trace, stack)
+        files = open_outputs(flags, {"--workload-spec": flags.spec_file, "--predict": flags.predict}, trace, stack)
         recording = stack.enter_context(recorded_run(jobs, flags.trace_target, summary_only=False))
         with progress_bar(quiet=bool(flags.quiet), doing="measuring") as show:
-            live = run_benchmark(recording.jobs, plan, _progress(flags, trace, show))
+            live = run_benchmark(recording.jobs, plan, request_progress(flags.load, trace, show))
         recording.results = live.results
         summary = summarise(live.results, targets, [*By] if flags.metrics_file or flags.report else [per])
         score = None if weights is None else fitness(summary, weights)
@@ -185,17 +180,18 @@ class _LiveLoad:
 
 def _ramped_jobs(flags: BenchFlags, strategy: str) -> Iterable[Job]:
     """Return the requests at a rate that grows over the run. Raises ConfigError."""
-    from maitred.study.live.ramp import check_ramp, ramped
     from maitred.workload.load import as_flag, build_jobs
+    from maitred.workload.transforms import ramp_up
 
-    strategy, start, end = check_ramp(strategy, flags.ramp_up_start_rps, flags.ramp_up_end_rps)
+    how, start, end = parse_ramp(flags, strategy)
     count = flags.load.num_requests
     if flags.load.rate is None or count is None:
         hint = "it goes with --request-rate and --num-prompts"
         raise ConfigError("only requests at a rate can ramp up", where="--ramp-up-strategy", hint=hint)
     # The ramp stretches time, so the requests come one per second on its own clock.
     at_one_per_second = replace(flags, values={**flags.values, "workload.rate": 1.0})
-    return ramped(build_jobs(at_one_per_second.load, flags.seed, None, None, as_flag), count, strategy, start, end)
+    jobs = build_jobs(at_one_per_second.load, flags.seed, None, None, as_flag)
+    return ramp_up(jobs, count, how, start, end)
 
 
 def _plan(flags: BenchFlags, sends_at_once: bool) -> BenchPlan:
@@ -252,7 +248,7 @@ def _headers(flags: BenchFlags) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _words(tokenizer: Path | None) -> tuple[str, ...]:
-    from maitred.study.live.tokenizer import tokenizer_words
+    from maitred.emulator.clients.prompts import tokenizer_words
 
     return () if tokenizer is None else tokenizer_words(tokenizer, where="--tokenizer")
 
@@ -271,21 +267,6 @@ def _extra_body(text: str | None) -> bytes:
         hint = 'such as {"temperature": 0}'
         raise ConfigError(f"{text!r} is no JSON object", where="--extra-body", hint=hint) from error
     return b"".join(b"," + msgspec.json.encode(name) + b":" + bytes(value) for name, value in fields.items())
-
-
-def _inputs(flags: BenchFlags) -> Mapping[str, Path | None]:
-    spec = flags.load.workload_spec
-    return {"--workload-spec": Path(spec) if isinstance(spec, str) else None, "--predict": flags.predict}
-
-
-def _progress(flags: BenchFlags, trace: Trace | None, show: Callable[[float, str], None]) -> Callable[[int], None]:
-    expected = flags.load.num_requests or flags.load.max_requests
-
-    def progress(ended: int) -> None:
-        share = ended / expected if expected else 0.0
-        show(max(share, trace.fraction_read) if trace and not expected else share, f"{ended:,} requests")
-
-    return progress
 
 
 def _problems(live: LiveRun) -> Iterator[str]:
@@ -320,9 +301,9 @@ def _predictor(flags: BenchFlags) -> Callable[[_LiveLoad, LiveRun], None] | None
 def _predict_and_print(candidate: Candidate, seed: int, load: _LiveLoad, live: LiveRun) -> None:
     from rich.console import Console
 
-    from maitred.cli.validation import summary_lines
+    from maitred.cli.validation import prediction_table, summary_lines
     from maitred.report.table import print_table
-    from maitred.study.live.prediction import predict, prediction_table
+    from maitred.study.calibration.validation import predict
 
     with ExitStack() as stack:
         jobs, _, _ = load.open(stack)

@@ -52,7 +52,7 @@ def run(
     from msgspec.structs import replace
 
     from maitred.compat.instance_rules import instance_rules
-    from maitred.config.known_capacity import known_capacity, overcommit_error
+    from maitred.config.root import known_capacity, overcommit_error
     from maitred.gateway.port_certificates import certificate_problems
 
     sources = _sources(file, admission_config)

@@ -1,7 +1,7 @@
 """`maitred demo`: what priority classes are worth, shown without a GPU, as a live table, a summary or one JSON object.
 
 The demo's engines and its gateway are commands in processes of their own (`run_as_child`, started by
-`emulator/demo_processes.py`), each of which ends when the demo has.
+`emulator/demo.py`), each of which ends when the demo has.
 """
 
 from __future__ import annotations

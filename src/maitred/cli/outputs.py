@@ -77,6 +77,13 @@ class FileFlags(RunFlags):
         return STANDARD_OUTPUT in (self.metrics_file, self.results_path, self.decision_log)
 
     @property
+    def weights(self) -> Mapping[str, float] | None:
+        """The weights of the fitness score, or None without one. Raises ConfigError."""
+        from maitred.report import parse_weights
+
+        return None if self.fitness_weights is None else parse_weights(self.fitness_weights, where="--fitness-weights")
+
+    @property
     def trace_target(self) -> TraceTarget | None:
         """The trace that --trace-output names, or None without that flag. Raises ConfigError."""
         if self.trace_output is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from maitred import __version__
-from maitred.cli import hangups
+from maitred.cli import hangup_came
 from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, SERVE, SERVER
 from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
@@ -88,7 +88,7 @@ def run(flags: ServeFlags) -> None:
 def _on_ready(gateway: Gateway, output: LogOutput, url: str, *admin_url: str) -> None:
     """Say where the gateway serves, and reload for a SIGHUP that came before."""
     _announce(gateway.config, output, url, *admin_url)
-    if hangups.came():
+    if hangup_came():
         gateway.request_reload()
 
 
@@ -186,7 +186,7 @@ def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     printed, and then the exit code is 2.
     """
     from maitred.config import LoadedConfig, load_or_fall_back
-    from maitred.config.known_capacity import known_capacity, overcommit_error
+    from maitred.config.root import known_capacity, overcommit_error
 
     exit_if_any(_problems(sources) if strict else sources.flag_problems())
     if not strict:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from maitred.cli.config_flags import HARDWARE, INSTANCE, SYNTHETIC
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from maitred.workload.load import Load
 
 
+_DEFAULT_SEED: Final = 42
 _SLO: Final = "Service level objective (default: TTFT within 2,000 ms, TPOT within 200 ms)"
 RUN: Final = "The run"
 _OF_CLASSES: Final = "{} by class, as critical=100ms,standard=2s."
@@ -71,6 +73,17 @@ class RunFlags(CommandFlags):
         int | None, flag(RUN, "--horizon", "End of the run in simulated µs; the rest counts as unfinished.", "µs")
     ] = None
     horizon_secs: Annotated[float | None, flag(RUN, "--horizon-secs", "The same in seconds.", "SECONDS")] = None
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of the run, and of its workload if that names none."""
+        return _DEFAULT_SEED if self.seed is None else self.seed
+
+    @property
+    def spec_file(self) -> Path | None:
+        """The file of the workload specification, or None."""
+        spec = self.load.workload_spec
+        return Path(spec) if isinstance(spec, str) else None
 
     @property
     def load(self) -> Load:

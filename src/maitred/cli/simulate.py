@@ -8,7 +8,7 @@ for the same run; progress and wall-clock time go to standard error.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from maitred.cli.flags import SWITCH, as_flag_error, command, flag, set_value
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
-from maitred.cli.terminal import ShowProgress, exit_on_signals, progress_bar
+from maitred.cli.terminal import exit_on_signals, progress_bar, request_progress
 from maitred.cli.traces import recorded_run, report_skipped
 from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.printing import printable
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from maitred.workload import Trace
     from maitred.workload.load import Load
 
-_DEFAULT_SEED: Final = 42
 _SAMPLE_EVERY: Final = 5 * MILLISECOND
 _INSTANCES_PER_SAMPLE: Final = 16
 """A sample costs as much as it has instances: with more than these, the first samples are farther apart."""
@@ -86,11 +85,6 @@ class SimulateFlags(OutputFlags, InstanceFlags, ProgramFlags):
         ),
     ] = None
 
-    @property
-    def run_seed(self) -> int:
-        """The seed of the run, and of its workload if that names none."""
-        return _DEFAULT_SEED if self.seed is None else self.seed
-
 
 @command(SimulateFlags, *SIMULATE)
 def run(flags: SimulateFlags) -> None:
@@ -100,7 +94,7 @@ def run(flags: SimulateFlags) -> None:
     (--rate and --num-requests).
     """
     from maitred.core.decisions import DecisionLog
-    from maitred.report import By, StreamingSummary, assess, fitness, parse_weights, summarise
+    from maitred.report import By, StreamingSummary, assess, fitness, summarise
     from maitred.sim import simulate
     from maitred.workload.load import as_flag, build_jobs, open_load_trace, read_workload_spec
 
@@ -108,7 +102,7 @@ def run(flags: SimulateFlags) -> None:
     config = _resolve_names(stated, flags)
     flags = _with_some_workload(flags, config)
     load, workload = flags.load, read_workload_spec(flags.load, as_flag)
-    weights = None if flags.fitness_weights is None else parse_weights(flags.fitness_weights, where="--fitness-weights")
+    weights = flags.weights
     print_warnings([*_warnings(flags, stated), *config.instance.table_warnings(), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
@@ -125,7 +119,7 @@ def run(flags: SimulateFlags) -> None:
                 *(config.cluster, config.instance, config.routing, config.admission, config.programs),
                 seed=flags.run_seed,
                 horizon=last,
-                progress=_arrival_progress(flags, trace, show),
+                progress=request_progress(load, trace, show),
                 log=DecisionLog(files.decisions.write) if files.decisions else None,
                 sink=streaming.add if streaming else None,
                 sample_every=_sample_distance(flags, files, config.cluster.num_instances),
@@ -304,9 +298,8 @@ def breakdown(flags: FileFlags) -> By:
 
 def _inputs(flags: SimulateFlags) -> dict[str, Path | None]:
     """Return the files that a run reads beside its trace, by flag."""
-    spec = flags.load.workload_spec
     return {
-        "--workload-spec": Path(spec) if isinstance(spec, str) else None,
+        "--workload-spec": flags.spec_file,
         "--config": flags.config,
         "--admission-config": flags.admission_config,
         "--policy-config": flags.policy_config,
@@ -326,16 +319,6 @@ def _setup(flags: SimulateFlags, stated: Config, config: Config, last: Micros | 
         sections=sections,
         derived=derived_keys(stated.instance, config.instance),
     )
-
-
-def _arrival_progress(flags: SimulateFlags, trace: Trace | None, show: ShowProgress) -> Callable[[int], None]:
-    expected = flags.load.num_requests or flags.load.max_requests
-
-    def progress(arrived: int) -> None:
-        share = arrived / expected if expected else 0.0
-        show(max(share, trace.fraction_read) if trace else share, f"{arrived:,} requests")
-
-    return progress
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

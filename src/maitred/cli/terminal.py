@@ -6,12 +6,16 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import typer
 
 from maitred.core.errors import ConfigError
 from maitred.core.printing import printable
+
+if TYPE_CHECKING:
+    from maitred.workload import Trace
+    from maitred.workload.load import Load
 
 ShowProgress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done, from 0 to 1, and with a count such as `12,000 requests`."""
@@ -41,6 +45,18 @@ def progress_bar(*, quiet: bool, doing: str = "simulating") -> Iterator[ShowProg
     with Progress(*what, *times, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0, count="")
         yield lambda share, count: bar.update(task, completed=share, count=count)
+
+
+def request_progress(load: Load, trace: Trace | None, show: ShowProgress) -> Callable[[int], None]:
+    """Return a function that shows a number of requests: as the share of those that are expected, or of the trace that is
+    read."""
+    expected = load.num_requests or load.max_requests
+
+    def progress(count: int) -> None:
+        share = count / expected if expected else trace.fraction_read if trace else 0.0
+        show(share, f"{count:,} requests")
+
+    return progress
 
 
 @contextmanager

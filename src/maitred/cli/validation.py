@@ -121,6 +121,24 @@ def _validation_table(validation: Validation) -> Table:
     return table
 
 
+def prediction_table(found: Sequence[Validation]) -> Table:
+    """Return measured and predicted figures side by side for all requests and for each class, with the error of each."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from maitred.report.table import format_number
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("predicted beside measured", "requests", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if name == "requests" or not table.columns else "right")
+    for group in found:
+        for line in group.lines:
+            figures = (format_number(line.measured), format_number(line.predicted), f"{line.error:+.1%}")
+            table.add_row(f"{line.metric.upper()} {line.statistic} ms", group.name, *figures)
+        table.add_section()
+    return table
+
+
 def _validation_cells(line: ValidationLine, *, peer: bool) -> Iterator[str]:
     yield f"{line.metric.upper()} {line.statistic}"
     yield f"{line.measured:,.1f}"

@@ -3,7 +3,7 @@
 --request-rate inf                              all requests at once
 --dataset-name random, --random-input-len ...   lengths around a mean, by a range ratio, behind a shared prefix
 --dataset-name timed_trace, --dataset-path      a trace, in the units of --timed-trace-sec-multiplier and -chunk-hash-size
---ramp-up-strategy, ...                         see `study.live.ramp`
+--ramp-up-strategy, ...                         see `workload.transforms.ramp_up`
 --percentile-metrics, --metric-percentiles      a table more; `--goodput ttft:500,tpot:50` is the SLO, in ms
 --save-result, --result-filename                the JSON that vLLM's tools read, as with --save-detailed
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, get_args
 
 import typer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from maitred.report import Slo, Summary
     from maitred.sim import Results
     from maitred.study.live.benchmark import LiveRun
+    from maitred.workload.transforms import RampStrategy
 
 _PANEL: Final = "Workload in the names of vllm bench serve"
 _SHOWN: Final = "What is shown, in the names of vllm bench serve"
@@ -180,6 +181,25 @@ def _random_lengths(flags: VllmFlags, *, has_defaults: bool) -> Iterator[tuple[s
         if length is not None:
             low, high = max(1, round(length * (1 - ratio))), max(1, round(length * (1 + ratio)))
             yield key, str(length) if low == high else f"uniform:{low},{high}"
+
+
+def parse_ramp(flags: VllmFlags, strategy: str) -> tuple[RampStrategy, float, float]:
+    """Return how the rate grows, and the rates at the two ends. Raises ConfigError, naming the flag."""
+    from maitred.workload.transforms import RampStrategy
+
+    known = next((each for each in get_args(RampStrategy) if each == strategy), None)
+    if known is None:
+        hint = nearest_name_hint(strategy, get_args(RampStrategy))
+        raise ConfigError(f"there is no strategy {strategy!r}", where="--ramp-up-strategy", hint=hint)
+    start = _ramp_rate("--ramp-up-start-rps", flags.ramp_up_start_rps)
+    return known, start, _ramp_rate("--ramp-up-end-rps", flags.ramp_up_end_rps)
+
+
+def _ramp_rate(name: str, rate: float | None) -> float:
+    if rate is None or not 0 < rate < 1e9:
+        problem = "is missing" if rate is None else f"{rate:g} cannot be used"
+        raise ConfigError(problem, where=name, hint="requests per second, above 0")
+    return rate
 
 
 def vllm_slo(flags: VllmFlags) -> Slo | None:

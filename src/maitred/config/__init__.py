@@ -8,8 +8,7 @@ configuration if the next one is invalid, and may start with a part of the first
 
     sources.py        ConfigSources: the way of a key from file, environment or flag to its struct
     merged.py         the sources merged key by key, and which source a key is from
-    known_capacity.py whether reservations fit, as far as that is known without a backend
-    root.py           all sections, and the keys of each as users see them
+    root.py           all sections, the keys of each as users see them, and whether reservations fit the known slots
     policy_bundle.py  a policy bundle of BLIS, as keys of maitred
 """
 

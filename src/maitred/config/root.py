@@ -4,6 +4,10 @@ A section is a struct that lives beside the code it configures. The text of a ke
 is described once; help texts of flags and the tables of docs/config.md are made of it. It begins with a sentence that says what
 the key is, with its unit. More sentences may follow for the documentation. If the default is null, the last one says what holds
 then: "Null: the port that the engine reports."
+
+Whether the reservations of a gateway fit its slots is said here as well, as far as that is known before any backend has been
+asked. Engines usually report how many requests they run, or it is learned; then nothing is known. With `slots_per_backend` no
+model has more slots than all backends together. Under `flavour: smg` the question is asked of the capacity that SMG assumes.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ import msgspec
 from msgspec.structs import FieldInfo, fields
 
 import maitred.compat  # noqa: F401 - sections may have the flavours of other systems
-from maitred.admission import POLICIES, AdmissionConfig
+from maitred.admission import POLICIES, AdmissionConfig, bootstrap_problem, overcommit_problem
 from maitred.batching import BATCH_SCHEDULERS
+from maitred.core.errors import ConfigError
 from maitred.core.registry import Registry
 from maitred.core.yaml_document import KeyPath
 from maitred.core.yaml_schema import struct_types
@@ -76,6 +81,30 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     instance: InstanceConfig = InstanceConfig()
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+
+def known_capacity(config: Config) -> int | None:
+    """Return the most slots that a model can have, or None if that is not known."""
+    gateway = config.gateway
+    if gateway.slots_per_backend is None or not gateway.backends:
+        return None
+    return gateway.slots_per_backend * len(gateway.backends)
+
+
+def overcommit_error(config: Config, capacity: int | None) -> ConfigError | None:
+    """Return the error of a gateway that could not use its classes, because they reserve more than `capacity` slots, or None
+    where that is not known, or the reservations would be scaled down."""
+    admission = config.admission
+    if admission.mode != "priority" or not admission.falls_back_on_overcommit:
+        return None
+    if admission.preset.bootstrap_capacity is not None:
+        problem = bootstrap_problem(admission)
+    else:
+        problem = None if capacity is None else overcommit_problem(admission, capacity)
+    if problem is None:
+        return None
+    problem = f"{problem}: maitred serve would use legacy admission"
+    return ConfigError(problem, where="admission.classes", hint=admission.overcommit_cure)
 
 
 class ConfigKey(NamedTuple):

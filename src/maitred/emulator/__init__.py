@@ -5,7 +5,7 @@
     pacer, metrics               the instance on a real clock; vLLM's metrics
     tokens                       tokens without a tokenizer: how they are counted; how long an answer is, and why it ends
     clients                      clients that replay a workload over HTTP and count what they saw
-    demo, demo_processes         engines and a gateway as child processes, under a mixed load
+    demo                         engines and a gateway as child processes, under a mixed load
 
 `pacer` owns the same `Instance` that the simulator steps, and ends its steps when the clock says so. Nothing is computed but
 the time that steps take.

@@ -7,25 +7,33 @@
 The gateway has as many slots as the engines run sequences, so requests wait at the gateway, where classes count, and not in the
 engines. The flood needs more slots than there are. Chats should not notice it, even if a bulk request loses its slot for them.
 
-Errors of a process, signals and the end of the load all end in the same place: the `async with` of the processes.
+Each process is started as a user would start it, and always stopped: errors of a process, signals and the end of the load all
+end in the same place, the `async with` of the processes, which terminates them, and kills those that do not end in time. Each
+has a session of its own, so that Ctrl-C in the terminal reaches the parent only, which then stops them in order. If the parent
+cannot do that (SIGKILL), the standard input of the processes ends with the parent, and the processes end with their standard
+input (`run_as_child` in cli/demo.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import signal
-from collections.abc import Coroutine
+import sys
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
+from maitred.core.errors import MaitredError
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND, Micros
 from maitred.emulator.clients import ClassOutcomes, ClientStats, WorkloadClients, repeat_jobs
-from maitred.emulator.demo_processes import DemoProcessError, DemoProcesses
 from maitred.wire.client import UpstreamClient
 from maitred.wire.origin import Origin
 from maitred.wire.unix_signals import handle_signals
@@ -40,9 +48,12 @@ LATENCY = "linear:14000,8,500"
 SAMPLE_PERIOD: Micros = 60 * SECOND
 """The duration of the sample `mixed`."""
 
+START_SECS = 30.0
+STOP_SECS = 5.0
 DRAIN_SECS = 15.0
 """Time for the requests that are open when the load ends. A whole wave of the flood needs less."""
 
+_URL = re.compile(r"^maitred: \w+ on (http://[^\s,]+)")
 T = TypeVar("T")
 
 _LEAK_GRACE_SECS = 3.0
@@ -234,3 +245,116 @@ async def _get(client: UpstreamClient, server: Origin, path: str) -> bytes:
     if response.status not in (200, 503):
         raise DemoProcessError(f"the gateway answered {path} with the status {response.status}")
     return body
+
+
+class DemoProcessError(MaitredError):
+    """A process did not start listening, or ended by itself."""
+
+
+class DemoProcess:
+    """A child process. Its stderr is read to the end, so that it never blocks; the last line is kept, except the one that names
+    the URL."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self._name = name
+        self._process = process
+        self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._last_line = ""
+        self.reader = asyncio.create_task(self._read_stderr())
+        """The task that reads stderr. It ends with the process."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait_until_listening(self) -> str:
+        """Wait until the process accepts connections, and return its URL. Raises DemoProcessError."""
+        awaited: set[asyncio.Future[Any]] = {self._url, self.reader}
+        await asyncio.wait(awaited, timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED)
+        if self._url.done():
+            return self._url.result()
+        if self.reader.done():
+            raise self.exit_error()
+        raise DemoProcessError(f"the {self._name} did not come up within {START_SECS:.0f} s: {self._last_line}")
+
+    def exit_error(self) -> DemoProcessError:
+        """Return the error for a process that ended by itself."""
+        status = self._process.returncode or 0
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
+        return DemoProcessError(f"the {self._name} {how}" + (f": {self._last_line}" if self._last_line else ""))
+
+    async def stop(self) -> None:
+        """Terminate the process, and kill it after `STOP_SECS`."""
+        self._signal(self._process.terminate)
+        await asyncio.wait({self.reader}, timeout=STOP_SECS)
+        self.kill()
+        await self.reader
+
+    def kill(self) -> None:
+        self._signal(self._process.kill)
+
+    def _signal(self, signal: Callable[[], None]) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal()
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            text = line.decode(errors="replace").strip()
+            found = _URL.search(text)
+            if found and not self._url.done():
+                self._url.set_result(found[1])
+            elif text:
+                self._last_line = text
+        await self._process.wait()
+
+
+class DemoProcesses:
+    """The processes of a demo. Use it in an `async with` block; no process survives the block."""
+
+    def __init__(self) -> None:
+        self._processes: list[DemoProcess] = []
+
+    async def start(self, name: str, *arguments: str) -> DemoProcess:
+        """Start `maitred ARGUMENTS` without the MAITRED_* variables of this process. Errors call the process `name`."""
+        spawning = asyncio.create_task(_spawn(arguments))
+        try:
+            await asyncio.shield(spawning)
+        finally:
+            # A cancellation does not keep the process from starting, so it is registered and stopped all the same.
+            process = DemoProcess(name, await spawning)
+            self._processes.append(process)
+        return process
+
+    async def wait_for_exit(self) -> DemoProcessError:
+        """Wait until a process ends by itself, and return its error."""
+        await asyncio.wait({process.reader for process in self._processes}, return_when=asyncio.FIRST_COMPLETED)
+        return next(process.exit_error() for process in self._processes if process.reader.done())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await asyncio.gather(*(process.stop() for process in self._processes))
+        except asyncio.CancelledError:
+            for process in self._processes:
+                process.kill()
+            raise
+
+
+async def _spawn(arguments: tuple[str, ...]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from maitred.cli.demo import run_as_child; run_as_child()",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env={key: value for key, value in os.environ.items() if not key.startswith("MAITRED_")},
+    )

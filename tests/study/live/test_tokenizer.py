@@ -8,8 +8,7 @@ import pytest
 from endpoint_thread import engine, serving
 
 from maitred.core.request import Request
-from maitred.emulator.clients.prompts import PromptWriter, TokenScale
-from maitred.study.live.tokenizer import choose_words
+from maitred.emulator.clients.prompts import PromptWriter, TokenScale, choose_words
 from maitred.workload import Job
 
 LOAD = "--rate 200 --num-requests 5 --input-tokens 50 --output-tokens 5"

@@ -1,9 +1,9 @@
 """Prompts: texts of a wanted number of tokens that share the prefixes that the workload says, and the bodies around them.
 
 A text consists of sixteen words of three letters, each with a space before it. Nearly every tokenizer has one token for each of
-them, and the emulated engine, which counts four bytes, does too; other words can be given (`study.live.tokenizer`). What the
-endpoint really counts is learned from its own `usage` before the run (`TokenScale`): a fixed number of tokens around the text,
-such as those of a chat template, and the tokens of a word.
+them, and the emulated engine, which counts four bytes, does too; others can be chosen from a tokenizer. What the endpoint
+really counts is learned from its own `usage` before the run (`TokenScale`): a fixed number of tokens around the text, such as
+those of a chat template, and the tokens of a word.
 
 **Prefixes.** The prefix keys of a request (`core.request.PrefixKeys`) say which blocks of 16 tokens it has in common with
 others. A key becomes 16 words by mixing its 64 bits: four words for each 16 bits, so that different keys have different words,
@@ -16,23 +16,35 @@ of our own in their place its prefix cache would miss. So the text of a conversa
 its next request: prompt, answer, and then new words for the tokens that the prompt has beyond both. In a chat these are
 messages of their own.
 
+**Words of a tokenizer** (`tokenizer_words`), so that a text of n words has n tokens and nothing has to be tokenised while
+requests are sent. A vocabulary has thousands of candidates: entries of ASCII letters that begin a word, whose space is written
+as it is, as Ġ (byte-level BPE) or as ▁ (SentencePiece). Taken are the first sixteen of one length, three letters if there are
+enough, of which three in a row have two tokens more than one; and then a long text of all of them in random order is counted,
+because a tokenizer may join what stands side by side. The library `tokenizers` is an extra (`pip install
+'maitred[tokenizer]'`), imported when a tokenizer is read.
+
 Example: a request of 100 tokens and four keys at an endpoint that adds 7. It has 93 words: four blocks of 16 words from its
 keys, 16 of its own, and 13 of the long text.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import re
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from random import Random
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from maitred.core.errors import ConfigError, missing_library
 from maitred.core.request import Request, RequestId
 from maitred.workload import Job
 
@@ -50,6 +62,11 @@ _FILLER_BLOCKS: Final = 4_096
 """Blocks of words of the text that is written once."""
 _MAX_CONVERSATIONS: Final = 20_000
 """Conversations of which the text is kept; beyond, the one that was used longest ago is forgotten."""
+_LENGTHS: Final = (3, 4, 2, 5, 6, 7, 8, 1)
+"""Letters of a word, the best first: those of three are the words that are used without a tokenizer."""
+_BEGINS_WORD: Final = re.compile(r"[Ġ▁ ]?([A-Za-z]+)")
+_SHORT, _LONG = 64, 512
+"""Words of the two texts that are counted."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -237,3 +254,55 @@ def _units(words: tuple[str, ...]) -> NDArray[np.bytes_]:
     """Return four words for each number of 16 bits: a word for each four bits."""
     pairs = [a + b for a in words for b in words]
     return np.array([(a + b).encode() for a in pairs for b in pairs], dtype=f"S{_UNIT_WORDS * len(words[0])}")
+
+
+def tokenizer_words(path: Path, *, where: str) -> tuple[str, ...]:
+    """Return sixteen words of the tokenizer in `path`, a tokenizer.json or the folder of a model.
+
+    Raises ConfigError without the library, for a file that is no tokenizer, and for a tokenizer without such words.
+    """
+    tokenizer = _read_tokenizer(path / "tokenizer.json" if path.is_dir() else path, where)
+    words = choose_words(tokenizer.get_vocab(), lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
+    if words is None:
+        hint = "leave it out: the endpoint's own count decides how many words a prompt has"
+        raise ConfigError(f"{path} has no {len(WORDS)} words of one length with one token each", where=where, hint=hint)
+    return words
+
+
+def choose_words(vocabulary: Iterable[str], count: Callable[[str], int]) -> tuple[str, ...] | None:
+    """Return sixteen words, each with its space, of which every text has as many tokens as words; None if there are none.
+    `count` returns the tokens of a text."""
+    of_length = defaultdict[int, set[str]](set)
+    for entry in vocabulary:
+        found = _BEGINS_WORD.fullmatch(entry)
+        if found is not None:
+            of_length[len(found[1])].add(f" {found[1]}")
+    for length in _LENGTHS:
+        words = tuple(islice(_single_tokens(sorted(of_length[length]), count), len(WORDS)))
+        if len(words) == len(WORDS) and _adds_up(words, count):
+            return words
+    return None
+
+
+def _single_tokens(words: Iterable[str], count: Callable[[str], int]) -> Iterator[str]:
+    return (word for word in words if count(word * 3) - count(word) == 2)
+
+
+def _adds_up(words: tuple[str, ...], count: Callable[[str], int]) -> bool:
+    """Return whether a longer text has as many tokens more as it has words more."""
+    rng = Random(0)
+    texts = ["".join(rng.choice(words) for _ in range(number)) for number in (_SHORT, _LONG)]
+    return count(texts[1]) - count(texts[0]) == _LONG - _SHORT
+
+
+def _read_tokenizer(file: Path, where: str) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise missing_library("the library tokenizers", "tokenizer", where) from error
+    if not file.is_file():
+        raise ConfigError(f"there is no {file}", where=where, hint="a tokenizer.json, or the folder of a model that has one")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # The library raises Exception itself.
+        raise ConfigError(f"{file} is no tokenizer", where=where, hint="a tokenizer.json of the library tokenizers") from error

@@ -1,11 +1,27 @@
-"""`maitred bench` from the command line, against an emulated engine in this process."""
+"""`maitred bench` and `maitred.bench` against an emulated engine in this process, what a prediction compares, and
+bench/sender.py.
+"""
+
+from __future__ import annotations
 
 import json
+import runpy
+import sys
+from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 from endpoint_thread import engine, serving
+from msgspec.structs import replace
 
-from maitred.workload import open_trace
+import maitred
+from maitred import Candidate, ClusterConfig, InstanceConfig
+from maitred.core.errors import ConfigError
+from maitred.sim import Results, simulate
+from maitred.study.calibration.validation import as_measured, predict
+from maitred.workload import Job, open_trace
+from maitred.workload.synthetic import synthetic
 
 LOAD = "--rate 200 --num-requests 20 --input-tokens 50 --output-tokens 5"
 MIX = "--class-mix interactive:1,bulk:1"
@@ -127,13 +143,13 @@ def test_a_timed_trace_has_the_units_that_vllm_reads(maitred, url, tmp_path, fla
 
 def test_a_ramp_divides_the_gaps_by_the_rate_at_their_place():
     from maitred.core.request import Request
-    from maitred.study.live.ramp import ramped
     from maitred.workload import Job
+    from maitred.workload.transforms import ramp_up
 
     jobs = [Job(Request(id=n, arrival=n * 1_000_000, prompt_tokens=1), 1) for n in range(4)]
-    arrivals = [job.request.arrival for job in ramped(jobs, 4, "linear", 1.0, 3.0)]
+    arrivals = [job.request.arrival for job in ramp_up(jobs, 4, "linear", 1.0, 3.0)]
     assert arrivals == [0, 666_667, 1_166_667, 1_566_667]
-    doubling = [job.request.arrival for job in ramped(jobs[:3], 2, "exponential", 1.0, 4.0)]
+    doubling = [job.request.arrival for job in ramp_up(jobs[:3], 2, "exponential", 1.0, 4.0)]
     assert doubling == [0, 500_000, 750_000]
 
 
@@ -158,3 +174,75 @@ def test_requests_that_are_all_planned_at_once_are_those_of_a_closed_loop(maitre
     spread = max(written["start_times"]) - min(written["start_times"])
     if from_sending:
         assert spread > 5 * min(written["latencies"])  # six requests of each of two clients, one after the other
+
+
+def test_a_measured_result_is_one_like_any_other(tmp_path):
+    def workload():
+        return maitred.synthetic(rate=200, num_requests=15, input_tokens=40, output_tokens=6)
+
+    with serving(engine()) as url:
+        runs = [maitred.bench(url, workload(), headers=[("X-Trace", "1")], chat=chat) for chat in (False, True)]
+    live = runs[0]
+    assert live.summary().total.completed == 15
+    assert live.setup.in_one_line().startswith(f"measured: emulated at {url}; completions, streaming; seed 42")
+    assert live.to_frame().height == 15
+    live.report(tmp_path / "r.html")
+    assert "What was measured" in (tmp_path / "r.html").read_text()
+    simulated = [maitred.simulate(workload(), instance=maitred.InstanceConfig(latency="linear:2000,0,10"))] * 2
+    found = maitred.compare_results(simulated, runs, names=("simulated", "measured"), metrics=["ttft_mean_ms", "tpot_mean_ms"])
+    (pairing,) = found.pairings
+    assert [each.metric for each in pairing.differences] == ["ttft_mean_ms", "tpot_mean_ms"]
+    assert pairing.differences[0].b == pytest.approx(sum(r.summary().total.ttft.mean for r in runs) / 2_000)
+    assert "2 runs, the same workload" in str(found)
+    assert "model error" not in str(found)
+
+
+def test_sides_with_different_numbers_of_runs_cannot_be_compared():
+    run = maitred.simulate(maitred.synthetic(rate=5, num_requests=2))
+    with pytest.raises(ConfigError, match="as many runs"):
+        maitred.compare_results([run], [run, run])
+    with pytest.raises(ConfigError, match="as many runs"):
+        maitred.compare_results(run)
+
+
+STEPS = InstanceConfig(max_num_seqs=8)
+
+
+def planned() -> list[Job]:
+    return list(synthetic(rate=9, num_requests=60, class_mix="interactive:1,bulk:2"))
+
+
+def late(jobs: list[Job]) -> list[Job]:
+    """Return the jobs, each sent up to 20 ms after its plan."""
+    rng = Random(5)
+    moved = [replace(job, request=replace(job.request, arrival=job.request.arrival + rng.randrange(20_000))) for job in jobs]
+    return sorted(moved, key=lambda job: job.request.arrival)
+
+
+def measured(jobs: list[Job]) -> Results:
+    """Return what clients would have seen of an engine that is exactly as simulated, with a sender that was late."""
+    seen = simulate(late(jobs), ClusterConfig(), STEPS)
+    plan = {job.request.id: job.request.arrival for job in jobs}
+    return replace(seen, queued=seen.arrival, arrival=np.array([plan[number] for number in seen.request_id.tolist()]))
+
+
+def test_a_late_sender_is_no_error_of_the_prediction() -> None:
+    found = list(predict(planned(), Candidate(instance=STEPS), measured(planned()), seed=42))
+    assert {group.name for group in found} == {"all", "interactive", "bulk"}
+    for group in found:
+        assert [line.error for line in group.lines] == pytest.approx([0.0] * len(group.lines))
+
+
+def test_jobs_that_were_not_sent_are_left_out() -> None:
+    sent = as_measured(planned(), measured(planned()[:20]))
+    assert isinstance(sent, list)
+    assert {job.request.id for job in sent} == set(range(20))
+
+
+def test_it_measures_the_sender_beside_a_bare_client(monkeypatch, capsys):
+    script = Path(__file__).parents[3] / "bench" / "sender.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--requests", "8", "--events", "3", "--rate", "40", "--secs", "0.2"])
+    measured = runpy.run_path(str(script))
+    monkeypatch.setitem(measured["main"].__globals__, "ROUNDS", 1)
+    measured["main"]()
+    assert "beyond it" in capsys.readouterr().out
