@@ -1,7 +1,10 @@
-"""`maitred simulate` on synthetic workloads: specifications, closed loops, kinds of work, scales."""
+"""`maitred simulate`: synthetic workloads (specifications, closed loops, kinds of work, scales), and flags for the behaviour of
+all clients, with figures computed by hand: a step takes 1000 µs, 10 more per prefill token, 100 more per decode.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -109,7 +112,7 @@ def test_traces_are_scaled_too(maitred: Any, tmp_path: Path) -> None:
     assert span("--time-scale", "2") == pytest.approx(20, abs=0.05)
 
 
-MISTAKES = [
+WRONG_WORKLOADS = [
     (["--workload-spec", "w.yaml", "--rate", "5"], "--rate does not go with --workload-spec"),
     (["--workload-spec", "w.yaml", "--trace", "sample:mixed"], "does not go with"),
     (["--workload-spec", "w.yaml", "--num-requests", "0"], "--num-requests: 0 requests cannot be made (1 or more)"),
@@ -149,7 +152,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+@pytest.mark.parametrize(("arguments", "message"), WRONG_WORKLOADS)
 def test_mistakes_are_one_line(maitred: Any, spec: Path, arguments: list[str], message: str) -> None:
     Path("bad.yaml").write_text("cleints: []\n")
     result = maitred("simulate", *arguments)
@@ -157,3 +160,153 @@ def test_mistakes_are_one_line(maitred: Any, spec: Path, arguments: list[str], m
     assert result.err.startswith("maitred: error: ")
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+BETA = ("--beta-coeffs", "1000,10,100")
+HEADER = "request_id,slo_class,session_id,prefix_group,prefix_length,input_tokens,output_tokens,arrival_time_us,deadline_us\n"
+
+
+def run(maitred: Any, *flags: object) -> Any:
+    result = maitred("simulate", *flags, *BETA, "--quiet", "--metrics-path", "m.json", "--results-path", "r.json")
+    assert result.code == 0, result.err
+    return json.loads(Path("m.json").read_text(encoding="utf-8"))
+
+
+def rows() -> dict[int, tuple[int, int]]:
+    found = json.loads(Path("r.json").read_text(encoding="utf-8"))
+    return {row["request_id"]: (row["ttft_us"], row["e2e_us"]) for row in found}
+
+
+def test_clients_leave_when_their_time_is_up(maitred: Any) -> None:
+    """A request has 100 prompt and 2 output tokens: 2000 + 1100 µs. One runs at a time: they end at 3100, 6200 and 9300 µs."""
+    Path("t.csv").write_text(HEADER + "0,,,,0,100,2,0,0\n1,,,,0,100,2,0,0\n2,,,,0,100,2,0,8000\n", encoding="utf-8")
+    common = ("--trace", "blis:t.csv", "--max-num-seqs", 1)
+    assert run(maitred, *common)["timed_out_requests"] == 1
+    assert run(maitred, *common, "--timeout", 0.005)["timed_out_requests"] == 2
+    assert rows() == {0: (2_000, 3_100)}
+    assert run(maitred, *common, "--timeout", 0)["timed_out_requests"] == 0
+    assert run(maitred, *common, "--timeout", 0.0075)["timed_out_requests"] == 1
+    assert run(maitred, *common, "--timeout", 0.005, "--time-scale", 2)["timed_out_requests"] == 0
+
+
+def test_users_in_a_closed_loop_wait_for_the_think_time(maitred: Any) -> None:
+    """Two users share one place, and leave after 3.5 ms. The first is done at 3.1 ms and sends again. The second leaves at 3.5
+    ms, during a step that lasts until 5.1 ms. That is too late for the first user, which leaves at 6.6 ms."""
+    loop = ("--concurrency", 2, "--num-requests", 6, "--prompt-tokens", 100, "--output-tokens", 2, "--max-num-seqs", 1)
+    assert run(maitred, *loop)["timed_out_requests"] == 0
+    figures = run(maitred, *loop, "--timeout-secs", 0.0035)
+    assert (figures["completed_requests"], figures["timed_out_requests"], figures["injected_requests"]) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("load", [("--rate", 1), ("--concurrency", 1)])
+def test_prompts_begin_alike(maitred: Any, load: tuple[object, ...]) -> None:
+    """Each prompt has 160 tokens that all prompts share, ten blocks, and 40 tokens of its own."""
+    flags = (*load, "--num-requests", 3, "--prompt-tokens", 40, "--output-tokens", 2, "--prefix-tokens", 160)
+    assert run(maitred, *flags)["total_input_tokens"] == 600
+    assert [ttft for ttft, _ in rows().values()] == [3_000, 3_000, 3_000]
+    assert run(maitred, *flags, "--enable-prefix-caching")["total_cached_tokens"] == 320
+    assert [ttft for ttft, _ in rows().values()] == [3_000, 1_400, 1_400]
+
+
+def test_routers_see_the_prefix_of_the_flags(maitred: Any) -> None:
+    load = ("simulate", "--rate", 1, "--num-requests", 3, "--num-instances", 2, "--routing-policy", "weighted")
+    flags = (*load, "--routing-scorers", "prefix-affinity:1", "--enable-prefix-caching", "--quiet")
+    assert "the scorer prefix-affinity looks at" in maitred(*flags).err
+    assert maitred(*flags, "--prefix-tokens", 160).err == ""
+
+
+def test_the_two_files_of_blis_are_named_apart(maitred: Any) -> None:
+    """The header is in another folder. The second round contains the first, 100 + 2 tokens, and 58 new tokens."""
+    Path("headers").mkdir()
+    header = "trace_version: 2\nsession_context_growth: accumulate\ngoodput_slo_targets: {standard: {ttft_ms: 2}}\n"
+    Path("headers/h.yaml").write_text(header, encoding="utf-8")
+    Path("d.csv").write_text(HEADER + "0,standard,s,,0,100,2,0,0\n1,standard,s,,0,58,2,50000,0\n", encoding="utf-8")
+    assert run(maitred, "--trace-data", "d.csv")["total_input_tokens"] == 158
+    figures = run(maitred, "--trace-data", "d.csv", "--trace-header", "headers/h.yaml")
+    assert figures["total_input_tokens"] == 100 + 160
+    assert figures["slo_attainment"] == 0.5
+    assert rows() == {0: (2_000, 3_100), 1: (2_600, 3_700)}
+    over = maitred("simulate", "--trace-data", "d.csv", "--trace-header", "headers/h.yaml", "--results-path", "headers/h.yaml")
+    assert "headers/h.yaml is already what --trace reads" in over.err
+
+
+MISTAKES = [
+    (["--rate", "5", "--timeout", "-1"], "--timeout-secs: -1 cannot be used (seconds from a microsecond to 1e+09; 0: clients"),
+    (["--rate", "5", "--prefix-tokens", "-1"], "--prefix-tokens: prompts cannot begin with -1 tokens (from 0 to 100,000,000)"),
+    (["--concurrency", "5", "--prefix-tokens", "-1"], "--prefix-tokens: prompts cannot begin with -1 tokens"),
+    (["--rate", "5", "--trace-header", "h.yaml"], "--trace-header does not go with --rate"),
+    (
+        ["--rate", "5", "--prompt-tokens-stdev", "-1"],
+        "--prompt-tokens-stdev: 'gaussian:512,-1,2,7000': std_dev must be between",
+    ),
+    (["--rate", "5", "--pd-decider", "often"], "--pd-decider: cluster.disaggregation.decider: 'often' cannot be chosen"),
+    (["--rate", "5", "--admission-latency", "-1"], "--admission-latency: cluster.admission_latency_ms must be from 0"),
+    (["--rate", "5", "--alpha-coeffs", "1", "--beta-coeffs", "1,2,3"], "--alpha-coeffs: --alpha-coeffs are three numbers"),
+    (
+        ["--rate", "5", "--prefill-routing-scorers", "x:1"],
+        "--prefill-routing-scorers: cluster.disaggregation.prefill_scorers: unk",
+    ),
+    (["--rate", "5", "--horizon", "9" * 20], "--horizon: 99999999999999999999 µs cannot be used (from 1 to 1e+17)"),
+    (["--rate", "5", "--trace-output", ""], "--trace-output: "),
+    (
+        ["--rate", "5", "--enable-prefix-caching", "--no-prefix-caching"],
+        "--no-enable-prefix-caching: contradicts --enable-prefix-caching (give one of them)",
+    ),
+    (["--rate", "5", "--model", "llama"], "--model: unknown model 'llama' (did you mean 'llama-3-8b'?"),
+    (["--rate", "5", "--model", "llama-3.1-8b", "--hardware", "B1"], "--hardware: unknown hardware 'B1'"),
+    (
+        ["--rate", "5", "--model", "llama-3.1-8b", "--tp", "3"],
+        "--tensor-parallel-size: tensor_parallel_size must divide the",
+    ),
+    (
+        ["--rate", "5", "--model-config-folder", "d"],
+        "d/config.json: cannot read the model's configuration: no such file",
+    ),
+    (["--rate", "5", "--model", "llama-3.1-8b", "--hardware-config", "g"], "g: cannot read kinds of GPU: no such file or dir"),
+    (
+        ["--rate", "5", "--results-path", "r.xlsx"],
+        "--results-path: r.xlsx has the suffix of a format that is not written",
+    ),
+    (["--rate", "5", "--latency-model", ""], "--latency-model: latency model '' cannot be read"),
+    (
+        ["--rate", "5", "--workload", "chatbot", "--prompt-tokens", "normal:9,1", "--output-tokens", "uniform:1,9"],
+        "--workload: it has no effect: the lengths are said without it (leave it out, or --input-tokens or --output-tokens)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "what"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
+def test_a_mistake_names_its_flag(maitred: Any, flags: list[str], what: str) -> None:
+    result = maitred("simulate", *flags, "--num-requests", 5)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"maitred: error: {what}")
+    assert result.err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["--trace-header", "none.yaml"], "none.yaml: cannot be read: no such file or directory"),
+        (["--trace-header", "t.csv"], "t.csv: this is no header of a BLIS trace"),
+        (["--max-requests", "9" * 20], "--max-requests: 99999999999999999999 requests cannot be read (from 0 to 1e+12)"),
+        (["--prefix-tokens", "5"], "--prefix-tokens does not go with --trace"),
+    ],
+)
+def test_so_does_one_about_a_trace(maitred: Any, flags: list[str], what: str) -> None:
+    Path("t.csv").write_text(HEADER + "0,,,,0,100,2,0,0\n", encoding="utf-8")
+    result = maitred("simulate", "--trace", "blis:t.csv", *flags)
+    assert result.err.startswith(f"maitred: error: {what}")
+
+
+def test_only_blis_has_a_header_of_its_own(maitred: Any, samples: Path) -> None:
+    result = maitred("simulate", "--trace", samples / "azure_tiny.csv", "--trace-header", "h.yaml")
+    assert result.err.startswith("maitred: error: only a trace of BLIS has a header in a file of its own")
+
+
+def test_an_id_beyond_64_bits_is_a_bad_row(maitred: Any) -> None:
+    Path("t.csv").write_text(HEADER + f"0,,,,0,100,2,0,0\n{2**63},,,,0,100,2,0,0\n", encoding="utf-8")
+    result = maitred("simulate", "--trace", "blis:t.csv")
+    assert result.err.startswith(f"maitred: error: t.csv:3: its id is {2**63} (it must be at most {2**63 - 1}; --skip-bad")
+    Path("t.csv").write_text(HEADER + f"{2**63 - 1},,,,0,100,2,0,0\n", encoding="utf-8")
+    assert run(maitred, "--trace", "blis:t.csv")["completed_requests"] == 1
