@@ -251,7 +251,7 @@ def test_children_are_resumed_together_in_the_place_of_their_parent():
     t.start("small", 600)
     t.at(2)
     t.start("c3", 3000, parent="parent")
-    order = [program.key.name for program in t.core._places.backends.pool("m").waiting]
+    order = [program.key.name for program in t.core._places.backends.pool("m").paused]
     assert order == ["c1", "c2", "c3", "small"]  # 0 s + 0.5 s, thrice; 1 s + 0.6 s
 
 

@@ -2,11 +2,13 @@
 
 core.py                  Programs: the inputs and their answers
 inputs.py                the inputs as data, as a log has them
-places.py                every change of a program's state, and the passes that make room and use it: pause, mark, resume
-model_pool.py            which programs of a model are paused for want of memory, and for the one that has waited longest
-placement.py             which paused programs fit now, and where; waiting_programs.py: their order
-backend_memory.py        the memory of one backend and who holds it; backend_table.py: all backends
+agenda.py                what an input has left to settle; passes.py: the passes that settle it, and the tick
+places.py                every change of a program's state: place, pause, resume, wait, forget
 departures.py            programs that leave: their backend, the queue, the table
+model_pool.py            which paused programs of a model are resumed, and for which others are paused
+placement.py             which paused programs fit now, and where; paused_programs.py: their order
+victims.py               which programs of a backend are paused when they need more than it has
+backend_memory.py        the memory of one backend and who holds it; backend_table.py: all backends
 program.py               a program and its requests; program_table.py: all of them, and when each is forgotten
 idle_contexts.py         the contexts of a program that no request is using
 acting_estimators.py     how many tokens count while a tool works; token_estimator.py: tokens from characters

@@ -16,8 +16,6 @@ from maitred.core.units import SECOND, Micros, from_seconds
 
 _MOMENTUM: Final = 0.8
 """Weight of what was known before a new time, as for ThunderAgent's token estimate."""
-
-
 _USUAL_TIMES: Final = 4
 """How many times as long as usual a tool may take before `learned` counts less. Tool times have long tails."""
 
@@ -99,8 +97,7 @@ class Learned(ActingEstimator):
     """All its tokens for four times as long as its tools usually take, at least `least_secs`; then half of them after each
     second.
 
-    Nearly all tools have ended by then, so hardly a program that comes back has lost its memory; one that has ended without
-    saying so gives its memory to others step by step. Raises ValueError for a `least_secs` that is not above 0."""
+    Raises ValueError for a `least_secs` that is not above 0."""
 
     changes_with_time = True
 
@@ -110,5 +107,7 @@ class Learned(ActingEstimator):
         self._least = least_secs * SECOND
 
     def share(self, acting_for: Micros, tools: ToolTimes) -> float:
+        # Nearly all tools have ended by then, so hardly a program that comes back has lost its memory. One that has ended
+        # without saying so gives its memory to others step by step.
         grace = max(_USUAL_TIMES * tools.mean, self._least)
         return 1.0 if acting_for <= grace else float(2.0 ** ((grace - acting_for) / SECOND))

@@ -17,7 +17,7 @@ import msgspec
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds
 from maitred.programs.config import ProgramsConfig
-from maitred.programs.enums import BackendStatus, ProgramAction, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.enums import BackendStatus, ProgramAction, ProgramReason
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program, ProgramKey
 from maitred.programs.program_table import ProgramTable
@@ -96,17 +96,15 @@ def _place(program: Program, record: ProgramRecord, places: ProgramPlaces, now: 
         places.register(program, backend, now)
         places.decide(now, program, ProgramAction.RESUME, ProgramReason.ADOPTED)
         return
-    program.state = ProgramState.PAUSED
     program.origin = None if backend is None else backend.index
-    pool.waiting.add(program)
+    pool.paused.add(program)
+    places.update(program)
     places.decide(now, program, ProgramAction.PAUSE, ProgramReason.ADOPTED)
 
 
 def _restore(program: Program, record: ProgramRecord, now: Micros) -> None:
-    program.status = ProgramStatus.ACTING
     program.priority_class = record.priority_class
     program.idle_contexts.end_request(max(0, record.tokens))
-    program.update_tokens()
     program.characters = record.characters
     program.inherited_tokens = record.inherited_tokens
     program.step_count = record.step_count

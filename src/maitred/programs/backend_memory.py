@@ -3,24 +3,14 @@
     used      = reasoning tokens + charged acting tokens - shared tokens + buffer_tokens * programs
     remaining = capacity - used
 
-(ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says. The estimator is
-asked when the program begins to act, when it is registered and at each tick, so that `used` is a sum that each event changes by
-one program. A charge is a multiple of 2^-10 tokens: such numbers add up without rounding, so the sum does not depend on the
-order of events.
+(ThunderAgent's formula.) An acting program is charged the share of its tokens that the acting estimator says. A capacity of
+None (the backend does not report one) never runs out.
 
 Example: capacity 10,000; a reasoning program of 4,000 tokens, and one of 3,000 that acts and counts half; nothing is shared.
 Used are 4,000 + 1,500 + 2 * 100 = 5,700, and 4,300 remain.
 
-A capacity of None (the backend does not report one) never runs out.
-
-Shared tokens are reported now and then, and the programs that share them may go in between. Until the next report they are the
-reported part of what is left: 3,000 of 12,000 tokens shared become 1,000 when 4,000 are left. They never grow by themselves,
-because a new program may share nothing.
-
-The programs are kept in heaps in the order in which they are to be paused: lower classes first, then those with the fewest
-tokens, then those that came first. Acting programs are in one of two: *settled* ones, and those with a minimum stay that is not
-over. A marked program is to be paused when its requests end; it is in neither heap, and the tokens that its end will free are
-known (`marked_tokens`).
+Each program is in one of four heaps, and counts accordingly (`_count`): acting ones among the *settled* ones, or among those
+with a minimum stay that is not over; reasoning ones among those that can be marked, or among the marked ones.
 """
 
 from __future__ import annotations
@@ -28,40 +18,38 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from maitred.core.errors import InvariantError
 from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros
 from maitred.programs.acting_estimators import ActingEstimator
-from maitred.programs.enums import BackendStatus, ProgramStatus
+from maitred.programs.enums import BackendStatus, ProgramReason
 from maitred.programs.program import Program
 
 PauseOrder: TypeAlias = tuple[int, int, int, int]
 _Heap: TypeAlias = IndexedHeap[int, PauseOrder, Program]
 _IDLE_SHARE = 1 / 32
 """Of its tokens, from which an acting program has most likely ended without saying so."""
-_REASONING = ProgramStatus.REASONING
 
 
 class BackendMemory:
     """The memory with this `index`, as a driver numbers them."""
 
-    def __init__(
-        self, index: int, estimator: ActingEstimator, buffer_tokens: int, held: dict[str, float] | None = None
-    ) -> None:
+    def __init__(self, index: int, estimator: ActingEstimator, buffer_tokens: int, held: dict[str, float]) -> None:
         """`held`: the charged tokens of each tenant that has some, at all backends together, which this one keeps up."""
         self.index = index
-        self._held: dict[str, float] = {} if held is None else held
+        self._held = held
         self.status = BackendStatus.UP
+        self.models: frozenset[str] = frozenset()
+        """The models that it serves."""
         self.capacity: int | None = None
         """Tokens of KV, or None if unknown."""
         self.reasoning_tokens = 0
         self.acting_charge = 0.0
-        self.num_reasoning = 0
-        self.marked: dict[int, Program] = {}
-        """Programs to be paused, by serial number."""
+        self.marked: IndexedHeap[int, int, Program] = IndexedHeap()
+        """Programs to be paused when their requests end, by their tokens."""
         self.marked_tokens = 0
         """Tokens that pausing them will free, buffers included."""
         self._reported_shared = 0
@@ -75,7 +63,6 @@ class BackendMemory:
         self._settled_until: Micros = 0
         self._settling: deque[tuple[Micros, Program]] = deque()
         """Programs by when their minimum stay ends, in the order in which they were registered."""
-        self._marked_by_size: IndexedHeap[int, int, Program] = IndexedHeap()
 
     @property
     def programs(self) -> Collection[Program]:
@@ -97,6 +84,8 @@ class BackendMemory:
         """Tokens that several programs share, and that therefore count once too often in the sum."""
         if not self._reported_shared:
             return 0
+        # Programs that share may go before the next report. Until then the reported part of what is left is shared: 3,000 of
+        # 12,000 tokens become 1,000 when 4,000 are left. It never grows, because a program that comes may share nothing.
         active = self.active_tokens
         if active >= self._active_at_report:
             return self._reported_shared
@@ -125,6 +114,12 @@ class BackendMemory:
         """Whether programs may be placed here."""
         return self.status is BackendStatus.UP
 
+    def reason_to_leave(self, program: Program) -> ProgramReason | None:
+        """Return why a program must leave when no request of it is under way here any more, or None if it need not."""
+        if self.status is BackendStatus.DOWN:
+            return ProgramReason.BACKEND_DOWN
+        return None if self.is_open and program.key.model in self.models else ProgramReason.DRAINED
+
     def report_shared(self, tokens: int) -> None:
         """Take over how many tokens are shared now: not more than the programs have."""
         self._active_at_report = self.active_tokens
@@ -138,56 +133,65 @@ class BackendMemory:
             if self._settling:  # a shorter minimum stay, newly configured, keeps the order
                 program.settles_at = max(program.settles_at, self._settling[-1][0])
             self._settling.append((program.settles_at, program))
-        self._estimate(program, now)
-        self._charge(program)
-        self._recharge_children(program)
+        program.tokens = program.needed_tokens
+        if not program.is_busy:
+            self.estimate(program, now)
+        self._count(program)
+        self._note_held(program.key.tenant, program.charge)
 
     def remove(self, program: Program) -> None:
         """Take a program out."""
-        self.unmark(program)
-        self._uncharge(program)
+        self._discount(program).remove(program.serial)
+        self._note_held(program.key.tenant, -program.charge)
         del self._programs[program.serial]
-        program.backend = None
-        self._recharge_children(program)
+        program.backend, program.is_marked = None, False
 
-    def set_status(self, program: Program, status: ProgramStatus, now: Micros) -> None:
-        """Change what a program does, and charge its tokens accordingly."""
-        self._uncharge(program)
-        program.status = status
-        self._estimate(program, now)
-        self._charge(program)
+    def estimate(self, program: Program, now: Micros) -> None:
+        """Ask the estimator what an acting program counts: when it begins to act, and when it is registered."""
+        # At other times only at ticks (`reestimate`), so that an event changes the sums by one program.
+        program.acting_share = self._estimator.share(now - program.acting_since, program.tools)
 
-    def recharge(self, program: Program) -> None:
-        """Charge a program again after its tokens, or its place in the order, have changed."""
-        self._uncharge(program)
-        self._charge(program)
+    def update(self, program: Program) -> None:
+        """Count a program anew, by what it is now, and find its place in the order of pauses."""
+        charge, heap = program.charge, self._discount(program)
+        self._count(program)
+        if program.pause_heap is not heap:
+            heap.remove(program.serial)
+        if program.charge != charge:
+            self._note_held(program.key.tenant, program.charge - charge)
 
-    def _recharge_children(self, program: Program) -> None:
-        """What a child shares with its parent counts once only while both are here."""
-        for child in program.children.values():
-            if child.backend == self.index:
-                self.recharge(child)
-
-    def _estimate(self, program: Program, now: Micros) -> None:
-        if program.status is not _REASONING:
-            program.acting_share = self._estimator.share(now - program.acting_since, program.tools)
-
-    def _charge(self, program: Program) -> None:
+    def _count(self, program: Program) -> None:
+        heap: IndexedHeap[int, Any, Program]
         tokens = program.tokens if program.parent is None else program.unshared_tokens
-        if program.status is _REASONING:
-            program.charge = float(tokens)
-            self.reasoning_tokens += tokens
-            self.num_reasoning += 1
-            if program.is_marked:
-                self.marked_tokens += tokens + self._buffer
-                self._marked_by_size.push(program.serial, tokens, program)
-            else:
-                self._reasoning.push(program.serial, pause_order(program), program)
-        else:
+        if not (program.contexts or program.waiting):
             program.charge = _charge_of(program.acting_share, tokens)
             self.acting_charge += program.charge
-            self._acting_heap(program).push(program.serial, pause_order(program), program)
-        self._note_held(program.key.tenant, program.charge)
+            heap = self._settled if program.settles_at <= self._settled_until else self._unsettled
+            heap.push(program.serial, pause_order(program), program)
+        else:
+            program.charge = float(tokens)
+            self.reasoning_tokens += tokens
+            if program.is_marked:
+                self.marked_tokens += tokens + self._buffer
+                heap = self.marked
+                heap.push(program.serial, tokens, program)
+            else:
+                heap = self._reasoning
+                heap.push(program.serial, pause_order(program), program)
+        program.pause_heap = heap
+
+    def _discount(self, program: Program) -> IndexedHeap[int, Any, Program]:
+        """Take out of the sums what was counted of a program, and return the heap that has it. Its fields may have changed
+        since, so the heap tells what it was counted as."""
+        heap = program.pause_heap
+        assert heap is not None, "a program with a place has been counted"
+        if heap is self._reasoning or heap is self.marked:
+            self.reasoning_tokens -= int(program.charge)
+            if heap is self.marked:
+                self.marked_tokens -= int(program.charge) + self._buffer
+        else:
+            self.acting_charge -= program.charge
+        return heap
 
     def _note_held(self, tenant: str, change: float) -> None:
         """Note that a tenant holds `change` tokens more."""
@@ -196,22 +200,6 @@ class BackendMemory:
             self._held[tenant] = tokens
         else:
             self._held.pop(tenant, None)
-
-    def _uncharge(self, program: Program) -> None:
-        self._note_held(program.key.tenant, -program.charge)
-        if program.status is _REASONING:
-            self.reasoning_tokens -= int(program.charge)
-            self.num_reasoning -= 1
-            if program.is_marked:
-                self.marked_tokens -= int(program.charge) + self._buffer
-            else:
-                self._reasoning.remove(program.serial)
-        else:
-            self.acting_charge -= program.charge
-            self._acting_heap(program).remove(program.serial)
-
-    def _acting_heap(self, program: Program) -> _Heap:
-        return self._settled if program.settles_at <= self._settled_until else self._unsettled
 
     def settle(self, now: Micros) -> None:
         """Note that minimum stays that end by `now` have ended."""
@@ -223,6 +211,7 @@ class BackendMemory:
             _, program = self._settling.popleft()
             # It may have left since, or have been registered again: then a later entry speaks of it.
             if program.settles_at <= now and self._unsettled.remove(program.serial) is not None:
+                program.pause_heap = self._settled
                 self._settled.push(program.serial, pause_order(program), program)
 
     def reestimate(self, now: Micros) -> None:
@@ -247,25 +236,13 @@ class BackendMemory:
 
     def mark(self, program: Program) -> None:
         """Note that a reasoning program is to be paused when its requests end."""
-        self._reasoning.remove(program.serial)
         program.is_marked = True
-        self.marked[program.serial] = program
-        self.marked_tokens += int(program.charge) + self._buffer
-        self._marked_by_size.push(program.serial, int(program.charge), program)
+        self.update(program)
 
     def unmark(self, program: Program) -> None:
-        """Withdraw the mark of a program, if it has one."""
-        if not program.is_marked:
-            return
+        """Withdraw the mark of a program."""
         program.is_marked = False
-        del self.marked[program.serial]
-        self.marked_tokens -= int(program.charge) + self._buffer
-        self._marked_by_size.remove(program.serial)
-        self._reasoning.push(program.serial, pause_order(program), program)
-
-    def smallest_mark(self) -> Program | None:
-        """Return the marked program that frees the fewest tokens, or None."""
-        return self._marked_by_size.peek()
+        self.update(program)
 
     def take_acting(self, missing: float, *, settled: bool, up_to: PriorityClass = max(PriorityClass)) -> list[Program]:
         """Take the first acting programs out of the order of pauses: those of the class `up_to` or lower that free `missing`
@@ -280,16 +257,16 @@ class BackendMemory:
     def idle_programs(self, up_to: PriorityClass) -> list[Program]:
         """Return the acting programs of the class `up_to` or lower that hardly count any more, in the order of pauses. Their
         buffers count all the same."""
-        acting = (p for p in self.programs if p.status is not _REASONING and p.acting_share <= _IDLE_SHARE)
+        acting = (p for p in self.programs if not p.is_busy and p.acting_share <= _IDLE_SHARE)
         return sorted((p for p in acting if p.root.priority_class <= up_to), key=pause_order)
 
     def acting_programs(self) -> list[Program]:
         """Return the acting programs in the order of pauses."""
-        return sorted((p for p in self.programs if p.status is not _REASONING), key=pause_order)
+        return sorted((p for p in self.programs if not p.is_busy), key=pause_order)
 
     def put_back(self, program: Program) -> None:
         """Put a program back that `take_acting` took."""
-        self._acting_heap(program).push(program.serial, pause_order(program), program)
+        self.update(program)
 
     def first_reasoning(self) -> Program | None:
         """Return the reasoning program to be marked first, or None if all are marked."""
@@ -302,27 +279,25 @@ class BackendMemory:
         for program in self.programs:
             if program.backend != self.index:
                 raise InvariantError(f"backend {self.index}: {program.key} is elsewhere")
-        self._check_heaps(len(self.marked))
+        self._check_heaps()
 
     def _check_sums(self) -> None:
-        reasoning = [p for p in self.programs if p.status is _REASONING]
-        if self.reasoning_tokens != sum(p.unshared_tokens for p in reasoning) or self.num_reasoning != len(reasoning):
-            raise InvariantError(
-                f"backend {self.index}: reasoning tokens {self.reasoning_tokens} are not those of its programs"
-            )
-        acting = sum(p.charge for p in self.programs if p.status is not _REASONING)
+        reasoning = sum(p.unshared_tokens for p in self.programs if p.is_busy)
+        if self.reasoning_tokens != reasoning:
+            raise InvariantError(f"backend {self.index}: reasoning tokens {self.reasoning_tokens} are not {reasoning}")
+        acting = sum(p.charge for p in self.programs if not p.is_busy)
         if self.acting_charge != acting:
             raise InvariantError(f"backend {self.index}: charge {self.acting_charge} is not {acting}")
 
     def _check_marks(self) -> None:
         marked = [p for p in self.programs if p.is_marked]
-        if set(self.marked) != {p.serial for p in marked} or len(self._marked_by_size) != len(marked):
+        if {p.serial for _, p in self.marked} != {p.serial for p in marked}:
             raise InvariantError(f"backend {self.index}: marks differ")
         if self.marked_tokens != sum(int(p.charge) + self._buffer for p in marked):
             raise InvariantError(f"backend {self.index}: marked tokens {self.marked_tokens}")
 
-    def _check_heaps(self, num_marked: int) -> None:
-        if len(self._settled) + len(self._unsettled) + len(self._reasoning) + num_marked != self.num_programs:
+    def _check_heaps(self) -> None:
+        if len(self._settled) + len(self._unsettled) + len(self._reasoning) + len(self.marked) != self.num_programs:
             raise InvariantError(f"backend {self.index}: a program is in no heap, or in two")
         for heap in (self._settled, self._unsettled, self._reasoning):
             for order, program in heap:
@@ -331,10 +306,14 @@ class BackendMemory:
 
 
 def pause_order(program: Program) -> PauseOrder:
-    """Return the order in which programs are paused; a family is together, in the place of its root."""
+    """Return the order in which programs are paused: lower classes, then smaller ones, then those that came first; a family is
+    together, in the place of its root."""
+    # The smallest first, because what is computed again costs the square of the tokens. A family is together, because a fork
+    # waits for its slowest child.
     root = program if program.parent is None else program.root
     return (root.priority_class, root.tokens, root.serial, program.serial)
 
 
 def _charge_of(share: float, tokens: int) -> float:
+    # Multiples of 2^-10 add up without rounding, so the sums do not depend on the order of events, and a replay finds the same.
     return float(tokens) if share == 1 else round(share * tokens * 1024) / 1024

@@ -7,9 +7,8 @@ from collections.abc import Collection
 from maitred.programs.acting_estimators import ActingEstimator
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
-from maitred.programs.enums import BackendStatus, ProgramReason
+from maitred.programs.enums import BackendStatus
 from maitred.programs.model_pool import ModelPool
-from maitred.programs.program import Program
 
 
 class BackendTable:
@@ -18,8 +17,7 @@ class BackendTable:
     def __init__(self, config: ProgramsConfig, estimator: ActingEstimator) -> None:
         self._config = config
         self._estimator = estimator
-        self._backends: dict[int, BackendMemory] = {}
-        self._models_of: dict[int, frozenset[str]] = {}
+        self.by_index: dict[int, BackendMemory] = {}
         self._pools: dict[str, ModelPool] = {}
         self._pools_of: dict[int, list[ModelPool]] = {}
         self.held: dict[str, float] = {}
@@ -28,7 +26,7 @@ class BackendTable:
     @property
     def all(self) -> Collection[BackendMemory]:
         """All backends in the order in which they came."""
-        return self._backends.values()
+        return self.by_index.values()
 
     @property
     def pools(self) -> list[ModelPool]:
@@ -36,31 +34,28 @@ class BackendTable:
         return [pool for _, pool in sorted(self._pools.items())]
 
     def __getitem__(self, index: int) -> BackendMemory:
-        return self._backends[index]
+        return self.by_index[index]
 
     def find(self, index: int | None) -> BackendMemory | None:
         """Return the backend with this index, or None if there is none."""
-        return None if index is None else self._backends.get(index)
+        return None if index is None else self.by_index.get(index)
 
     def find_or_add(self, index: int) -> BackendMemory:
         """Return the backend with this index; a new one serves no model yet."""
-        backend = self._backends.get(index)
+        backend = self.by_index.get(index)
         if backend is None:
-            backend = self._backends[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens, self.held)
-            self._models_of[index] = frozenset()
+            backend = self.by_index[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens, self.held)
             self._pools_of[index] = []
         return backend
 
     def set_models(self, backend: BackendMemory, models: Collection[str]) -> bool:
         """Note which models a backend serves. Return whether they are others than before."""
-        if self._models_of[backend.index] == frozenset(models):
+        if backend.models == frozenset(models):
             return False
-        self._models_of[backend.index] = frozenset(models)
-        for model in models:
-            self.keep_pool(model)
-        self._pools_of[backend.index] = [self._pools[model] for model in sorted(self._models_of[backend.index])]
+        backend.models = frozenset(models)
+        self._pools_of[backend.index] = [self.keep_pool(model) for model in sorted(backend.models)]
         for model, pool in self._pools.items():
-            pool.set_backends([other for other in self.all if model in self._models_of[other.index]])
+            pool.set_backends([other for other in self.all if model in other.models])
         return True
 
     def set_status(self, backend: BackendMemory, status: BackendStatus) -> None:
@@ -83,16 +78,6 @@ class BackendTable:
     def pools_of(self, backend: BackendMemory) -> list[ModelPool]:
         """Return the pools of the models that a backend serves, by name."""
         return self._pools_of[backend.index]
-
-    def reason_to_leave(self, program: Program) -> ProgramReason | None:
-        """Return why a program must leave its backend when no request of it is under way there any more, or None if it need
-        not."""
-        assert program.backend is not None, "only a program with a place can leave it"
-        backend = self._backends[program.backend]
-        if backend.status is BackendStatus.DOWN:
-            return ProgramReason.BACKEND_DOWN
-        is_served = program.key.model in self._models_of[backend.index]
-        return None if backend.status is BackendStatus.UP and is_served else ProgramReason.DRAINED
 
     def models(self) -> Collection[str]:
         """Return the models that have a pool."""

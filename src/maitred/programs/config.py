@@ -136,6 +136,11 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return rules_of(self.flavour)
 
     @property
+    def acts_at_events(self) -> bool:
+        """Whether programs are paused and resumed between ticks as well."""
+        return self.mode == "tr" and self.rules.acts_at_events
+
+    @property
     def interval(self) -> Micros:
         """The time between two ticks, µs."""
         return max(1, from_seconds(self.scheduler_interval_secs))

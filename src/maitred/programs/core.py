@@ -17,34 +17,35 @@ and formulas are those of ThunderAgent's documentation.)
                       ├── pause (acting, or a marked one when its requests end) ──┘
                       └── release, expiry, end of a request without program id ──▶ TERMINATED
 
-`model_pool` decides which programs are paused and resumed, `backend_memory` keeps the sums. This module carries the decisions
-out: it owns the tables, and every change of a state is one of its methods, with its decision. Like every core it takes time as
-an argument, which never runs backwards, and settles what was due before an input first, each thing at its own instant.
+An input settles what was due before it, each thing at its own instant; changes what it is about (`places`, `departures`), and
+notes what that may have made possible or necessary for others (`agenda`); and then the passes settle all that is noted, until
+nothing is. `model_pool` and `victims` plan, `backend_memory` keeps the sums. Time is an argument, which never runs backwards.
 
 Costs: an input takes O(log n) in the number of programs; a tick O(n log n).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from maitred.core.decisions import DecisionLog, Recorder
+from maitred.core.errors import InvariantError
 from maitred.core.request import RequestId
 from maitred.core.units import Micros, from_seconds
 from maitred.programs import inputs
 from maitred.programs.adoption import ProgramRecord, adopt_programs
+from maitred.programs.agenda import Agenda
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
 from maitred.programs.departures import Departures
-from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason
 from maitred.programs.invariants import check_programs
 from maitred.programs.model_pool import ModelPool
+from maitred.programs.passes import Passes
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
 from maitred.programs.program_table import ProgramTable, shift_deadlines
 from maitred.programs.token_estimator import TokenEstimator
-
-_ACTING = ProgramStatus.ACTING
 
 
 class Programs:
@@ -55,10 +56,14 @@ class Programs:
         self.config = config
         self._recorder = None if log is None else Recorder(log, inputs.ROOM_NAME, inputs.Open(now, config))
         self._last_tick = now
+        self._has_ticks, self._interval = config.mode == "tr", config.interval
         self._tokens = TokenEstimator(is_limited=config.rules.limits_reports)
         self._table = ProgramTable(has_one_context=config.rules.knows_one_context)
+        self._agenda = Agenda(acts_at_events=config.acts_at_events)
         self._places = ProgramPlaces(config, self._table)
-        self._departures = Departures(config, self._places, self._table)
+        self._backends = self._places.backends
+        self._departures = Departures(config, self._places, self._table, self._agenda)
+        self._passes = Passes(config.rules, self._places, self._departures, self._agenda)
 
     def apply(self, given: inputs.ProgramsInput) -> Sequence[ProgramDecision]:
         """Take an input, and answer as the method does that it is named after."""
@@ -81,16 +86,14 @@ class Programs:
             self._places.decide(now, None, ProgramAction.REJECT, ProgramReason.TOO_MANY_PROGRAMS, request.id)
             return self._places.take()
         tokens = self._prompt_tokens(request)
-        program.priority_class = request.priority_class
-        program.characters = request.characters
-        self._note_request(program, now)
+        self._note_request(program, request, now)
         if program.backend is not None:
-            self._begin_active(program, self._places.backends[program.backend], request.id, tokens, now)
+            self._begin_active(program, self._backends[program.backend], request.id, tokens, now)
         elif self._places.num_waiting >= self.config.max_waiting:
             self._reject(program, request.id, ProgramReason.TOO_MANY_WAITING, now)
         else:
             self._wait_or_place(program, request.id, tokens, now)
-        return self._places.take()
+        return self._settle(now)
 
     def progress(self, request_id: RequestId, tokens: int, now: Micros) -> None:
         """Count `tokens` more of the response to a request. This decides nothing, and settles nothing that was due."""
@@ -101,9 +104,7 @@ class Programs:
         if program is None or request_id not in program.contexts or program.backend is None:
             return
         program.contexts[request_id] += tokens
-        program.update_tokens()
-        self._places.backends[program.backend].recharge(program)
-        self._places.reorder_family(program)
+        self._places.update(program)
 
     def _prompt_tokens(self, request: ProgramRequest) -> int:
         if request.prompt_tokens is not None:
@@ -126,7 +127,7 @@ class Programs:
                 self._departures.leave_queue(program, [request_id], now)
             else:
                 self._end_under_way(program, request_id, usage, now)
-        return self._places.take()
+        return self._settle(now)
 
     def move(self, request_id: RequestId, now: Micros) -> Sequence[ProgramDecision]:
         """The backend of a granted request has failed it before any part of the response was sent. Its program leaves that
@@ -138,25 +139,24 @@ class Programs:
         program = self._table.by_request.get(request_id)
         if program is None or request_id not in program.contexts or program.backend is None:
             return self._places.take()
+        left, tokens = self._backends[program.backend], program.contexts[request_id]
+        reason = left.reason_to_leave(program)
         # A program is at one backend. So where others of it are under way, this request either goes there once more, or
         # waits until they have ended.
-        must_leave = self._places.backends.reason_to_leave(program) is not None
-        if len(program.contexts) > 1 and not must_leave:  # the others hold the place, so this one is only sent again
+        has_others = len(program.contexts) > 1
+        if reason is None and has_others:
             self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
-            return self._places.take()
-        tokens = program.contexts[request_id]
-        left = self._places.backends[program.backend]
-        if len(program.contexts) > 1 or program.waiting:
+        elif reason is not None and (has_others or program.waiting):
             del program.contexts[request_id]
             self._places.lost_kv_tokens += tokens
-            self._departures.wait_for_others(program, request_id, tokens, now)
-            if not program.contexts:
-                self._departures.move_on(program, now)
+            self._places.wait(program, request_id, tokens, reason, now)
+            if not has_others:
+                self._departures.move_on(program, reason, now)
         else:
-            program.end_context(request_id, tokens, left.largest_program)
+            program.end_context(request_id, tokens, left.largest_program, now)
             self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
             self._wait_or_place(program, request_id, tokens, now, left)
-        return self._places.take()
+        return self._settle(now)
 
     def release(self, tenant: str, name: str, now: Micros) -> Sequence[ProgramDecision]:
         """The client is done with a program: forget it (END, if there was one), and refuse its requests that wait."""
@@ -167,17 +167,14 @@ class Programs:
         touched = dict.fromkeys(program.backend for program in found if program.backend is not None)
         for program in found:
             self._places.forget(program, ProgramReason.RELEASED, now)
-        self._places.react(touched, now)
-        return self._places.take()
+        return self._settle(now, touched)
 
     def adopt(self, records: Sequence[ProgramRecord], now: Micros) -> Sequence[ProgramDecision]:
         """Take over programs that another core has known, parents before their children. See `adoption`."""
         if self._recorder is not None:
             return self.apply(inputs.Adopt(now, records))
         self._run_due(now)
-        touched = adopt_programs(self._table, self._places, self.config, records, now)
-        self._places.react(touched, now)
-        return self._places.take()
+        return self._settle(now, adopt_programs(self._table, self._places, self.config, records, now))
 
     def set_backend(
         self,
@@ -194,16 +191,15 @@ class Programs:
         if self._recorder is not None:
             return self.apply(inputs.SetBackend(now, index, list(models), status, capacity, shared_tokens))
         self._run_due(now)
-        backend = self._places.backends.find_or_add(index)
+        backend = self._backends.find_or_add(index)
         is_other_capacity, backend.capacity = capacity != backend.capacity, capacity
         backend.report_shared(shared_tokens)
-        if self._places.backends.set_models(backend, models) | (status is not backend.status):
-            self._places.backends.set_status(backend, status)
+        if self._backends.set_models(backend, models) | (status is not backend.status):
+            self._backends.set_status(backend, status)
             self._departures.settle_places(backend, now)
         if is_other_capacity:
-            self._departures.refuse_oversized(backend, now)
-        self._places.react([index], now)
-        return self._places.take()
+            self._agenda.outgrown += self._departures.find_oversized(backend)
+        return self._settle(now, [index])
 
     def reconfigure(self, config: ProgramsConfig, now: Micros) -> Sequence[ProgramDecision]:
         """Go by `config` from now on; deadlines that are set move by what `max_wait_secs` and `program_ttl_secs` change. Raises
@@ -216,10 +212,10 @@ class Programs:
         shift_deadlines(self._places.waits, wait_change, now)
         self._table.shift_expiries(from_seconds(config.program_ttl_secs) - from_seconds(self.config.program_ttl_secs), now)
         self.config = config
+        self._interval = config.interval
         self._places.set_config(config)
         self._departures.set_config(config)
-        self._places.react([backend.index for backend in self._places.backends.all], now)
-        return self._places.take()
+        return self._settle(now, [backend.index for backend in self._backends.all])
 
     def advance(self, now: Micros) -> Sequence[ProgramDecision]:
         """Settle everything that is due by `now`."""
@@ -230,9 +226,11 @@ class Programs:
 
     def next_deadline(self) -> Micros | None:
         """Return the first instant at which time alone changes something, or None if it never does."""
-        next_tick = self._last_tick + self.config.interval if self.config.mode == "tr" and len(self._table) else None
-        due = (self._table.next_expiry(), self._places.waits.peek_key(), next_tick)
-        return min((instant for instant in due if instant is not None), default=None)
+        due = self._last_tick + self._interval if self._has_ticks and len(self._table) else None
+        for other in (self._table.next_expiry(), self._places.waits.peek_key()):
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
 
     @property
     def programs(self) -> Collection[Program]:
@@ -242,7 +240,7 @@ class Programs:
     @property
     def backends(self) -> Collection[BackendMemory]:
         """All backends, in the order in which they came."""
-        return self._places.backends.all
+        return self._backends.all
 
     @property
     def num_waiting(self) -> int:
@@ -260,7 +258,7 @@ class Programs:
 
     def find(self, tenant: str, name: str) -> Iterator[Program]:
         """Yield the programs of a tenant with this id: one for each model that it has asked."""
-        keys = (ProgramKey(tenant, name, model) for model in self._places.backends.models())
+        keys = (ProgramKey(tenant, name, model) for model in self._backends.models())
         return (program for key in keys if (program := self._table.find(key)) is not None)
 
     def _find_or_create(self, request: ProgramRequest, now: Micros) -> Program | None:
@@ -280,7 +278,7 @@ class Programs:
         self._places.forget(idlest, ProgramReason.EXPIRED, now)
         return self._table.create(key, request.parent, now)
 
-    def _note_request(self, program: Program, now: Micros) -> None:
+    def _note_request(self, program: Program, request: ProgramRequest, now: Micros) -> None:
         """Count a request that has come, and learn how long the tool before it took."""
         if not program.is_busy:
             self._table.note_busy(program)
@@ -288,90 +286,89 @@ class Programs:
                 program.tools.add(now - program.last_active)
         program.step_count += 1
         program.last_active = now
+        program.priority_class = request.priority_class
+        program.characters = request.characters
 
     def _begin_active(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
-        reason = self._places.backends.reason_to_leave(program)
-        if reason is not None and program.contexts:
-            self._departures.wait_for_others(program, request_id, tokens, now)
-            return
-        if reason is not None:
-            self._places.lose_place(program, reason, now)
-            self._wait_or_place(program, request_id, tokens, now)
-            return
-        self._places.start(program, backend, request_id, tokens, now)
-        self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
-        self._places.react_to_pressure(backend, now)
+        reason = backend.reason_to_leave(program)
+        if reason is None:
+            self._places.start(program, backend, {request_id: tokens}, now)
+            self._agenda.note_growth(backend)
+        else:  # Others are under way there, or the program would have left. This request must not follow them.
+            self._places.wait(program, request_id, tokens, reason, now)
 
     def _reject(self, program: Program, request_id: RequestId, reason: ProgramReason, now: Micros) -> None:
         """Refuse a request that has just come."""
         self._table.drop_request(request_id)
         self._places.decide(now, program, ProgramAction.REJECT, reason, request_id)
-        self._places.reorder(program)
-        self._places.reorder_family(program)
+        self._places.update(program)
         self._departures.settle_idle(program, now)
 
     def _wait_or_place(
         self, program: Program, request_id: RequestId, tokens: int, now: Micros, left: BackendMemory | None = None
     ) -> None:
         """Place a program that has no backend, or let its request wait. It comes to `left` only if no other one has room."""
-        pool = self._places.backends.pool(program.key.model)
+        pool = self._backends.pool(program.key.model)
         tokens = pool.believable_tokens(tokens, self._table.characters.get(request_id))
         needed = program.waiting_tokens + tokens
         backend = self._backend_for(program, pool, needed, left)
         if backend is not None:
-            pool.waiting.remove(program)
-            program.idle_contexts.clear()
-            program.tokens = tokens
-            self._places.register(program, backend, now)
-            self._places.start(program, backend, request_id, tokens, now)
-            self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.PLACED, request_id)
+            self._places.place(program, backend, request_id, tokens, now)
         elif pool.is_oversized(needed) or not pool.backends:
             self._reject(program, request_id, ProgramReason.OVERSIZED if pool.backends else ProgramReason.NO_BACKEND, now)
         else:
-            self._places.enqueue(program, pool, request_id, tokens, now)
+            reason = ProgramReason.NO_ROOM if program.step_count == 1 else ProgramReason.PAUSED
+            self._places.wait(program, request_id, tokens, reason, now)
             if left is not None:
-                self._places.react_to_room(pool, [backend for backend in pool.backends if backend is not left], now)
-            self._places.react_to_room(pool, pool.backends, now)
+                self._agenda.note_wanting(pool, [backend for backend in pool.backends if backend is not left])
+            self._agenda.note_wanting(pool, pool.backends)
 
     def _backend_for(self, program: Program, pool: ModelPool, needed: int, left: BackendMemory | None) -> BackendMemory | None:
         """Return the backend at which a program without one is placed at once, or None if it has to wait."""
         if self.config.mode == "default":
             return pool.fewest_programs(but=left) or pool.fewest_programs() or next(iter(pool.backends), None)
-        is_new = program.state is not ProgramState.PAUSED
-        return pool.place_new(program, needed) if is_new and not len(pool.waiting) else None
+        # Where others are paused, this one takes its turn among them. (One that is paused itself is one of them.)
+        return None if len(pool.paused) else pool.place_new(program, needed)
 
     def _end_under_way(self, program: Program, request_id: RequestId, usage: Usage | None, now: Micros) -> None:
         assert program.backend is not None, "a request is under way at a backend"
-        backend = self._places.backends[program.backend]
+        backend = self._backends[program.backend]
         reported = None if usage is None else self._tokens.believable_total(usage.total_tokens, backend.capacity)
         total = program.contexts[request_id] if reported is None else reported
         if usage is not None and reported is not None:
             program.note_inherited(usage.cached_tokens, total)
-        program.end_context(request_id, total, backend.largest_program)
-        # Before anything is decided: the orders of pauses and resumes read the tokens of the root.
-        self._places.reorder_family(program)
+        program.end_context(request_id, total, backend.largest_program, now)
         if program.is_busy:
-            self._places.reorder(program)
-            if not program.contexts:
-                self._departures.move_on(program, now)
+            self._places.update(program)
+            reason = backend.reason_to_leave(program)
+            if reason is not None and not program.contexts:
+                self._departures.move_on(program, reason, now)
         elif program.is_anonymous:
             self._places.forget(program, ProgramReason.ENDED, now)
         else:
             self._begin_acting(program, backend, now)
-            self._places.give_way(program, now)
-        self._places.react([backend.index], now)
+        self._agenda.note_change(backend)
 
     def _begin_acting(self, program: Program, backend: BackendMemory, now: Micros) -> None:
-        program.acting_since = now
-        was_marked = program.is_marked
-        backend.unmark(program)
-        backend.set_status(program, _ACTING, now)
+        """Let a program act that has ended its last request. It may have to go: a program goes between two requests only."""
+        was_marked, program.is_marked = program.is_marked, False
+        backend.estimate(program, now)
+        self._places.update(program)
         self._departures.settle_idle(program, now)
-        reason = self._places.backends.reason_to_leave(program)
+        reason = backend.reason_to_leave(program)
         if reason is not None:
             self._places.lose_place(program, reason, now)
         elif was_marked and self.config.rules.pauses_marked_at_once:  # else it is paused below, if the pressure lasts
             self._places.pause(program, ProgramReason.OVERFLOW, now)
+        elif self.config.acts_at_events and any(p.gives_way(program, backend, now) for p in self._backends.pools_of(backend)):
+            self._places.pause(program, ProgramReason.MADE_ROOM, now)
+
+    def _settle(self, now: Micros, changed: Iterable[int] = ()) -> Sequence[ProgramDecision]:
+        """Settle what an input has noted, and that it has `changed` these backends; return what was decided."""
+        for index in changed:
+            self._agenda.note_change(self._backends[index])
+        self._passes.settle(now)
+        return self._places.take()
 
     def _is_due(self, now: Micros) -> bool:
         due = self.next_deadline()
@@ -392,8 +389,11 @@ class Programs:
             self._departures.end_wait(self._places.waits.pop(), due)
         else:
             self._last_tick = due
-            self._places.tick(due)
+            self._passes.tick(due)
+        self._passes.settle(due)
 
     def check(self) -> None:
         """Raise InvariantError if a program is lost, in two places, or counted wrongly."""
+        if not self._agenda.is_empty:
+            raise InvariantError("an input has not been settled")
         check_programs(self._places, self._table)

@@ -11,13 +11,14 @@ request 1 ends, the program is paused, and resumed with request 2 at another bac
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from maitred.core.request import RequestId
 from maitred.core.units import Micros, from_seconds
+from maitred.programs.agenda import Agenda
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
-from maitred.programs.enums import ProgramAction, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.enums import ProgramReason
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program
 from maitred.programs.program_table import ProgramTable
@@ -26,9 +27,11 @@ from maitred.programs.program_table import ProgramTable
 class Departures:
     """The departures of the programs of one core."""
 
-    def __init__(self, config: ProgramsConfig, places: ProgramPlaces, table: ProgramTable) -> None:
+    def __init__(self, config: ProgramsConfig, places: ProgramPlaces, table: ProgramTable, agenda: Agenda) -> None:
         self._places = places
+        self._backends = places.backends
         self._table = table
+        self._agenda = agenda
         self.set_config(config)
 
     def set_config(self, config: ProgramsConfig) -> None:
@@ -40,27 +43,18 @@ class Departures:
         """After a change of what may be done with a backend: idle programs leave it if they must; if they need not any more,
         the requests go that have waited for that."""
         for program in list(backend.programs):
-            reason = self._places.backends.reason_to_leave(program)
+            reason = backend.reason_to_leave(program)
             if reason is None:
-                self._places.grant_waiting(program, backend, ProgramReason.STICKY, now)
+                if program.waiting:
+                    waiting = self._places.stop_waiting(program, tuple(program.waiting))
+                    self._places.start(program, backend, waiting, now)
             elif not program.contexts:
                 self._places.lose_place(program, reason, now)
 
-    def wait_for_others(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
-        """Let a request wait until the program's others have ended at a backend that it must leave. It must not follow them
-        there, and cannot go elsewhere: a program is at one backend."""
-        assert program.backend is not None, "others are under way at a backend"
-        self._places.wait(program, request_id, tokens, now)
-        program.update_tokens()
-        self._places.reorder(program)
-        self._places.reorder_family(program)
-        reason = self._places.backends.reason_to_leave(program) or ProgramReason.DRAINED
-        self._places.decide(now, program, ProgramAction.WAIT, reason, request_id)
-
-    def move_on(self, program: Program, now: Micros) -> None:
+    def move_on(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """The last request of a program has ended at a backend that it must leave, and others wait for that."""
-        self._places.lose_place(program, self._places.backends.reason_to_leave(program) or ProgramReason.DRAINED, now)
-        pool = self._places.backends.pool(program.key.model)
+        self._places.lose_place(program, reason, now)
+        pool = self._backends.pool(program.key.model)
         if not pool.backends:
             self.refuse_waiting(program, ProgramReason.NO_BACKEND, now)
         elif self._mode == "default":
@@ -68,42 +62,31 @@ class Departures:
         elif pool.is_oversized(program.tokens):
             self.refuse_waiting(program, ProgramReason.OVERSIZED, now)
         else:
-            self._places.react_to_room(pool, pool.backends, now)
+            self._agenda.note_wanting(pool, pool.backends)
 
     def leave_queue(self, program: Program, request_ids: Collection[RequestId], now: Micros) -> None:
-        """Waiting requests have been left by their clients, or refused: their place is free at once."""
-        for request_id in request_ids:
-            del program.waiting[request_id]
-        self._places.num_waiting -= len(request_ids)
-        if not program.waiting:
-            self._places.waits.remove(program.serial)
-        if program.backend is not None:  # it waited for others of its program, which hold the place
-            self._places.reorder_family(program)
-            return
-        program.tokens = program.waiting_tokens if program.waiting else program.idle_contexts.last
-        pool = self._places.backends.pool(program.key.model)
-        if not program.waiting:
-            program.status = ProgramStatus.ACTING
-            program.acting_since = now
-        if not program.waiting and program.resumed_at is None:
-            self._places.forget(program, ProgramReason.ENDED, now)  # it never had a place
-        else:
-            pool.waiting.add(program)
-            self._places.reorder_family(program)
-            self.settle_idle(program, now)
-        self._places.react_to_room(pool, pool.backends, now)
+        """Waiting requests have been left by their clients: their places in the queue are free at once."""
+        self._places.stop_waiting(program, request_ids)
+        self._go_on_without(program, now)
 
     def refuse_waiting(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Refuse all requests of a program that wait."""
-        refused = list(program.waiting)
-        for request_id in refused:
-            self._places.decide(now, program, ProgramAction.REJECT, reason, request_id)
-            self._table.drop_request(request_id)
-        self.leave_queue(program, refused, now)
+        self._places.refuse_waiting(program, reason, now)
+        self._go_on_without(program, now)
+
+    def _go_on_without(self, program: Program, now: Micros) -> None:
+        """Settle what becomes of a program of which requests have left the queue."""
+        if not program.is_busy:
+            program.acting_since = now
+        self._places.update(program)
+        if program.backend is None:  # else others of it are under way, and hold the place
+            self.settle_idle(program, now)
+            pool = self._backends.pool(program.key.model)
+            self._agenda.note_wanting(pool, pool.backends)
 
     def end_wait(self, program: Program, now: Micros) -> None:
         """Resume a program that has waited too long, whether it fits or not."""
-        backend = self._places.backends.pool(program.key.model).most_room() if program.backend is None else None
+        backend = self._backends.pool(program.key.model).most_room() if program.backend is None else None
         if backend is not None:
             self._places.resume(program, backend, ProgramReason.MAX_WAIT, now)
         else:
@@ -114,10 +97,10 @@ class Departures:
         place."""
         if program.is_busy:
             return
-        if program.is_anonymous or (program.backend is None and program.state is ProgramState.ACTIVE):
+        if program.is_anonymous or program.resumed_at is None:
             self._places.forget(program, ProgramReason.ENDED, now)
-            return
-        self._table.note_idle(program, now, now + self._ttl)
+        else:
+            self._table.note_idle(program, now, now + self._ttl)
 
     def expire(self, program: Program, now: Micros) -> None:
         """Forget a program that was idle for too long; one with children is idle only if they are."""
@@ -128,13 +111,13 @@ class Departures:
         if expires_at > now:
             self._table.postpone_expiry(program, expires_at)
             return
-        touched = [] if program.backend is None else [program.backend]
+        backend = self._backends.find(program.backend)
         self._places.forget(program, ProgramReason.EXPIRED, now)
-        self._places.react(touched, now)
+        if backend is not None:
+            self._agenda.note_change(backend)
 
-    def refuse_oversized(self, backend: BackendMemory, now: Micros) -> None:
-        """Refuse the requests that wait and are larger than any backend of their models, now that `backend` has another
-        capacity."""
-        for pool in self._places.backends.pools_of(backend):
-            for program in [p for p in pool.waiting if p.waiting and pool.is_oversized(p.tokens)]:
-                self.refuse_waiting(program, ProgramReason.OVERSIZED, now)
+    def find_oversized(self, backend: BackendMemory) -> Sequence[Program]:
+        """Return the programs with requests that wait and are larger than any backend of their models, now that `backend` has
+        another capacity."""
+        pools = self._backends.pools_of(backend)
+        return [program for pool in pools for program in pool.paused if program.waiting and pool.is_oversized(program.tokens)]

@@ -4,10 +4,10 @@ A program may have several contexts under one id: an agent and a small sub-agent
 stays in memory when its request ends, so the program is as large as all of them together. Nothing says which context a request
 continues; its size does:
 
-    a request of t tokens continues the largest context of at most 9/8 t tokens: t may be an estimate, and contexts grow;
-    if all are larger, it continues the smallest of at most 3 t tokens: agents drop old parts of a context that is full;
+    a request of t tokens continues the largest context of at most 9/8 t tokens;
+    if all are larger, it continues the smallest of at most 3 t tokens;
     if all are larger than that, it begins a context of its own beside them;
-    a context that the last 8 ends of requests have passed over is taken for dead, as after a compaction;
+    a context that the last 8 ends of requests have passed over is taken for dead;
     contexts that do not fit into the memory beside those in use have been evicted there, oldest first.
 
 Example: an agent has ended a request with 10,000 tokens. Its sub-agent asks with 500, which does not continue 10,000, and the
@@ -24,11 +24,8 @@ from typing import Final, NamedTuple
 
 MAX_PASSED: Final = 8
 """Ends of requests that a context outlives without being continued; hence also the most contexts that are idle."""
-
-
 _MOST_TRIMMED: Final = 3
-"""The most times that a context is larger than a request that continues it; a smaller request is that of a small sub-agent, or
-comes after a compaction."""
+"""The most times that a context is larger than a request that continues it."""
 
 
 class IdleContext(NamedTuple):
@@ -78,14 +75,19 @@ class IdleContexts:
 
     def _context_of(self, tokens: int) -> IdleContext | None:
         """Return the context that a request of `tokens` continues, or None; of equal ones the one that ended first."""
+        # A context grows from request to request. It may seem a little larger than the request, whose tokens may be an
+        # estimate.
         largest = max((c for c in self._contexts if 8 * c.tokens <= 9 * tokens), key=_tokens_of, default=None)
         if largest is not None:
             return largest
+        # Agents drop old parts of a context that is full. What is smaller than a third of all is that of a small sub-agent, or
+        # comes after a compaction. XXX: a guess; a wrong one counts a dead context, or one too few, for the next requests.
         return min((c for c in self._contexts if c.tokens <= _MOST_TRIMMED * tokens), key=_tokens_of, default=None)
 
     def end_request(self, tokens: int) -> None:
         """A request has ended with a context of `tokens`."""
         self._num_ended += 1
+        # What so many have passed over is dead, as after a compaction, though nothing says so.
         oldest = self._num_ended - (1 if self._is_one else MAX_PASSED)
         self._contexts = [context for context in self._contexts if context.number > oldest]
         self._contexts.append(IdleContext(self._num_ended, tokens))
@@ -94,7 +96,7 @@ class IdleContexts:
         """Count at least `excess` tokens less, if there are as many: those that ended first."""
         if self._is_one:
             return
-        while excess > 0 and self._contexts:
+        while excess > 0 and self._contexts:  # engines evict what was used longest ago
             number, tokens = self._contexts.pop(0)
             if tokens > excess:
                 self._contexts.insert(0, IdleContext(number, tokens - int(excess)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from maitred.core.errors import InvariantError
-from maitred.programs.enums import ProgramState, ProgramStatus
 from maitred.programs.idle_contexts import MAX_PASSED
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.program import Program
@@ -15,15 +14,15 @@ def check_programs(places: ProgramPlaces, table: ProgramTable) -> None:
     for backend in places.backends.all:
         backend.check()
     for pool in places.backends.pools:
-        pool.waiting.check()
+        pool.paused.check()
     _check_held(places)
     placed = {p.serial for backend in places.backends.all for p in backend.programs}
-    waiting = {p.serial for pool in places.backends.pools for p in pool.waiting}
+    paused = {p.serial for pool in places.backends.pools for p in pool.paused}
     known = {p.serial for p in table.all}
-    if placed & waiting:
-        raise InvariantError(f"programs {placed & waiting} have a place and wait for one")
-    if placed | waiting != known:
-        raise InvariantError(f"programs {known ^ (placed | waiting)} are nowhere, or forgotten")
+    if placed & paused:
+        raise InvariantError(f"programs {placed & paused} have a place and are paused")
+    if placed | paused != known:
+        raise InvariantError(f"programs {known ^ (placed | paused)} are nowhere, or forgotten")
     for program in table.all:
         _check_program(program, places, is_placed=program.serial in placed)
     _check_requests(places, table)
@@ -48,37 +47,31 @@ def _check_requests(places: ProgramPlaces, table: ProgramTable) -> None:
         raise InvariantError(f"characters of requests {set(table.characters) - requests} are kept for nothing")
 
 
-def _check_waiting(program: Program, places: ProgramPlaces, *, is_placed: bool) -> None:
-    if program.contexts and program.waiting and places.backends.reason_to_leave(program) is None:
+def _check_waiting(program: Program, places: ProgramPlaces) -> None:
+    backend = places.backends.find(program.backend)
+    must_leave = backend is not None and backend.reason_to_leave(program) is not None
+    if program.contexts and program.waiting and not must_leave:
         raise InvariantError(f"{program.key} has requests under way and waiting ones, and need not leave its backend")
-    if program.waiting and not program.contexts and is_placed:
-        raise InvariantError(f"{program.key} has a place, and its requests wait")
+    if backend is not None and not program.contexts and (program.waiting or must_leave):
+        raise InvariantError(f"{program.key} has no request under way at its backend, and is to leave it")
     if bool(program.waiting) != (program.serial in places.waits):
         raise InvariantError(f"{program.key} waits, and nothing ends its wait, or the other way round")
 
 
 def _check_tokens(program: Program) -> None:
-    idle = program.idle_contexts
-    if program.state is ProgramState.ACTIVE:
-        needed = idle.beside(sum(program.contexts.values()))
-    else:
-        needed = program.waiting_tokens if program.waiting else idle.last
-    if program.tokens != needed:
-        raise InvariantError(f"{program.key} counts {program.tokens} tokens, and needs {needed}")
-    if len(idle) > (MAX_PASSED if program.state is ProgramState.ACTIVE else 1):
-        raise InvariantError(f"{program.key} keeps {len(idle)} idle contexts")
+    if program.tokens != program.needed_tokens:
+        raise InvariantError(f"{program.key} counts {program.tokens} tokens, and needs {program.needed_tokens}")
+    if len(program.idle_contexts) > (1 if program.backend is None else MAX_PASSED):
+        raise InvariantError(f"{program.key} keeps {len(program.idle_contexts)} idle contexts")
 
 
 def _check_program(program: Program, places: ProgramPlaces, *, is_placed: bool) -> None:
-    wanted = ProgramState.ACTIVE if is_placed else ProgramState.PAUSED
-    if program.state is not wanted or (program.backend is not None) != is_placed:
-        raise InvariantError(f"{program.key} is {program.state}, and should be {wanted}")
-    _check_waiting(program, places, is_placed=is_placed)
-    if (program.status is ProgramStatus.REASONING) != program.is_busy:
-        raise InvariantError(f"{program.key} is {program.status} with {len(program.contexts)} requests under way")
+    if program.is_forgotten or (program.backend is not None) != is_placed:
+        raise InvariantError(f"{program.key} is {program.state}, and its place says otherwise")
+    _check_waiting(program, places)
     _check_tokens(program)
     if program.is_marked and not program.contexts:
         raise InvariantError(f"{program.key} is marked, and no request of it is under way")
     for child in program.children.values():
-        if child.parent is not program or child.state is ProgramState.TERMINATED:
+        if child.parent is not program or child.is_forgotten:
             raise InvariantError(f"{child.key} is not the child of {program.key}")

@@ -1,34 +1,19 @@
-"""The backends that serve one model, and its programs that wait for them: which are paused, which are resumed, and where.
+"""The backends that serve one model, and its paused programs: which are resumed, where, and which others are paused for them.
 
-**Pause**, for a backend whose programs need more than its capacity: acting programs, smallest first, until what remains is
-not negative. If that is not enough, reasoning programs are marked, smallest first, until what their ends will free covers
-the rest; a mark that is not needed any more is withdrawn. A marked program is paused when its requests end, and only if
-the pressure lasts.
+Programs are resumed where there is room. At a tick all that are paused are considered together (`plan_all`). At an event the
+first few are tried in order, which costs O(log n) (`plan_first`).
 
-**Resume**, where there is room. At a tick all waiting programs are considered together (`placement`). At an event (a request
-has ended, a program was released, a capacity has changed) the first few are tried in order, which costs O(log n).
+Small programs fit where a large one does not, and those of a tenant that asks at once take what has become free. So a program
+that has waited for long is served before others, by means that grow with the time; the flavour `thunderagent` has none of them:
 
-Six rules keep this fair and calm; the flavour `thunderagent` has none of them.
+    hold            after `patience_secs` the backend with most room is kept for it (`_serve_oldest`)
+    turn            after `patience_secs` programs of tenants that hold more give way to it (`_claim`)
+    displacement    at a tick programs whose tools take very long make room for it (`plan_idle`); after `displace_secs` any that
+                    act (`plan_room_for_oldest`)
+    force           after `max_wait_secs` it is resumed without room (`departures`)
 
-- *Headroom*: a program is placed beside others only if `headroom` of the capacity stays free.
-- *Minimum stay*: a program that was placed less than `min_stay_secs` ago is paused only if no other acting one is left.
-- *No pause in vain*: of the programs that free enough together, smallest first, each is spared without which the others
-  still free enough. 1,400 tokens are missing, and programs of 1,000 and 2,000 act: the first two in order, 1,100 and 2,100 with
-  their buffers, free enough, and the second one does so alone. Without this rule the first one would be paused and, as its
-  memory is not needed, be resumed at once.
-- *Hold*: when the program that has waited longest has waited for more than `patience_secs` and does not fit, the backend
-  with most room is held for it. Nothing else is placed there until it fits, so small programs cannot starve a large one.
-- *Displacement*: a tick at which it has waited for more than `displace_secs` pauses acting programs for it, but none of a
-  higher class. What they had in memory must be computed again, and with more programs than fit, one always waits: so this is
-  only for programs that no end of another one will let in. A program of which the estimator counts hardly anything any more has
-  most likely ended: it makes room at any tick.
-
-- *Turn*: of the programs that have waited for `patience_secs`, that of the tenant that holds the fewest tokens is next. If it
-  does not fit, acting programs of other tenants give way to it, one after another as they end their requests, as long as their
-  tenant keeps what the waiting one would then hold; a tenant that holds nothing is given way by all. So no tenant keeps another
-  waiting, neither with idle programs nor with programs that ask again at once.
-
-Whatever these find, a request waits for `max_wait_secs` at most: then its program is resumed without room (`departures`).
+Example: a has 3,000 tokens and waits for a backend of 10,000, in which nine programs of 1,000 take turns to act and reason.
+Each that ends would let in another one of 1,000. Once a has waited for 10 s, the first 2,100 that become free are kept for it.
 """
 
 from __future__ import annotations
@@ -39,15 +24,17 @@ from typing import Final, NamedTuple
 
 from maitred.core.units import Micros, from_seconds
 from maitred.programs.acting_estimators import ActingEstimator
-from maitred.programs.backend_memory import BackendMemory, pause_order
+from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
+from maitred.programs.paused_programs import PausedPrograms
 from maitred.programs.placement import Placement, ResumeCandidate, Room, plan_resumes
 from maitred.programs.program import Program
 from maitred.programs.token_estimator import FIRST_RATIO
-from maitred.programs.waiting_programs import WaitingPrograms
+from maitred.programs.victims import spare
 
 LOOKAHEAD: Final = 4
-"""Waiting programs that are tried at an event."""
+"""Paused programs that are tried at an event. The first one alone would keep a small one behind it out; all of them would have
+to be sorted."""
 
 
 class TenantClaim(NamedTuple):
@@ -62,15 +49,15 @@ class TenantClaim(NamedTuple):
 
 
 class ModelPool:
-    """The backends and the waiting programs of one model. It plans; the core carries out."""
+    """The backends and the paused programs of one model. It plans; `Passes` carries out."""
 
-    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, held: Mapping[str, float] | None = None) -> None:
+    def __init__(self, config: ProgramsConfig, estimator: ActingEstimator, held: Mapping[str, float]) -> None:
         """`held`: the charged tokens of each tenant that has some."""
-        self._held: Mapping[str, float] = {} if held is None else held
+        self._held = held
         self.backends: list[BackendMemory] = []
         self.open_backends: list[BackendMemory] = []
         """The backends where programs may be placed."""
-        self.waiting = WaitingPrograms(None)
+        self.paused = PausedPrograms(None)
         self._estimator = estimator
         self.set_config(config)
 
@@ -82,7 +69,7 @@ class ModelPool:
         self._patience = from_seconds(config.patience_secs) if rules.bounds_waiting else None
         self._displace_after = from_seconds(config.displace_secs) if rules.bounds_waiting else None
         # Seconds per 1,000 tokens are thousandths of a second per token: the factor from s to µs, divided by 1,000.
-        self.waiting.set_ageing(config.ageing_secs_per_1k_tokens * 1000 if rules.bounds_waiting else None)
+        self.paused.set_ageing(config.ageing_secs_per_1k_tokens * 1000 if rules.bounds_waiting else None)
 
     def set_backends(self, backends: list[BackendMemory]) -> None:
         """Note which backends serve the model now."""
@@ -94,18 +81,20 @@ class ModelPool:
         self.open_backends = [backend for backend in self.backends if backend.is_open]
 
     def room(self, backend: BackendMemory) -> float:
-        """Return the tokens that a program may take at `backend`, its buffer included. A backend without programs has no
-        headroom, or a program as large as the backend would never fit."""
+        """Return the tokens that a program may take at `backend`, its buffer included."""
         capacity = backend.capacity
+        # At an empty backend nothing is kept as headroom, or a program as large as the backend would never fit.
         if capacity is None or not backend.num_programs:
             return backend.remaining
+        # Programs grow with their answers. Without headroom the next ones would have one paused that was just let in.
         return capacity - backend.used - self._headroom * capacity
 
     def need(self, program: Program, now: Micros) -> int:
-        """Return the tokens that a paused program needs at a backend, buffer included. One without a request is resumed as an
-        acting one, and an estimator may charge more than its tokens for that."""
+        """Return the tokens that a paused program needs at a backend, buffer included."""
         if program.waiting or not self._rules.charges_acting_share:
             return program.tokens + self._buffer
+        # It is resumed as an acting one. An estimator may charge more than its tokens for that: it would be paused at once. One
+        # that charges less may charge more tomorrow, so its tokens are the least.
         share = self._estimator.share(now - program.acting_since, program.tools)
         return (ceil(share * program.tokens) if share > 1 else program.tokens) + self._buffer
 
@@ -119,8 +108,8 @@ class ModelPool:
 
     def believable_tokens(self, tokens: int, characters: int | None) -> int:
         """Return the tokens of a request, at most what the largest backend holds if only a learned ratio says that it is
-        larger: its `characters` alone do not. A refused request teaches nothing, so one odd answer would have all larger
-        requests refused for ever."""
+        larger: its `characters` alone do not."""
+        # A refused request teaches nothing. So a ratio learned from one odd answer would have all larger ones refused for ever.
         if characters is None or not self.is_oversized(tokens) or self.is_oversized(int(characters / FIRST_RATIO)):
             return tokens
         return max((backend.capacity - self._buffer for backend in self.backends if backend.capacity is not None), default=0)
@@ -128,6 +117,7 @@ class ModelPool:
     def place_new(self, program: Program, tokens: int) -> BackendMemory | None:
         """Return the backend for a program of `tokens` that need not wait: of those with room that of its parent, or the one
         with the fewest active tokens, the first of equals. None if none has room."""
+        # Beside its parent, because what both share is in memory there.
         need = tokens + self._buffer
         fitting = [backend for backend in self.open_backends if self.room(backend) >= need]
         parent = program.parent
@@ -158,15 +148,15 @@ class ModelPool:
         for _ in range(self._rules.resume_rounds):
             held = yield from self._serve_oldest(now)
             rooms = self._rooms_beside(held)
-            smallest = self.waiting.smallest()
+            smallest = self.paused.smallest()
             # Usually no room is left for any: then nothing need be sorted.
             if smallest is None or not rooms or max(room.tokens for room in rooms) < smallest.tokens + self._buffer:
                 return
             # Sorting all that wait is the dearest part of a tick. Later rounds only leave out those that have been placed.
             if candidates is None:
-                candidates = [ResumeCandidate(program, self.need(program, now)) for program in self.waiting]
+                candidates = [ResumeCandidate(program, self.need(program, now)) for program in self.paused]
             else:
-                candidates = [candidate for candidate in candidates if candidate.program in self.waiting]
+                candidates = [candidate for candidate in candidates if candidate.program in self.paused]
             placements = plan_resumes(candidates, rooms, by_class=self._rules.places_by_class)
             yield from placements
             if not placements:
@@ -186,19 +176,21 @@ class ModelPool:
         # Most events leave no room at all: then one comparison is all they cost.
         while best is not None and self._has_room_for_smallest(best):
             room = self.room(best)
-            program = next((p for p in self.waiting.first(LOOKAHEAD) if self.need(p, now) <= room), None)
+            program = next((p for p in self.paused.first(LOOKAHEAD) if self.need(p, now) <= room), None)
             if program is None:
                 return
             yield Placement(program, best.index)
             best = self._with_most_room(open_backends)
 
     def _has_room_for_smallest(self, backend: BackendMemory) -> bool:
-        smallest = self.waiting.smallest()
+        smallest = self.paused.smallest()
         return smallest is not None and self.room(backend) >= smallest.tokens + self._buffer
 
     def _serve_oldest(self, now: Micros) -> Generator[Placement, None, BackendMemory | None]:
         """Yield a place for each program that has waited for `patience_secs`, oldest first. Return the backend that is held for
         the first one that does not fit, or None."""
+        # Nothing else is placed at that backend until this one fits: what small programs leave there adds up. The other
+        # backends go on, as the one with most room is the one where it fits first, if their programs end alike.
         while (oldest := self._waits_too_long(self._patience, now)) is not None:
             best = self._with_most_room(self.open_backends)
             if best is None or oldest.tokens + self._buffer > self.room(best):
@@ -208,11 +200,13 @@ class ModelPool:
 
     def _waits_too_long(self, limit: Micros | None, now: Micros) -> Program | None:
         """Return the program whose turn it is of those that have waited for `limit` or more, or None."""
-        return None if limit is None else self.waiting.overdue(now - limit, self._held)
+        return None if limit is None else self.paused.overdue(now - limit, self._held)
 
     def plan_room_for_oldest(self, now: Micros) -> Sequence[Program]:
         """Return the acting programs to be paused so that the program that has waited longest fits, if it has waited for
         `displace_secs` and pausing them is enough; of all backends, at the one with most to give."""
+        # What these have in memory must be computed again, and with more programs than fit one always waits: so this is only
+        # for a program that no end of another one has let in for minutes.
         oldest = self._waits_too_long(self._displace_after, now)
         if oldest is None:
             return ()
@@ -225,7 +219,7 @@ class ModelPool:
         missing = need - self.room(best)
         victims = best.take_acting(missing, settled=True, up_to=oldest.root.priority_class)
         if sum(map(best.freed_by, victims)) >= missing:
-            return self._spare(best, victims, missing)
+            return spare(best, victims, missing)
         # Headroom is not asked for at an empty backend.
         if len(victims) == best.num_programs and need <= (best.capacity or 0):
             return victims
@@ -236,6 +230,7 @@ class ModelPool:
     def plan_idle(self, now: Micros) -> Sequence[Program]:
         """Return the idle programs of the backend with most room without which the program that has waited longest, for any
         time, fits there; none of a higher class than that."""
+        # The estimator counts hardly anything of them: most likely they have ended without saying so, and nothing is lost.
         oldest = self._waits_too_long(0, now) if self._rules.bounds_waiting else None
         best = self._with_most_room(self.open_backends)
         if oldest is None or best is None:
@@ -246,11 +241,13 @@ class ModelPool:
             if freed < missing:
                 victims.append(program)
                 freed += best.freed_by(program)
-        return self._spare(best, victims, missing) if freed >= missing else ()
+        return spare(best, victims, missing) if freed >= missing else ()
 
     def _claim(self, now: Micros) -> TenantClaim | None:
         """Return the claim of the program that has waited for `patience_secs` and whose turn it is, or None if no other tenants
         hold what it lacks."""
+        # A hold keeps what becomes free, and a tenant whose programs ask again at once lets nothing become free. A fixed share
+        # for each tenant would lie idle while the tenant does.
         claimant = self._waits_too_long(self._patience, now)
         best = self._with_most_room(self.open_backends)
         if claimant is None or best is None:
@@ -279,7 +276,7 @@ class ModelPool:
 
     def gives_way(self, program: Program, backend: BackendMemory, now: Micros) -> bool:
         """Return whether a program that has just begun to act at `backend` is to be paused for another tenant."""
-        claim = self._claim(now) if len(self.waiting) else None
+        claim = self._claim(now) if len(self.paused) else None
         return claim is not None and claim.backend is backend and self._gives_way(program, claim, 0.0, now)
 
     def plan_giving_way(self, now: Micros) -> Sequence[Program]:
@@ -295,56 +292,4 @@ class ModelPool:
                 victims.append(program)
                 given[tenant] = given.get(tenant, 0.0) + program.charge
                 missing -= claim.backend.freed_by(program)
-        return victims if missing > 0 else self._spare(claim.backend, victims, claim.missing)
-
-    def plan_pauses(self, backend: BackendMemory, now: Micros) -> Sequence[Program]:
-        """Return the acting programs to be paused at `backend` first. They may free less than is missing, because the children
-        of a paused program share less: so the caller asks again."""
-        missing = -backend.remaining
-        backend.settle(now)
-        # Those that have just been placed come last (minimum stay).
-        settled = backend.take_acting(missing, settled=True)
-        missing_still = missing - sum(map(backend.freed_by, settled))
-        if missing_still <= 0:
-            return self._spare(backend, settled, missing)
-        unsettled = backend.take_acting(missing_still, settled=False)
-        return [*settled, *self._spare(backend, unsettled, missing_still)]
-
-    def _spare(self, backend: BackendMemory, victims: Sequence[Program], missing: float) -> Sequence[Program]:
-        """Return those of `victims` that must be paused to free `missing` tokens; put the others back. Only programs of the
-        class of the last one are spared: one of a lower class never stays while one of a higher class goes."""
-        if not self._rules.spares_victims:
-            return victims
-        spare = sum(map(backend.freed_by, victims)) - missing
-        kept = []
-        for program in victims:
-            freed = backend.freed_by(program)
-            if freed <= spare and program.root.priority_class == victims[-1].root.priority_class:
-                spare -= freed
-                backend.put_back(program)
-            else:
-                kept.append(program)
-        return kept
-
-    def plan_marks(self, backend: BackendMemory) -> tuple[Sequence[Program], Sequence[Program]]:
-        """Return the programs to mark at `backend`, and the marked ones that need not be, last in the order of pauses first."""
-        excess = max(0.0, -backend.remaining)
-        withdrawn = []
-        covered = backend.marked_tokens
-        # Usually no mark can be withdrawn, and looking at the smallest one tells: then nothing is sorted.
-        smallest = backend.smallest_mark()
-        if smallest is not None and covered - backend.freed_by(smallest) >= excess:
-            for program in sorted(backend.marked.values(), key=pause_order, reverse=True):
-                freed = int(backend.freed_by(program))
-                if covered - freed >= excess:
-                    withdrawn.append(program)
-                    covered -= freed
-        return self._new_marks(backend, excess - covered), withdrawn
-
-    def _new_marks(self, backend: BackendMemory, missing: float) -> Sequence[Program]:
-        marks: list[Program] = []
-        while missing > 0 and (program := backend.first_reasoning()) is not None:
-            backend.mark(program)
-            missing -= backend.freed_by(program)
-            marks.append(program)
-        return marks
+        return victims if missing > 0 else spare(claim.backend, victims, claim.missing)

@@ -7,9 +7,8 @@ Example: 10,000 and 6,000 tokens are left at a and b, buffers are 100 tokens, an
 tokens wait. Together they need 14,400 of the 16,000 that are left, so all are chosen. 5,000 goes to a (4,900 left), 4,000 to
 b (1,900 left), 3,000 to a (1,800 left); 2,000 fits nowhere and waits.
 
-A program that is larger than what any one backend has left must not use up what is left together, or it would keep smaller ones
-out for nothing. So it is not chosen; and the chosen ones of a higher class are placed before larger ones of a lower class. The
-flavour `thunderagent` has neither rule.
+Ours differs in two rules (`by_class`), which the flavour `thunderagent` does not have: a program that is larger than what any
+one backend has left is not chosen, and the chosen ones of a higher class are placed before larger ones of a lower class.
 """
 
 from __future__ import annotations
@@ -64,6 +63,7 @@ def _choose(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], largest: 
     chosen = []
     for candidate in waiting:
         need = candidate.need
+        # One that fits nowhere must not use up what is left together, or it would keep smaller ones out for nothing.
         if need <= budget and need <= largest:
             budget -= need
             chosen.append(candidate)

@@ -1,10 +1,9 @@
-"""The places of programs: every change of a program's state, with its decision, and the passes that make room and use it.
+"""The places of programs: every change of a program's state, with its decision.
 
-`model_pool` plans and `backend_memory` counts; the methods here carry out. A program is at one backend or among the waiting
-programs of its model, never in both and never in neither.
+A program is at one backend or among the paused programs of its model, never in both and never in neither.
 
-The orders of pauses and of resumes go by the root of a family. So whatever changes in a root that the orders read is followed
-by `reorder_family`, before anything is decided.
+What a program counts and where it stands in the orders of pauses and of resumes follows from the program and from the root of
+its family. So each change ends with `update`, which finds these anew for the program and its descendants; nobody else does.
 
 Example: a paused program has two requests that wait, of 900 and 400 tokens, so it is planned with 1,300. When another program
 ends and leaves room for them, `resume` writes three decisions: RESUME of the program, and GRANT of each request.
@@ -12,8 +11,7 @@ ends and leaves room for them, `resume` writes three decisions: RESUME of the pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
 
 from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
@@ -22,13 +20,9 @@ from maitred.programs.acting_estimators import ACTING_ESTIMATORS
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.backend_table import BackendTable
 from maitred.programs.config import ProgramsConfig
-from maitred.programs.enums import ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
-from maitred.programs.model_pool import ModelPool
-from maitred.programs.placement import Placement
-from maitred.programs.program import Program, WaitingStep
+from maitred.programs.enums import ProgramAction, ProgramDecision, ProgramReason
+from maitred.programs.program import Program
 from maitred.programs.program_table import ProgramTable
-
-_REASONING: Final = ProgramStatus.REASONING
 
 
 class ProgramPlaces:
@@ -37,6 +31,7 @@ class ProgramPlaces:
     def __init__(self, config: ProgramsConfig, table: ProgramTable) -> None:
         self._table = table
         self.backends = BackendTable(config, ACTING_ESTIMATORS.create(config.estimator))
+        self._by_index = self.backends.by_index
         self.num_waiting = 0
         """Requests that wait."""
         self.waits: IndexedHeap[int, Micros, Program] = IndexedHeap()
@@ -48,69 +43,88 @@ class ProgramPlaces:
 
     def set_config(self, config: ProgramsConfig) -> None:
         """Go by `config` from now on."""
-        self._mode = config.mode
-        self._has_events = config.mode == "tr" and config.rules.acts_at_events
-        """Whether anything is paused and resumed between ticks."""
         self._max_wait = from_seconds(config.max_wait_secs)
-        self._min_stay = from_seconds(config.min_stay_secs) if self._has_events else 0
+        # Without events nothing is paused but at ticks, which are far apart: there is nothing to calm.
+        self._min_stay = from_seconds(config.min_stay_secs) if config.acts_at_events else 0
         self.backends.set_config(config)
 
-    def start(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
-        """Count a request as under way."""
-        self._table.by_request[request_id] = program
-        program.begin_context(request_id, tokens, backend.largest_program)
-        backend.set_status(program, _REASONING, now)
-        self.reorder_family(program)
+    def update(self, program: Program) -> None:
+        """Find anew what a program and its family count and where they stand, after the program has changed."""
+        program.tokens = program.needed_tokens
+        self._update_one(program)
+        self._update_family(program)
 
-    def wait(self, program: Program, request_id: RequestId, tokens: int, now: Micros) -> None:
-        """Count a request as waiting."""
-        if not program.waiting:
-            program.waiting_since = now
-            self.waits.push(program.serial, now + self._max_wait, program)
-        program.waiting[request_id] = WaitingStep(now, tokens)
-        self._table.by_request[request_id] = program
-        self.num_waiting += 1
+    def _update_family(self, program: Program) -> None:
+        if program.children:
+            for member in program.descendants():
+                self._update_one(member)
 
-    def enqueue(self, program: Program, pool: ModelPool, request_id: RequestId, tokens: int, now: Micros) -> None:
-        """Let a request wait until its program is resumed."""
-        if program.state is not ProgramState.PAUSED:
-            program.state = ProgramState.PAUSED
-            program.paused_since = now
-        program.status = _REASONING
-        reason = ProgramReason.NO_ROOM if program.step_count == 1 else ProgramReason.PAUSED
-        self.wait(program, request_id, tokens, now)
-        program.tokens = program.waiting_tokens
-        pool.waiting.add(program)
-        self.reorder_family(program)
-        self.decide(now, program, ProgramAction.WAIT, reason, request_id)
+    def _update_one(self, program: Program) -> None:
+        if program.backend is not None:
+            self._by_index[program.backend].update(program)
+        else:
+            self.backends.pool(program.key.model).paused.update(program)
+
+    def start(self, program: Program, backend: BackendMemory, requests: Mapping[RequestId, int], now: Micros) -> None:
+        """Let requests go, by their tokens, to the backend where their program is."""
+        self._begin(program, backend, requests)
+        self.update(program)
+        for request_id in requests:
+            self.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
+
+    def _begin(self, program: Program, backend: BackendMemory, requests: Mapping[RequestId, int]) -> None:
+        for request_id, tokens in requests.items():
+            self._table.by_request[request_id] = program
+            program.begin_context(request_id, tokens, backend.largest_program)
+
+    def place(self, program: Program, backend: BackendMemory, request_id: RequestId, tokens: int, now: Micros) -> None:
+        """Give a program a place at `backend`, and let its request go there."""
+        self.backends.pool(program.key.model).paused.remove(program)
+        program.idle_contexts.clear()
+        self._begin(program, backend, {request_id: tokens})
+        self.register(program, backend, now)
+        self.decide(now, program, ProgramAction.GRANT, ProgramReason.PLACED, request_id)
 
     def register(self, program: Program, backend: BackendMemory, now: Micros) -> None:
         """Give a program a place at `backend`."""
-        program.state = ProgramState.ACTIVE
         program.origin = None
         program.resumed_at = now
         program.settles_at = now + self._min_stay if self._min_stay else 0
         backend.add(program, now)
+        self._update_family(program)
+
+    def wait(self, program: Program, request_id: RequestId, tokens: int, reason: ProgramReason, now: Micros) -> None:
+        """Let a request wait."""
+        if not program.waiting:
+            program.waiting_since = now
+            self.waits.push(program.serial, now + self._max_wait, program)
+        program.waiting[request_id] = tokens
+        self._table.by_request[request_id] = program
+        self.num_waiting += 1
+        if program.backend is None:
+            self.backends.pool(program.key.model).paused.add(program)
+        self.update(program)
+        self.decide(now, program, ProgramAction.WAIT, reason, request_id)
+
+    def stop_waiting(self, program: Program, request_ids: Collection[RequestId]) -> Mapping[RequestId, int]:
+        """Take requests of a program out of the queue, and return them by their tokens. The caller says what becomes of them,
+        and updates the program."""
+        stopped = {request_id: program.waiting.pop(request_id) for request_id in request_ids}
+        self.num_waiting -= len(stopped)
+        if not program.waiting:
+            self.waits.remove(program.serial)
+        return stopped
 
     def pause(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Take the place of a program of which no request is under way."""
         assert program.backend is not None, "only a program with a place is paused"
-        backend = self.backends[program.backend]
         self.decide(now, program, ProgramAction.PAUSE, reason)
-        backend.remove(program)
-        program.origin = backend.index
+        program.origin = program.backend
+        self.backends[program.backend].remove(program)
         program.idle_contexts.keep_last()
-        if program.waiting:
-            program.tokens = program.waiting_tokens
-        else:
-            program.update_tokens()
-        if not program.waiting and program.status is _REASONING:  # its last request has failed just now
-            program.status = ProgramStatus.ACTING
-            program.acting_since = now
-        program.state = ProgramState.PAUSED
-        program.paused_since = now
-        self.backends.pool(program.key.model).waiting.add(program)
-        self.reorder_family(program)
+        program.tokens = program.needed_tokens
+        self.backends.pool(program.key.model).paused.add(program)
+        self._update_family(program)
 
     def lose_place(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Take the place of a program at a backend that is down or drained. In mode `default` it is placed anew with its next
@@ -120,152 +134,36 @@ class ProgramPlaces:
 
     def resume(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
         """Give a paused program a place at `backend`, and let its requests go there."""
-        self.backends.pool(program.key.model).waiting.remove(program)
-        if program.waiting:  # they compute anew what was in memory
-            program.idle_contexts.clear()
-        granted = self._start_waiting(program, backend)
+        self.backends.pool(program.key.model).paused.remove(program)
+        granted: Mapping[RequestId, int] = {}
+        if program.waiting:
+            program.idle_contexts.clear()  # its requests compute anew what was in memory
+            granted = self.stop_waiting(program, tuple(program.waiting))
+            self._begin(program, backend, granted)
         self.register(program, backend, now)
         self.decide(now, program, ProgramAction.RESUME, reason)
         for request_id in granted:
             self.decide(now, program, ProgramAction.GRANT, ProgramReason.RESUMED, request_id)
-        if granted:
-            self.reorder_family(program)
 
-    def grant_waiting(self, program: Program, backend: BackendMemory, reason: ProgramReason, now: Micros) -> None:
-        """Let all requests of a program that wait go to its backend."""
-        granted = self._start_waiting(program, backend)
-        if granted:
-            backend.set_status(program, _REASONING, now)
-            self.reorder_family(program)
-        for request_id in granted:
-            self.decide(now, program, ProgramAction.GRANT, reason, request_id)
-
-    def _start_waiting(self, program: Program, backend: BackendMemory) -> Collection[RequestId]:
-        """Count all requests of a program that wait as under way, and return them."""
-        waiting = program.waiting
-        if not waiting:
-            return ()
-        self.waits.remove(program.serial)
-        program.waiting = {}
-        self.num_waiting -= len(waiting)
-        for request_id, request in waiting.items():
-            program.begin_context(request_id, request.tokens, backend.largest_program)
-        program.status = _REASONING
-        return waiting
-
-    def _reject_waiting(self, program: Program, reason: ProgramReason, now: Micros) -> None:
+    def refuse_waiting(self, program: Program, reason: ProgramReason, now: Micros) -> None:
+        """Refuse all requests of a program that wait. The caller says what becomes of the program."""
         for request_id in program.waiting:
             self.decide(now, program, ProgramAction.REJECT, reason, request_id)
-        self.num_waiting -= len(program.waiting)
+            self._table.drop_request(request_id)
+        self.stop_waiting(program, tuple(program.waiting))
 
     def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
         """Remove a program from every table; its requests that wait are refused, those under way go on without it."""
-        self._reject_waiting(program, reason, now)
+        self.refuse_waiting(program, reason, now)
         self.decide(now, program, ProgramAction.END, reason)
         if program.backend is not None:
             self.backends[program.backend].remove(program)
-        self.backends.pool(program.key.model).waiting.remove(program)
-        self.waits.remove(program.serial)
+        self.backends.pool(program.key.model).paused.remove(program)
         children = list(program.children.values())
         self._table.remove(program)
-        program.waiting.clear()
         program.contexts.clear()
-        program.state = ProgramState.TERMINATED
         for child in children:  # each is the root of a family now
-            self.reorder(child)
-            self.reorder_family(child)
-
-    def reorder_family(self, program: Program) -> None:
-        """Find the places of the descendants of a program anew, after it has changed."""
-        if program.children:
-            for member in program.descendants():
-                self.reorder(member)
-
-    def reorder(self, program: Program) -> None:
-        """Find the place of a program in the order of pauses or of resumes anew, after it or its root has changed."""
-        if program.backend is not None:
-            self.backends[program.backend].recharge(program)
-        elif program.state is ProgramState.PAUSED:
-            self.backends.pool(program.key.model).waiting.add(program)
-
-    def react(self, backends: Iterable[int], now: Micros) -> None:
-        """Between ticks: pause and mark where an event has raised the need, resume where it has left room."""
-        if not self._has_events:
-            return
-        for index in backends:
-            backend = self.backends[index]
-            self._relieve(backend, now)
-            for pool in self.backends.pools_of(backend):
-                self.react_to_room(pool, [backend], now)
-
-    def give_way(self, program: Program, now: Micros) -> None:
-        """Pause a program that has just begun to act, if it is the turn of another tenant."""
-        if not self._has_events or program.backend is None:
-            return
-        backend = self.backends[program.backend]
-        if any(pool.gives_way(program, backend, now) for pool in self.backends.pools_of(backend)):
-            self.pause(program, ProgramReason.MADE_ROOM, now)
-
-    def react_to_pressure(self, backend: BackendMemory, now: Micros) -> None:
-        """Between ticks: pause and mark where a program has grown."""
-        if self._has_events:
-            self._relieve(backend, now)
-
-    def react_to_room(self, pool: ModelPool, backends: Sequence[BackendMemory], now: Micros) -> None:
-        """Between ticks: resume the first waiting programs that fit at `backends`."""
-        if self._has_events and len(pool.waiting):
-            self._carry_out(pool.plan_first(backends, now), ProgramReason.ROOM, now)
-
-    def _carry_out(self, placements: Iterator[Placement], reason: ProgramReason, now: Micros) -> None:
-        for placement in placements:
-            self.resume(placement.program, self.backends[placement.backend], reason, now)
-
-    def _relieve(self, backend: BackendMemory, now: Micros) -> None:
-        """Pause and mark programs of a backend that needs more than it has, and withdraw marks that are not needed."""
-        remaining = backend.remaining
-        if remaining >= 0 and not backend.marked:
-            return
-        pools = self.backends.pools_of(backend)
-        if not pools:
-            return
-        pool = pools[0]  # any pool will do: a backend of several models has one memory
-        # Asked again, because the children of a paused program share less than before and so count more.
-        while backend.remaining < 0 and (victims := pool.plan_pauses(backend, now)):
-            for program in victims:
-                self.pause(program, ProgramReason.OVERFLOW, now)
-        self._update_marks(pool, backend, now)
-
-    def _update_marks(self, pool: ModelPool, backend: BackendMemory, now: Micros) -> None:
-        marks, withdrawn = pool.plan_marks(backend)
-        for program in withdrawn:
-            backend.unmark(program)
-            self.decide(now, program, ProgramAction.UNMARK, ProgramReason.PRESSURE_ENDED)
-        for program in marks:
-            self.decide(now, program, ProgramAction.MARK, ProgramReason.OVERFLOW)
-
-    def tick(self, now: Micros) -> None:
-        """Estimate acting programs again; then resume what fits and pause what does not, as ThunderAgent documents it."""
-        for backend in self.backends.all:
-            backend.settle(now)
-            backend.reestimate(now)
-        for pool in self.backends.pools:
-            if len(pool.waiting):
-                self._resume_waiting(pool, now)
-        for backend in self.backends.all:
-            self._relieve(backend, now)
-
-    def _resume_waiting(self, pool: ModelPool, now: Micros) -> None:
-        """At a tick: make room for the program that has waited longest, and resume what fits."""
-        # Displacement comes first: the pass that follows serves the oldest program before all others.
-        for program in pool.plan_room_for_oldest(now):
-            self.pause(program, ProgramReason.MADE_ROOM, now)
-        self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
-        for plan in (pool.plan_idle, pool.plan_giving_way):
-            victims = plan(now)
-            for program in victims:
-                self.pause(program, ProgramReason.MADE_ROOM, now)
-            if victims:
-                self._carry_out(pool.plan_all(now), ProgramReason.ROOM, now)
+            self.update(child)
 
     def decide(
         self,

@@ -7,10 +7,11 @@ needs 1,400; when the second one ends with 450, it needs 1,450. A request of 1,2
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros
 from maitred.programs.acting_estimators import ToolTimes
@@ -55,16 +56,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of the prompt that were in the prefix cache, or None if it is not reported."""
 
 
-class WaitingStep(NamedTuple):
-    """A request of a paused program."""
-
-    since: Micros
-    tokens: int
-    """Tokens of the prompt, estimated."""
-
-
 class Program:
-    """What is known of one program. Only the core and `BackendMemory` write its fields."""
+    """What is known of one program.
+
+    What it does now and whether it holds memory follow from `contexts`, `waiting` and `backend` (`status`, `state`), and
+    `needed_tokens` from these and `idle_contexts`, so that none of them can contradict the others."""
 
     __slots__ = (
         "acting_share",
@@ -77,19 +73,18 @@ class Program:
         "created_at",
         "idle_contexts",
         "inherited_tokens",
+        "is_forgotten",
         "is_marked",
         "key",
         "last_active",
         "origin",
         "parent",
+        "pause_heap",
         "pause_number",
-        "paused_since",
         "priority_class",
         "resumed_at",
         "serial",
         "settles_at",
-        "state",
-        "status",
         "step_count",
         "tokens",
         "tools",
@@ -102,8 +97,8 @@ class Program:
         """The number of the program in the order of creation, from 1."""
         self.key = key
         self.created_at = now
-        self.status = ProgramStatus.REASONING
-        self.state = ProgramState.ACTIVE
+        self.is_forgotten = False
+        """Whether no table holds it any more."""
         self.priority_class = PriorityClass.DEFAULT
         """The class of its last request."""
         self.backend: int | None = None
@@ -111,16 +106,16 @@ class Program:
         self.origin: int | None = None
         """The index of the backend that it was paused at, or None if it was not paused since it came or was resumed."""
         self.tokens = 0
-        """Tokens that it needs in KV memory: those of its requests under way, and of its idle contexts; while it is paused,
-        those of its requests that wait, or of its last one."""
+        """`needed_tokens`, as the orders and sums have it."""
         self.characters = 0
         """Characters of the body of its last request."""
         self.idle_contexts = IdleContexts(is_one=has_one_context)
         """What its ended requests have left in KV memory; while it is paused, what the last one has."""
         self.contexts: dict[RequestId, int] = {}
         """Tokens of each request under way."""
-        self.waiting: dict[RequestId, WaitingStep] = {}
-        """The requests that wait for memory, oldest first; those of an active program wait until it has left its backend."""
+        self.waiting: dict[RequestId, int] = {}
+        """Tokens of each request that waits for memory, oldest first; those of an active program wait until it has left its
+        backend."""
         self.step_count = 0
         """Requests so far."""
         self.last_active = now
@@ -129,7 +124,6 @@ class Program:
         """While it acts, since when."""
         self.waiting_since: Micros = now
         """While it is paused with a request, since when."""
-        self.paused_since: Micros = now
         self.pause_number = 0
         """While it is paused, the number of its pause among all of its model."""
         self.resumed_at: Micros | None = None
@@ -148,6 +142,20 @@ class Program:
         """Share of its tokens that counts while it acts, as estimated last."""
         self.charge = 0.0
         """Tokens that it counts at its backend now."""
+        self.pause_heap: IndexedHeap[int, Any, Program] | None = None
+        """The heap of its backend that has it, which says as what it is counted; None before its first place."""
+
+    @property
+    def status(self) -> ProgramStatus:
+        """What it does now."""
+        return ProgramStatus.REASONING if self.contexts or self.waiting else ProgramStatus.ACTING
+
+    @property
+    def state(self) -> ProgramState:
+        """Whether it may hold KV memory."""
+        if self.is_forgotten:
+            return ProgramState.TERMINATED
+        return ProgramState.PAUSED if self.backend is None else ProgramState.ACTIVE
 
     @property
     def is_anonymous(self) -> bool:
@@ -200,25 +208,30 @@ class Program:
     @property
     def waiting_tokens(self) -> int:
         """Tokens of all its requests that wait."""
-        return sum(request.tokens for request in self.waiting.values())
+        return sum(self.waiting.values())
 
-    def update_tokens(self) -> None:
-        """Work out `tokens` anew after a request has come, gone on or ended."""
-        self.tokens = self.idle_contexts.beside(sum(self.contexts.values()))
+    @property
+    def needed_tokens(self) -> int:
+        """Tokens that it needs in KV memory: those of its requests under way and of its idle contexts; while it is paused,
+        those of its requests that wait, or of its last one."""
+        if self.backend is not None:
+            return self.idle_contexts.beside(sum(self.contexts.values()))
+        return self.waiting_tokens if self.waiting else self.idle_contexts.last
 
     def begin_context(self, request_id: RequestId, tokens: int, limit: float) -> None:
         """Count a request as under way. `limit`: the tokens of the largest program that fits into the memory."""
         self.idle_contexts.begin_request(tokens, is_first=not self.contexts)
         self.contexts[request_id] = tokens
         self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) - limit)
-        self.update_tokens()
 
-    def end_context(self, request_id: RequestId, tokens: int, limit: float) -> None:
+    def end_context(self, request_id: RequestId, tokens: int, limit: float, now: Micros) -> None:
         """Note that a request under way has ended with `tokens`; `limit` as in `begin_context`."""
         del self.contexts[request_id]
         self.idle_contexts.evict(self.idle_contexts.tokens + sum(self.contexts.values()) + tokens - limit)
         self.idle_contexts.end_request(tokens)
-        self.update_tokens()
+        self.tokens = self.needed_tokens
+        if not self.is_busy:
+            self.acting_since = now
 
     def note_inherited(self, cached_tokens: int | None, total: int) -> None:
         """After the first request of a child: what was cached of its prompt is what it shares with its parent, at most."""

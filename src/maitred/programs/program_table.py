@@ -70,6 +70,7 @@ class ProgramTable:
         for request_id in (*program.waiting, *program.contexts):
             self.drop_request(request_id)
         self.note_busy(program)
+        program.is_forgotten = True
         program.leave_family()
         tenant = program.key.tenant
         self._num_by_tenant[tenant] -= 1

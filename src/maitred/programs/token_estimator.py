@@ -5,8 +5,7 @@ token; the first answer replaces it, each later one counts 0.2 (ThunderAgent's f
 
     ratio = 0.2 * characters / prompt_tokens + 0.8 * ratio
 
-A ratio far from what any tokenizer does comes from images in the body or from a wrong usage, and would make all later estimates
-useless: each sample is limited to 1 to 16 characters per token. The flavour `thunderagent` has no limit.
+Each sample is limited to 1 to 16 characters per token. The flavour `thunderagent` has no limit.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ class TokenEstimator:
         if characters <= 0 or prompt_tokens <= 0:
             return
         sample = characters / prompt_tokens
+        # What no tokenizer does comes of images in the body, or of a wrong usage, and would spoil all later estimates.
         if self._is_limited:
             sample = min(max(sample, MIN_RATIO), MAX_RATIO)
         known = self._ratios.get((model, tenant))

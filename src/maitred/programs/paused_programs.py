@@ -6,17 +6,15 @@
     2  no request waits
     then, within a group, by age and size
 
-Small programs go first, because many of them fit where one large one does; but every waiting program grows older at the same
-rate. So the order within a group is that of one fixed number,
+Within a group the order is that of one fixed number,
 
     waiting_since + ageing_secs_per_1k_tokens * tokens / 1000
 
-and a program of 8,000 tokens is passed by one of 1,000 only if that comes less than 7 s after it (with 1 s per 1,000 tokens). A
-child takes the place of its family: class, group, age and size of its root, and only whether a request waits is its own. A
-family is as old as the wait of its root; while that does not wait, as old as the last event of the root, which forked the
-children.
+Example, with 1 s per 1,000 tokens: a program of 8,000 tokens that comes at 0 s has the place 8 s. One of 1,000 passes it if it
+comes before 7 s.
 
-The flavour `thunderagent` orders by tokens alone, equal programs by when they were paused.
+A child takes the place of its family: class, group, age and size of its root, and only whether a request waits is its own. The
+flavour `thunderagent` orders by tokens alone, equal programs by when they were paused.
 """
 
 from __future__ import annotations
@@ -35,10 +33,11 @@ AgeOrder: TypeAlias = tuple[int, Micros, int]
 RETURNING, NEW, IDLE = 0, 1, 2
 
 
-class WaitingPrograms:
-    """Paused programs. `ageing` is in µs per token; None: age does not count."""
+class PausedPrograms:
+    """The paused programs of one model: those with a request that waits, and those without one."""
 
     def __init__(self, ageing: float | None) -> None:
+        """`ageing` is in µs per token; None: age does not count."""
         self._ageing = ageing
         self._num_paused = 0
         self._in_order: IndexedHeap[int, ResumeOrder, Program] = IndexedHeap()
@@ -53,13 +52,21 @@ class WaitingPrograms:
         """Order all programs by another `ageing`."""
         self._ageing = ageing
         for program in list(self):
-            self.add(program)
+            self._put(program)
 
     def add(self, program: Program) -> None:
-        """Add a program, or find its place anew after a change."""
+        """Add a program, if it is not there."""
         if program not in self:
             self._num_paused += 1
             program.pause_number = self._num_paused
+            self._put(program)
+
+    def update(self, program: Program) -> None:
+        """Find the places of a program anew, by what it is now, if it is there."""
+        if program in self:
+            self._put(program)
+
+    def _put(self, program: Program) -> None:
         self._in_order.push(program.serial, self.order(program), program)
         self._by_size.push(program.serial, (program.tokens, program.serial), program)
         if program.waiting:
@@ -88,6 +95,8 @@ class WaitingPrograms:
         root = program.root
         if self._ageing is None:
             return (-root.priority_class, group_of(program), root.tokens, program.pause_number, 0)
+        # Small ones first, because many of them fit where one large one does. But all grow older at the same rate, so large
+        # ones are not starved, and the order never changes while they wait: no key need be made anew as time passes.
         place = root.family_since + self._ageing * root.tokens
         return (-root.priority_class, group_of(program), place, root.serial, program.serial)
 
