@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.batching import KvCacheManager, LlmRequest, LlmRequestState
-from maitred.batching.answer_lengths import AnswerLengths
-from maitred.batching.maitred_state import MaitredState
-from maitred.batching.memory_forecast import MemoryForecast
-from maitred.batching.prompt_shares import PromptRest, PromptShares
-from maitred.batching.victims import choose_victim
+from maitred.batching.maitred.answer_lengths import AnswerLengths
+from maitred.batching.maitred.memory_forecast import MemoryForecast
+from maitred.batching.maitred.prompt_shares import PromptRest, PromptShares
+from maitred.batching.maitred.state import MaitredState
+from maitred.batching.maitred.victims import choose_victim
 
 
 def started(number: int, tokens: int, **fields: float) -> LlmRequest:
@@ -27,15 +27,15 @@ class TestMemoryForecast:
     def test_the_peaks_are_just_before_ends(self) -> None:
         forecast = MemoryForecast([(10, 80), (100, 5)])
         assert forecast.peak == 105
-        assert forecast.peak_with(50, 5) == 120
+        assert forecast.missing(50, 5, 0) == 120
         forecast.add(50, 5)
         assert forecast.peak == 120
 
     def test_what_ends_after_a_candidate_is_not_its_doing(self) -> None:
         forecast = MemoryForecast([(1000, 1)])
         assert forecast.peak == 1001
-        assert forecast.peak_with(10, 5) == 26  # 11 and 15 tokens when it ends
-        assert MemoryForecast([]).peak_with(7, 3) == 10
+        assert forecast.missing(10, 5, 0) == 26  # 11 and 15 tokens when it ends
+        assert MemoryForecast([]).missing(7, 3, 0) == 10
 
     @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=8), st.integers(1, 30), st.integers(1, 30))
     def test_it_is_what_counting_each_step_finds(self, requests: list[tuple[int, int]], left: int, held: int) -> None:
@@ -44,13 +44,13 @@ class TestMemoryForecast:
 
         forecast = MemoryForecast(requests)
         assert forecast.peak == (need(requests, 30) if requests else 0)
-        before = forecast.peak_with(left, held)
+        before = forecast.missing(left, held, 0)
         assert before == need([*requests, (left, held)], left)
         assert forecast.missing(left, held, before) == 0
         # A step later no more than one token is missing less.
         later = [(rest - 1, size + 1) for rest, size in requests if rest > 1]
         if len(later) == len(requests):
-            assert MemoryForecast(later).peak_with(left, held) >= before - 1
+            assert MemoryForecast(later).missing(left, held, 0) >= before - 1
         forecast.add(left, held)
         with_two = need([*requests, (left, held), (left, held)], left)
         assert (forecast.missing(left, held, with_two) <= 0, forecast.missing(left, held, with_two - 1)) == (True, 1)
@@ -61,7 +61,8 @@ def new_state(*, reuse: bool = False) -> MaitredState:
     """Return the state of a scheduler before the first request."""
     kv_cache = KvCacheManager({1 << 20: 100}, 10, enable_block_reuse=reuse)
     shares = PromptShares(0.9, 10, 1000, whole_only=False)
-    return MaitredState(kv_cache, None, shares, 100, 1000, 1000, 8, 16, 2, 256)
+    limits = {"max_running": 100, "max_num_tokens": 1000, "max_prefill_tokens": 1000}
+    return MaitredState(kv_cache, shares, **limits, look_past=8, max_skips=16, max_pauses=2, prefill_speed=256)
 
 
 def complete(state: MaitredState, prompt: int, answer: int) -> None:
@@ -115,14 +116,12 @@ class TestAnswerLengths:
         lengths = AnswerLengths()
         for length in range(1, 200):
             lengths.observe(length, length)
-        assert lengths.follows_limits
         assert min(lengths.predict(number, 0, 777) for number in range(20)) >= 777
 
     def test_limits_that_are_never_reached_are_not_followed(self) -> None:
         lengths = AnswerLengths()
         for _ in range(50):
             lengths.observe(100, 4000)
-        assert not lengths.follows_limits
         assert max(lengths.predict(number, 0, 4000) for number in range(20)) < 200
 
     def test_together_the_predictions_are_like_the_answers(self) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from fake_cache import FakeCache, IdleStep, LetterPrompt, seq
 
+from maitred.compat.sglang.orders import SGLangPolicy
+from maitred.compat.sglang.wait_queue import SGLang
 from maitred.core.contracts import PrefixCacheView, WaitQueue
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
-from maitred.queueing import SCHEDULERS
+from maitred.queueing import SCHEDULERS, QueueingConfig
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "sglang_policies.jsonl.gz"
 
@@ -150,6 +152,28 @@ def test_routing_keys_that_run_go_first_and_the_others_by_name() -> None:
     assert waiting.peek() is seqs[0], "no running sequence has a key"
     waiting.on_step_start(Running(), 0)
     assert drained(waiting) == [3, 1, 2, 4, 0]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
+def test_without_a_prefix_cache_the_fallback_that_is_printed_makes_the_queue(policy: str) -> None:
+    config = QueueingConfig(scheduler=f"sglang({policy})")
+    assert any("sglang(fcfs) takes the place of what needs it" in line for line in config.warnings(prefix_cache=False))
+    waiting = config.policy().make_queue(None, Random(0))
+    for order in (0, 1):
+        waiting.add(seq(order, "a" * (9 - order)), 0)
+    waiting.add(seq(2, "b"), 0, front=True)
+    assert after_a_pass(waiting) == [0, 1, 2]  # SGLang has no front: a preempted request goes to the end
+
+
+class ShortestUntilCached(SGLang):
+    fallback = "sjf"
+
+
+def test_a_subclass_may_name_another_fallback() -> None:
+    waiting = ShortestUntilCached(SGLangPolicy.LPM).make_queue(None, Random(0))
+    for order, prompt in enumerate(("aaa", "a", "aa")):
+        waiting.add(seq(order, prompt), 0)
+    assert drained(waiting) == [1, 2, 0]
 
 
 def test_what_sglang_refuses_is_refused() -> None:

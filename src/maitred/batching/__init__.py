@@ -5,50 +5,44 @@ the token budget, the sequence limit and the KV blocks go. It owns the running b
 next, `kv` what memory is left, and the instance when a step begins and ends.
 
     running_batch.py      RunningBatch: the books of a batch, whoever plans its steps; StepPlan: what was decided about one
-    continuous.py         ContinuousBatch: as vLLM plans its steps; plan_ahead.py: the same one step ahead;
-                          prefill_cadence.py: when it computes no prompts
     limits.py             the limits of a step, and which sequence loses its KV
-    schedulers.py         the interfaces of TensorRT-LLM: capacity first, then the micro-batch; llm_request.py: a request as
-                          they see it
-    capacity.py           its capacity policies, on block_needs.py (arithmetic) and capacity_budgets.py (what a pass counts)
-    micro_batch.py        the requests of a step, with the chunks of context_chunking.py
-    kv_cache_view.py      KV memory as schedulers see it; kv_cache_manager.py: KV memory of an engine of one's own
-    batch_schedulers.py   the kind of plug-in
-    maitred_scheduler.py  our own way: maitred_step.py plans a step, on maitred_state.py (what is known from step to step),
-                          answer_lengths.py (what is learned), memory_forecast.py (what will be needed), victims.py (who is
-                          paused) and prompt_shares.py (whose prompt goes on)
+    vllm/                 steps as vLLM plans them
+    trtllm/               schedulers of TensorRT-LLM's kind: capacity first, then the micro-batch
+    batch_schedulers.py   the kind of plug-in, and how its parts become a scheduler
+    maitred/              our own scheduler of that kind
     scheduler_batch.py    SchedulerBatch: an instance with steps that a scheduler decides, over instance_kv_cache.py
+
+The rooms do not know each other, but that `maitred` uses the interfaces and the arithmetic of `trtllm`. Steps by the rules of
+SGLang and BLIS stand in `compat`, on the same books.
 """
 
 from __future__ import annotations
 
 from maitred.batching.batch_schedulers import BATCH_SCHEDULERS, SchedulerResources, make_scheduler
-from maitred.batching.block_needs import (
+from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
+from maitred.batching.running_batch import RunningBatch, StepPlan
+from maitred.batching.scheduler_batch import SchedulerBatch
+from maitred.batching.trtllm.block_needs import (
     BlockGeometry,
     SequenceNeed,
     blocks_of_first_chunk,
     blocks_of_generation_step,
     blocks_to_completion,
 )
-from maitred.batching.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
-from maitred.batching.capacity_budgets import PeftCacheView
-from maitred.batching.context_chunking import (
+from maitred.batching.trtllm.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
+from maitred.batching.trtllm.capacity_budgets import PeftCacheView
+from maitred.batching.trtllm.context_chunking import (
     ChunkAssignment,
     ChunkingPolicy,
     ChunkLimits,
     ContextChunkingConfig,
     reuse_adjusted_cost,
 )
-from maitred.batching.continuous import ContinuousBatch
-from maitred.batching.kv_cache_manager import CrossKvCacheManager, KvCacheManager
-from maitred.batching.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
-from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
-from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
-from maitred.batching.micro_batch import TokenBudgetScheduler
-from maitred.batching.plan_ahead import AheadBatch
-from maitred.batching.running_batch import StepPlan
-from maitred.batching.scheduler_batch import SchedulerBatch
-from maitred.batching.schedulers import (
+from maitred.batching.trtllm.kv_cache_manager import CrossKvCacheManager, KvCacheManager
+from maitred.batching.trtllm.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
+from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, RequestList
+from maitred.batching.trtllm.micro_batch import TokenBudgetScheduler
+from maitred.batching.trtllm.schedulers import (
     CapacityScheduler,
     MicroBatchScheduler,
     RequestScheduler,
@@ -56,6 +50,8 @@ from maitred.batching.schedulers import (
     SimpleScheduler,
     insert_by_priority,
 )
+from maitred.batching.vllm.continuous import ContinuousBatch
+from maitred.batching.vllm.plan_ahead import AheadBatch
 
 __all__ = [
     "BATCH_SCHEDULERS",
@@ -84,6 +80,7 @@ __all__ = [
     "RequestList",
     "RequestScheduler",
     "ReusedPrefix",
+    "RunningBatch",
     "SchedulerBatch",
     "SchedulerOutput",
     "SchedulerResources",

@@ -13,13 +13,13 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from maitred.batching.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
-from maitred.batching.capacity_budgets import PeftCacheView
-from maitred.batching.context_chunking import ContextChunkingConfig
-from maitred.batching.kv_cache_manager import KvCacheManager
-from maitred.batching.kv_cache_view import KvCacheView
-from maitred.batching.micro_batch import TokenBudgetScheduler
-from maitred.batching.schedulers import (
+from maitred.batching.trtllm.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
+from maitred.batching.trtllm.capacity_budgets import PeftCacheView
+from maitred.batching.trtllm.context_chunking import ContextChunkingConfig
+from maitred.batching.trtllm.kv_cache_manager import KvCacheManager
+from maitred.batching.trtllm.kv_cache_view import KvCacheView
+from maitred.batching.trtllm.micro_batch import TokenBudgetScheduler
+from maitred.batching.trtllm.schedulers import (
     CapacityScheduler,
     MicroBatchScheduler,
     RequestScheduler,
@@ -80,11 +80,8 @@ def make_scheduler(spec: str, resources: SchedulerResources) -> RequestScheduler
     if isinstance(made, RequestScheduler):
         return made
     if isinstance(made, CapacityScheduler):
-        return SimpleScheduler(made, _default_micro_batch(resources))
+        micro_batch = TokenBudgetScheduler(
+            resources.max_batch_size, resources.max_num_tokens, resources.ctx_chunk_config, resources.max_context_length
+        )
+        return SimpleScheduler(made, micro_batch)
     return SimpleScheduler(GuaranteedNoEvict(resources.max_num_requests, resources.kv_cache_manager), made)
-
-
-def _default_micro_batch(resources: SchedulerResources) -> TokenBudgetScheduler:
-    return TokenBudgetScheduler(
-        resources.max_batch_size, resources.max_num_tokens, resources.ctx_chunk_config, resources.max_context_length
-    )

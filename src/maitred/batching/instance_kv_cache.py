@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, ReleaseSimulation, ReusedPrefix
-from maitred.batching.llm_request import LlmRequest
+from maitred.batching.trtllm.kv_cache_view import NO_MATCH, KvCacheView, ReleaseSimulation, ReusedPrefix
+from maitred.batching.trtllm.llm_request import LlmRequest
 from maitred.core.sequence import SequenceState
 from maitred.kv import BlockManager, PrefixBlockManager
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from maitred.batching.limits import BatchLimits, PrefillChunk
-from maitred.core.contracts import BatchShape
+from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import ConfigError, InvariantError
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
@@ -99,6 +99,14 @@ class RunningBatch:
         self.num_decodes = 0
         self.context_tokens = 0
         """Tokens of KV that the decoding sequences hold, summed."""
+
+    def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
+        """Plan the step that begins at `now` and runs at most `max_repeats` times. `waiting` is None if no sequence waits.
+
+        The blocks of its chunks are reserved; those of the decodes are taken as the step runs. Preempted sequences have left
+        the batch, and the caller puts them back into the wait queue.
+        """
+        raise NotImplementedError
 
     @property
     def running(self) -> int:
@@ -269,6 +277,7 @@ class RunningBatch:
 
     def _note_preemption(self, seq: SequenceState) -> None:
         """Let `seq`, which has lost its KV, compute it again when it comes back."""
+        # The tokens that were emitted stand: their KV is computed again as if they were a part of the prompt.
         seq.num_tokens_to_prefill = seq.prompt_tokens + seq.num_output_tokens
         seq.preempted_kv_tokens, seq.num_computed_tokens, seq.transferred_kv_tokens = seq.num_computed_tokens, 0, 0
         seq.num_scheduled_tokens = 0

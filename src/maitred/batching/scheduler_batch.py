@@ -6,19 +6,14 @@ Each step:
        for more that wait (`RequestScheduler.max_num_pending`). An active request runs, or waits for memory in the order in
        which the scheduler serves it.
     2. The scheduler decides, over the active requests and a view of the KV blocks (`InstanceKvCache`).
-    3. Paused requests lose their KV and go back to the front of the wait queue. When they come again, they have their old place
-       among the active ones.
-    4. The first chunk of a prompt takes the blocks of the whole prompt. With a prefix cache it claims what is cached now, and
-       never computes more tokens than were charged, whatever the scheduler expected to find. A request whose KV comes from
-       another instance takes the blocks, too, and computes one token.
-
-A step that does nothing although requests are active would do nothing for ever, so it is an error that says what is missing.
+    3. Paused requests lose their KV and go back to the front of the wait queue.
+    4. The first chunk of a prompt takes the blocks of the whole prompt. A request whose KV comes from another instance takes
+       the blocks, too, and computes one token.
 
 **Requests that generate cost nothing to plan.** Which requests begin follows from sums over those that generate
 (`InstanceKvCache`), so the scheduler is first asked without them (`RequestScheduler.schedule_beside`). A step with a chunk
 costs the same however many requests generate beside it, and so however long answers are. Only a scheduler that cannot tell, or
-has to pause one, is shown all of them, each with its progress. And if no request can begin without eviction, none can until one
-ends, so nothing is asked until then.
+has to pause one, is shown all of them, each with its progress.
 
 A step that only generates repeats itself as long as the scheduler says that its answer stays the same
 (`RequestScheduler.repeats_its_answer`), and the blocks last.
@@ -30,15 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from maitred.batching.capacity import GuaranteedNoEvict
-from maitred.batching.context_chunking import reusable_tokens, reuse_adjusted_cost
-from maitred.batching.continuous import ContinuousBatch
 from maitred.batching.instance_kv_cache import ActiveRequest, InstanceKvCache
-from maitred.batching.kv_cache_view import KvCacheView
 from maitred.batching.limits import BatchLimits, PrefillChunk
-from maitred.batching.llm_request import LlmRequest, LlmRequestState
-from maitred.batching.running_batch import StepPlan
-from maitred.batching.schedulers import RequestScheduler, SchedulerOutput, SimpleScheduler
+from maitred.batching.running_batch import RunningBatch, StepPlan
+from maitred.batching.trtllm.capacity import GuaranteedNoEvict
+from maitred.batching.trtllm.context_chunking import reusable_tokens, reuse_adjusted_cost
+from maitred.batching.trtllm.kv_cache_view import KvCacheView
+from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState
+from maitred.batching.trtllm.schedulers import RequestScheduler, SchedulerOutput, SimpleScheduler
 from maitred.core.contracts import WaitQueue
 from maitred.core.errors import ConfigError, InvariantError, MaitredError
 from maitred.core.sequence import SequenceState
@@ -48,8 +42,8 @@ from maitred.kv import NO_HIT, BlockManager, PrefixHit
 _NO_IDS: frozenset[int] = frozenset()
 
 
-class SchedulerBatch(ContinuousBatch):
-    """The running batch of one instance. See `ContinuousBatch` for the methods."""
+class SchedulerBatch(RunningBatch):
+    """The running batch of one instance, with steps that a scheduler decides."""
 
     follows_limit = False
 
@@ -123,6 +117,7 @@ class SchedulerBatch(ContinuousBatch):
         if all_generate:
             self._stall([])
             begins = bool(output.context_requests or self._prefilling)
+            # If none can begin without eviction, none can until a request ends, so nothing is asked until then.
             self._is_blocked = self._never_evicts and self.num_decodes > 0 and not begins
         else:
             plan.preempted = [self._pause(request) for request in self._known(output.paused_requests)]
@@ -230,6 +225,7 @@ class SchedulerBatch(ContinuousBatch):
                 self._active.append(request)
                 self._not_generating.append(request)
                 continue
+            # A request that was paused has its old place: behind all that came meanwhile it would be the next victim again.
             while place and _comes_after(self._active[place - 1].seq, seq):
                 place -= 1
             self._active.insert(place, request)
@@ -350,6 +346,8 @@ class SchedulerBatch(ContinuousBatch):
     def _begin(self, request: ActiveRequest, hit: PrefixHit, now: Micros) -> None:
         """Give `request` the blocks of its prompt, of which `hit` is cached."""
         seq, blocks = request.seq, self._blocks
+        # It claims what is cached by now, which may be less than the scheduler expected to find, and still computes no more
+        # tokens than were charged: the budget of the step is shared out already.
         charged = max(1, reuse_adjusted_cost(request.context_chunk_size, reusable_tokens(request), request.prompt_len))
         if self._prefix_blocks is not None:
             self._prefix_blocks.admit(seq, hit)

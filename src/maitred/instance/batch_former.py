@@ -12,6 +12,7 @@ from maitred.batching import (
     KvCacheView,
     PreemptionPolicy,
     RequestScheduler,
+    RunningBatch,
     SchedulerBatch,
     SchedulerResources,
     make_scheduler,
@@ -23,7 +24,7 @@ from maitred.kv import BlockManager, PrefixBlockManager, PrefixCache
 class EngineParts:
     """The parts of an engine in which another system may have rules of its own."""
 
-    def __init__(self, prefix_cache: PrefixCache[Any] | None, blocks: BlockManager, batch: ContinuousBatch) -> None:
+    def __init__(self, prefix_cache: PrefixCache[Any] | None, blocks: BlockManager, batch: RunningBatch) -> None:
         """`prefix_cache` is None without prefix caching. Otherwise `blocks` are those of the cache."""
         self.prefix_cache = prefix_cache
         self.blocks = blocks
@@ -44,7 +45,7 @@ def new_memory(config: InstanceConfig) -> tuple[PrefixCache[Any] | None, BlockMa
     return cache, PrefixBlockManager(cache)
 
 
-def new_batch(config: InstanceConfig, blocks: BlockManager) -> ContinuousBatch:
+def new_batch(config: InstanceConfig, blocks: BlockManager) -> RunningBatch:
     """Return an empty batch over `blocks`; without `batching` by vLLM's rules, with the KV victim by `preemption_policy`, or by
     the clients' priorities under `scheduling_policy: priority`. Raises ConfigError for a batch scheduler that cannot be made or
     used here."""

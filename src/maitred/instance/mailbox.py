@@ -4,7 +4,7 @@ With async scheduling (vLLM's default since 0.14) step n + 1 is planned while st
 scheduler. So whatever happens during step n, or comes of it, is known to the plan of step n + 2 and not before:
 
     an arrival during n       is in the wait queue when n ends, and is admitted to n + 2 at the earliest
-    a completion with n       gives its slot to n + 2, and whatever else the batch has left to it (`batching.plan_ahead`)
+    a completion with n       gives its slot to n + 2, and whatever else the batch has left to it (`batching.vllm.plan_ahead`)
 
 Here a step is planned when the one before it has ended. What the scheduler could not know when it planned the step stands in
 one queue of effects, each with the first step whose plan sees it, and those that are due are carried out before a step is
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from maitred.batching import ContinuousBatch
+from maitred.batching import RunningBatch
 from maitred.core.contracts import WaitQueue
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
@@ -36,14 +36,14 @@ Effect: TypeAlias = Callable[[SequenceState, StepRun | None], None]
 
 
 class Mailbox:
-    """The messages to the scheduler of one engine that it has not seen yet. `ContinuousBatch.step_index` numbers the steps."""
+    """The messages to the scheduler of one engine that it has not seen yet. `RunningBatch.step_index` numbers the steps."""
 
     __slots__ = ("_batch", "_messages", "_prefix_blocks", "_sequences", "_waiting", "num_departing")
 
     def __init__(
         self,
         waiting: WaitQueue,
-        batch: ContinuousBatch,
+        batch: RunningBatch,
         prefix_blocks: PrefixBlockManager | None,
         sequences: Mapping[RequestId, SequenceState],
     ) -> None:

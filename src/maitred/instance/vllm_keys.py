@@ -1,6 +1,6 @@
 """VllmKeys: the part of a configuration that has the names and meanings of vLLM's `SchedulerConfig` (0.32 and 0.33).
 
-They are the rules of `batching/continuous.py`, and hold where an instance plans its steps by those. Where the two releases
+They are the rules of `batching/vllm/continuous.py`, and hold where an instance plans its steps by those. Where the two releases
 differ, `vllm_release` says which one is followed:
 
     0.33    by priority, a request that is preempted for its own block no longer ends the step for those after it

@@ -3,13 +3,14 @@
 A hash stands for the whole prefix that ends in its block, so equal hashes mean equal prefixes, and one comparison of ints
 replaces the comparison of all tokens before. A trace that carries block ids has such hashes already (`workload.shared_prefix`);
 token ids are chained here: the hash of a block is made of that of the block before and of its own tokens. The namespace is
-mixed in last, so that the makers of hashes need not know of it.
+mixed in last.
 
 Two different prefixes get the same hash with a chance of about n² / 2⁶² for n blocks: one in 46,000 for ten million.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -82,12 +83,22 @@ def sequence_block_hashes(seq: SequenceState, cache: PrefixCacheView) -> Sequenc
     return hashes
 
 
+def common_length(block_hashes: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many leading hashes are equal."""
+    length = min(len(block_hashes), len(others))
+    # A hash stands for all before it: mostly the last ones tell, and else a bisection finds the first that differ.
+    if not length or block_hashes[length - 1] == others[length - 1]:
+        return length
+    return bisect_left(range(length - 1), True, key=lambda index: block_hashes[index] != others[index])
+
+
 def apply_namespace(block_hashes: Sequence[int], namespace: str) -> Sequence[int]:
     """Return the names of `block_hashes` in `namespace`: equal if and only if they were equal, and different from those of
     other namespaces."""
     if not namespace:
         return block_hashes
     salt = _salt(namespace)
+    # A xor keeps what was equal equal and what was different different, so the makers of hashes need not know of namespaces.
     return [block_hash ^ salt for block_hash in block_hashes]
 
 

@@ -5,16 +5,11 @@
 
 Released blocks join the end of the free list, the end of a sequence before its beginning, and are taken from its front when
 room is needed. Only then do they lose their content; a block that is asked for again leaves the free list, whichever request
-used it before. A blank block has no known content and goes first of all, since nothing is lost with it (vLLM 0.32, by its
-recorded schedules).
+used it before. A blank block has no known content and goes first of all.
 
 Blocks that were committed together share their fate but for their end, so they are kept as a *run*: a sequence of block hashes,
 found by the first of them. A lock on a part of a run splits it. A lock on a block is a lock on all blocks before it, which are
-released after it, so what is cached of a prompt is always its beginning, and finding it takes one look-up for each run instead
-of one for each block. Blank blocks are only counted.
-
-A session adds runs with each turn. When a lock on more than a few runs is released, those that become free are neighbours in
-the free list, and are merged into one run. It is evicted from its end, as they would be; only the next turn costs less.
+released after it, so what is cached of a prompt is always its beginning. Blank blocks are only counted.
 
 Two sequences may compute the same prefix at the same time. Then there are two copies of it, and the one that was committed
 first answers for both until it is evicted. (In BLIS's cache the last one answers, and the prefix is forgotten with either:
@@ -118,6 +113,7 @@ class BlockPool(PrefixCache[RunLock]):
     def probe(self, block_hashes: Sequence[int]) -> PrefixHit:
         self.apply_evictions()
         index, position, end, unreferenced = self._runs_by_first_hash, 0, len(block_hashes), 0
+        # What is cached of a prompt is its beginning, so one look-up for each run will do instead of one for each block.
         while position < end and (run := index.get(block_hashes[position])) is not None:
             after = match_end(run.block_hashes, block_hashes, position)
             if not run.num_locks:
@@ -300,8 +296,9 @@ class BlockPool(PrefixCache[RunLock]):
     def _release(self, lock: RunLock, num_full: int) -> None:
         self.apply_evictions()  # earlier reservations are not taken from the blocks that are released now
         self._locks.remove(lock)
-        # Blocks without content go first. The others are released from the end of the sequence to its beginning, so the full
-        # ones of the answer precede the committed ones of the prompt.
+        # Nothing is lost with blocks without content, so they go first of all (vLLM 0.32, by its recorded schedules). The
+        # others are released from the end of the sequence to its beginning, so the full ones of the answer precede the
+        # committed ones of the prompt.
         if lock.num_private:
             self._prepend_free(lock.num_private)
         if num_full:
@@ -317,6 +314,8 @@ class BlockPool(PrefixCache[RunLock]):
                 self._num_referenced -= len(run.block_hashes)
                 free += len(run.block_hashes)
         self.free += free
+        # A session adds runs with each turn. Those that are free now are neighbours in the free list, so one run of them all is
+        # evicted from its end as they would be; only the next turn costs less.
         if len(runs) > _MANY_RUNS:
             self._merge_free(runs)
 

@@ -8,7 +8,7 @@ the position before which it ends, and as its *shift*, by which its keys exceed 
     key        70  71  72  73 | 80  81  82 | 84  85          shifts   70  76  77
 
 A slice shares the ranges and has only other bounds, so it costs the same however long it is. A key costs a bisection over the
-ranges. Adjacent ranges have different shifts, or they would be one; so equal sequences are equal ranges.
+ranges.
 
 Example: the slice [2:6] of these keys has the positions 2 to 5, which are the keys 72, 73, 80 and 81. Its key 3 is at position
 5, in the range that ends before 7, so it is 5 + 76 = 81.
@@ -71,6 +71,7 @@ class KeyRanges(Sequence[int]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, KeyRanges):
+            # Adjacent ranges have different shifts, or they would be one; so equal sequences are equal ranges.
             return self._stop - self._start == other._stop - other._start and self.ranges() == other.ranges()
         return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
 

@@ -1,13 +1,9 @@
 """The KV blocks of one instance that has a prefix cache: which of them a sequence finds, fills and leaves behind.
 
 `PrefixBlockManager` is a `BlockManager` over a prefix cache. A sequence that is admitted uses the leading blocks of its prompt
-that are cached, and computes the rest. The content of a block is committed as soon as the step is planned that computes it, so
-that a sequence admitted later in the same step may share it.
-
-The answer fills blocks, too, which are evicted in their turn. As a rule no request will ask for them, so they stay private and
-are only counted when the sequence leaves. There are two exceptions: a preempted sequence comes back for what it has computed,
-and finds it under hashes of its own as far as it is still cached; and where later requests will continue the conversation
-(`expect_continuation`), the blocks of the answer are committed when the sequence leaves.
+that are cached, and computes the rest. The answer fills blocks, too, which are evicted in their turn. They are committed for
+two kinds of requests only: a preempted sequence, which comes back for what it has computed, and those that will continue the
+conversation (`expect_continuation`).
 
 Example, in blocks of 16 tokens: a prompt of 100 tokens with 4 cached blocks locks these, and takes 3 blocks for its other 36
 tokens. When it has been computed, 6 blocks are committed; the 7th is partial. An answer of 40 tokens makes it 139 tokens of KV
@@ -112,6 +108,7 @@ class PrefixBlockManager(BlockManager):
         """Assign reserved blocks to `seq` for its first `tokens` tokens, complete after the next step. Commit the full ones."""
         content = self._blocks_of(seq)
         lock = self._assigned_lock(content, self.blocks_for(tokens))
+        # Committed before it is computed (as in vLLM), so that a sequence admitted later in the same step may share it.
         self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])
 
     def publish(self, seq: SequenceState, tokens: int) -> None:
@@ -153,7 +150,8 @@ class PrefixBlockManager(BlockManager):
         content = self._blocks_of(seq)
         full = (tokens - content.num_unknown) // self.block_size
         lock, content.lock = self._assigned_lock(content, self.blocks_for(tokens) + opened), None
-        # Only content that a request may ask for needs hashes. For most answers none are ever made.
+        # Only content that a request may ask for needs hashes. For most answers none are ever made: their blocks stay private
+        # and are only counted.
         if content.is_discarded:
             content.is_discarded = False
             self.cache.release(lock)

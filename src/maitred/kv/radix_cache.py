@@ -7,16 +7,14 @@ has a hole, and how many leading blocks of a prompt are cached is found by bisec
     evict(n):   leaves by the rank of the eviction policy, the smallest first, until n blocks are free (perhaps more);
                 a parent that has lost its last child is a leaf like any other
 
-Using a prefix (`lock`, `touch`, `commit_blocks`) makes its nodes recent, all the way up, and splits the last one where it ends;
-the rest of that run was looked at, so it becomes recent too. Looking (`num_cached_blocks`, `num_unreferenced`, `contains`) does
-neither.
+Using a prefix (`lock`, `touch`, `commit_blocks`) makes its nodes recent, all the way up, and splits the last one where it ends.
+Looking (`num_cached_blocks`, `num_unreferenced`, `contains`) does neither.
 
 What is cached already is not kept twice: `commit_blocks` gives back the duplicates. What is committed together is one node, so
 committing late is committing otherwise: an instance commits when a chunk of prefill ends and when a sequence does, and never
 while it decodes, as SGLang does. Eviction is lazy all the same.
 
-An answer of which nothing is known (`release_private`) is a leaf like any other, but one that no request finds, so it has no
-hashes: it costs the same however long it is.
+An answer of which nothing is known (`release_private`) is a leaf like any other, but without hashes.
 
 Namespaces need no care: their hashes differ (`kv.block_hashes`). Without `total` the tree has as much memory as is asked for:
 the scratch tree by which SGLang finds equal prompts within one batch.
@@ -171,6 +169,7 @@ class RadixCache(PrefixCache[RadixLock]):
             self.apply_evictions()
             node = self._use_prefix((), 0, lock.num_committed, lock.node)
             self._count_hit(node, lock)
+            # No request finds it, so it has a number instead of hashes, and costs the same however long it is.
             self._num_private_leaves += 1
             key = FIRST_PRIVATE_KEY - self._num_private_leaves
             self._extend_lock(lock, self._add_leaf(node, range(num_full), key, lock.priority), num_full)
@@ -251,7 +250,7 @@ class RadixCache(PrefixCache[RadixLock]):
         # A trace with ids that stand for their block alone would find prefixes that are not there. So what a hash promises,
         # that it stands for all before it, is checked on the path that must be walked anyway.
         for used in _path_to_root(node):
-            used.last_used = self._clock
+            used.last_used = self._clock  # also of the part of the last run that is not asked for, as in SGLang
             first = used.end_position - len(used.block_hashes) - start
             if first >= 0 and not _agree(used.block_hashes, block_hashes, first, count):
                 raise _ambiguous_hash_error(block_hashes[count - 1])

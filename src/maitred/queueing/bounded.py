@@ -5,8 +5,7 @@ Two ceilings, either or both:
     max_wait           once a request has waited that long, nothing that arrived later starts before it
     max_displacement   of the requests that arrived later, at most this many start before it while it waits
 
-A request that has reached a ceiling goes first, and the inner policy is not asked. The earliest arrival has waited longest and
-has been overtaken most often, so it is the only one to watch.
+A request that has reached a ceiling goes first, and the inner policy is not asked.
 
 How often each request was overtaken is kept as differences between neighbours in the order of arrival: `_overtake_deltas[r]` is
 how much more often r was overtaken than its younger neighbour. So a start adds 1 at one place, the older neighbour of what
@@ -120,6 +119,7 @@ class _BoundedQueue(DelegatingQueue):
 
     def _forced_head(self) -> SequenceState | None:
         """Return the earliest arrival if it has reached a ceiling, else None."""
+        # It has waited longest and has been overtaken most often, so it is the only one to watch.
         if self._by_arrival and (self._at_displacement_limit() or self._at_wait_limit(self._now)):
             return self._seqs[self._by_arrival[0][1]]
         return None

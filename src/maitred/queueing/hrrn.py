@@ -2,8 +2,7 @@
 
     ratio = prompt tokens prefilled in this instance since the request came / tokens that it has to compute itself
 
-So a short request goes soon, and a long one's turn comes. The clock is work done and not time (SGLang's rule). A preempted
-request keeps its age here; SGLang begins it anew.
+So a short request goes soon, and a long one's turn comes. The clock is work done and not time (SGLang's rule).
 
 For example, a request with 120 uncached tokens came first, and one with 20 came after 120 tokens had been prefilled. When 20
 more are prefilled, the ratios are 140/120 and 20/20, and the long one goes first; after 25 more they are 145/120 and 25/20, and
@@ -56,7 +55,8 @@ class _HrrnQueue(CacheAwareQueue):
         self._deprioritized: IndexedHeap[RequestId, SortKey, WaitingRequest] = IndexedHeap()
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
-        # A preempted request is added again and keeps the clock of its first arrival, so that it does not lose its age.
+        # A preempted request is added again and keeps the clock of its first arrival, so that it does not lose its age. (SGLang
+        # begins it anew.)
         self._clock_at_arrival.setdefault(seq.request.id, self._clock)
         super().add(seq, now, front=front)
 

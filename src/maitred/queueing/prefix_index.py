@@ -10,16 +10,13 @@ When D is stored, the requests that wait for D advance, as far as the cache goes
 the requests at B or below retreat to A. No other request is looked at, so a pass costs what has changed and not what waits.
 
 The listener's callbacks only note which blocks changed. `apply_updates`, at the start of a pass, asks the cache how they are by
-then. So nothing moves in the middle of a pass, when admitting one request evicts what another would have found. Looking never
-changes the cache.
+then. Looking never changes the cache.
 
 `InBatchDedup`: of several waiting requests that begin alike, one computes the beginning and the others wait for it. Requests
 that share their first `deprioritize` tokens (whole blocks), and find at most `check` tokens in the cache, are a group. The
 first to arrive leads; the others are *deprioritized*, which puts them behind all that are not. When the leader is admitted they
 go on waiting, until the beginning is stored (they then find more than `check` tokens and leave the group) or the leader is gone
-(the next one leads). SGLang forgets the leader when it is admitted, so the next one computes the same beside it while it
-prefills chunk by chunk. Deprioritized is an order, not a ban: where there is room for all, all are admitted and compute
-together.
+(the next one leads). Deprioritized is an order, not a ban: where there is room for all, all are admitted and compute together.
 
 For example, with blocks of 16 tokens and `check = deprioritize = 32`: prompts ABCD, ABCE and ABXY (a letter is a block) arrive
 in this order and nothing is cached. They share AB, so ABCD leads and the others are deprioritized. ABCD is admitted; when the
@@ -101,6 +98,8 @@ class InBatchDedup:
         group = self.groups.get(key)
         if group is None or not _is_member(group, request):
             return None
+        # Still known while it computes. SGLang forgets the leader when it is admitted, so the next one computes the same beside
+        # it while it prefills chunk by chunk.
         group.computing.add(request.seq.request.id)
         self._admitted[request.seq.request.id] = key
         self._leave_group(group, key, request)
@@ -216,6 +215,8 @@ class PrefixIndex:
         self._ended.append(request_id)
 
     def on_stored(self, block_hash: int) -> None:
+        # Noted, and not done: in the middle of a pass nothing moves, though admitting one request evicts what another would
+        # have found.
         if block_hash in self._waiting_for_block or block_hash in self._node_of_block or block_hash in self._groups:
             self._changed_blocks[block_hash] = None
 

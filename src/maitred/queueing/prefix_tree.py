@@ -23,11 +23,11 @@ This module is compiled with mypyc where a build asks for it (tools/compile.py).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from maitred.core.errors import InvariantError
 from maitred.core.sequence import SequenceState
+from maitred.kv.block_hashes import common_length
 
 
 class WaitingRequest:
@@ -208,7 +208,7 @@ class WaitingPrefixTree:
             end = min(child.end, depth)
             # A hash stands for the whole prefix up to its block. So if the last blocks are equal, all before them are too.
             if block_hashes[end - 1] != child.keys[end - start - 1]:
-                end = start + _common_prefix_length(block_hashes[start:end], child.keys)
+                end = start + common_length(block_hashes[start:end], child.keys)
             node = child if end == child.end else self._split(child, end)
         return node
 
@@ -252,9 +252,3 @@ class WaitingPrefixTree:
         lower.start, lower.keys = upper.start, upper.keys + lower.keys
         upper.weight = 0
         self.dirty[upper] = self.dirty[lower] = None
-
-
-def _common_prefix_length(keys: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many leading keys are equal. Where two are equal, all before them are, so a binary search finds the first that
-    differ."""
-    return bisect_left(range(len(keys)), 1, key=lambda i: keys[i] != others[i])

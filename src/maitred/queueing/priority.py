@@ -9,9 +9,7 @@ Two things are called a priority, and both are kept in `SequenceState.priority`,
                           and `reverse-priority`
 
 It is kept under every scheduler, also under those that do not order by it (`ScoredPolicy`), because it may also say which
-running sequence is preempted. So the numbers of sequences that were admitted at different instants must be comparable. Scores
-are not, where they grow with age: a sequence that was preempted and admitted again would have a higher one than an older
-sequence that has run on, and both would preempt each other for ever.
+running sequence is preempted.
 
 Where time changes all scores alike, the order is fixed. Then the policy has a `rank` (`TimeInvariantPriority`), which is kept
 instead of the score. The scores of a policy without it, such as a user's own, are computed for all waiting sequences at the
@@ -153,6 +151,9 @@ class _RankedQueue(_PrioritizedQueue):
         self._rank = priority.rank
 
     def add(self, seq: SequenceState, now: Micros, *, front: bool = False) -> None:
+        # The numbers of sequences that were admitted at different instants must be comparable. Scores that grow with age are
+        # not: a sequence that was preempted and admitted again would have a higher one than an older one that has run on, and
+        # both would preempt each other for ever.
         seq.priority = self._rank(seq.request)
         self._inner.add(seq, now, front=front)
 

@@ -1,10 +1,9 @@
 """srpt: shortest remaining processing time, and the predictors of output lengths that it needs.
 
-What remains of a request is, above all, the output tokens still to come: each takes a step, and a whole prompt takes few. A
-server does not know how many they will be. It knows what the client allows, and how long the answers were that the same program
-and the same tenant got before. A *length predictor* makes an estimate from that when the request is added to the queue, and
-again after a preemption. Where too little is known there is no estimate: then all requests are alike, and the order is that of
-arrival.
+What remains of a request is, above all, the output tokens still to come. A server does not know how many they will be. It knows
+what the client allows, and how long the answers were that the same program and the same tenant got before. A *length predictor*
+makes an estimate from that when the request is added to the queue, and again after a preemption. Where too little is known
+there is no estimate: then all requests are alike, and the order is that of arrival.
 
 Example: A is expected to have 90 output tokens and has none yet; B, which was preempted, is expected to have 150 and has 100.
 So 90 and 50 are still to come, and B goes first.
@@ -202,5 +201,6 @@ class _SrptQueue(KeyQueue):
         request, expected = seq.request, self._estimator.expected_tokens(seq)
         if expected is None:
             return (0, 0, request.arrival, request.id)
+        # Output first: each of its tokens takes a step, and a whole prompt takes few.
         tokens_left = max(1, expected - seq.num_output_tokens)
         return (tokens_left, seq.num_tokens_to_prefill, request.arrival, request.id)

@@ -3,12 +3,9 @@
 `by-priority` has a subqueue for each priority, `vtc` one for each tenant. Which group is next, these policies decide.
 
 - A subqueue is made when a request of its group first comes. It is kept while a request of the group is in the
-  instance, waiting or running. Of the idle ones, the `_MAX_IDLE_SUBQUEUES` that were used last are kept, too, because their
-  queues have learnt from their requests (`srpt` from the lengths of answers).
-- A step starts in a subqueue when the queue above first looks at it, once for each step: most subqueues are not looked
-  at in most steps, and starting a step in all of them would cost O(groups).
-- All subqueues share one listener of the prefix cache, which forgets the subqueues that are dropped. Listeners of their
-  own would pile up, because a cache never drops a listener.
+  instance, waiting or running. Of the idle ones, the `_MAX_IDLE_SUBQUEUES` that were used last are kept, too.
+- A step starts in a subqueue when the queue above first looks at it, once for each step.
+- All subqueues share one listener of the prefix cache, which forgets the subqueues that are dropped.
 
 For example, `vtc` holds two waiting requests of tenant a and one running of tenant b: two subqueues, of which b's is empty and
 has one member. A step that admits one request looks at a's subqueue alone. When b's request ends, b is idle; its subqueue goes
@@ -28,7 +25,7 @@ from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 
-_MAX_IDLE_SUBQUEUES = 64
+_MAX_IDLE_SUBQUEUES = 64  # kept, because queues learn from their requests (`srpt` from the lengths of answers)
 
 K = TypeVar("K", str, float)
 
@@ -55,6 +52,7 @@ class Subqueues(Generic[K]):
 
     def __init__(self, policy: QueuePolicy, prefix: PrefixCacheView | None, rng: Random) -> None:
         self._policy = policy
+        # A cache never drops a listener, so those of subqueues that are gone would pile up.
         self._listener = None if prefix is None else _SharedListener(prefix)
         self._seed = rng.getrandbits(64)
         self._subqueues: dict[K, Subqueue] = {}
@@ -88,6 +86,7 @@ class Subqueues(Generic[K]):
 
     def start_pass(self, step: StepView, now: Micros) -> None:
         """Note that `step` starts. Each subqueue is told when it is first looked at."""
+        # Most are not looked at in most steps, and telling all of them would cost O(groups).
         self._pass_number += 1
         self._step = (step, now)
 

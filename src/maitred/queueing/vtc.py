@@ -2,9 +2,9 @@
 
 Each tenant has a counter of the service it was given: 1 for a prompt token, `output_weight` for an output token. The tenant
 with the lowest counter goes first, so no tenant that has work waiting can be left behind by more than a bounded amount. A
-tenant that has requests again after it had none is raised to the lowest counter among those with requests waiting, because
-unused service is not saved up. (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.) How counters grow, and
-how tenants are ranked, is in `vtc_counters`.
+tenant that has requests again after it had none is raised to the lowest counter among those with requests waiting. (Sheng et
+al., "Fairness in Serving Large Language Models", OSDI 2024.) How counters grow, and how tenants are ranked, is in
+`vtc_counters`.
 
 Which request of a tenant goes first, the inner policy says; each tenant has a subqueue. With `slack`, a tenant with a counter
 at most that much above the lowest may also go first, if the inner policy prefers its head: `vtc(lpm, slack=S)` is a longest
@@ -156,6 +156,7 @@ class _VtcQueue(SubqueuedQueue):
         last = 0 if self._last_dequeued is None else counter(self._last_dequeued)
         lowest = self._ranking.lowest_counter(joined)
         self._counters.close_idle(last if lowest is None else lowest)
+        # Service that a tenant did not ask for is not saved up: it would have the instance for itself when it comes back.
         for account in joined.values():
             self._counters.raise_to(account, last if lowest is None else lowest)
             if lowest is None:  # nothing waited: the first tenant to join is the one that the others are raised to
@@ -171,6 +172,7 @@ class _VtcQueue(SubqueuedQueue):
         """Return, of the tenants within slack of the first, the one with the head that the inner policy prefers."""
         # `(inf,)` is after every arrival, so a tenant that is exactly `slack` above the lowest counter is still
         # compared. If the inner policy has no key, all keys are `()` and the lowest counter goes first.
+        # More than `_MAX_COMPARED` heads are not compared: each look starts a step in a subqueue.
         near = ranked[: min(_MAX_COMPARED, bisect_left(ranked, (ranked[0][0] + slack, (inf,))))]
         return min(near, key=lambda rank: (self._head_key(rank[2]), rank))[2]
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from maitred.core.request import PrefixKeys
-from maitred.kv.block_hashes import apply_namespace
+from maitred.kv.block_hashes import apply_namespace, common_length
 from maitred.programs import Program, ProgramAction, ProgramDecision
 
 _NO_KEYS: Final[Sequence[int]] = ()
@@ -63,7 +63,7 @@ class SharedTokens:
             after = apply_namespace(prefix.block_keys(self._block_size), namespace)
         content.keys = after
         if content.instance is not None:
-            common = _common_length(before, after)
+            common = common_length(before, after)
             self._remove(content.instance, before[common:])
             self._add(content.instance, after[common:])
 
@@ -109,18 +109,3 @@ class SharedTokens:
             else:
                 del counts[key]
         self._shared_blocks[instance] -= shared
-
-
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many leading keys are equal."""
-    length = min(len(one), len(other))
-    if not length or one[length - 1] == other[length - 1]:
-        return length
-    low, high = 0, length - 1  # the first `low` keys are equal, key `high` is not
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -14,7 +14,7 @@ from maitred.batching import (
     SchedulerResources,
     make_scheduler,
 )
-from maitred.batching.context_chunking import reusable_tokens, reuse_adjusted_cost
+from maitred.batching.trtllm.context_chunking import reusable_tokens, reuse_adjusted_cost
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency

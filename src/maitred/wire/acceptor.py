@@ -8,8 +8,7 @@ accepted one connection, it asks here for the protocol of that one, and all othe
     600 streams, turns of 8 ms, 300 clients at once: accepted within 3 turns instead of 300
 
 For a client that comes alone this is one look more, which finds the queue empty. (A reader of the listening socket that accepts
-all connections itself would make such a client a third dearer.) If no descriptor is left, or no memory, the queue is left to
-the loop: libuv keeps a descriptor in reserve, accepts one connection per turn with it, and closes it at once.
+all connections itself would make such a client a third dearer.)
 """
 
 from __future__ import annotations
@@ -83,7 +82,9 @@ class Acceptor:
                 break
             try:
                 descriptor, _address = self._listener._accept()  # type: ignore[attr-defined]  # as `socket.accept` does
-            except OSError:  # The first client has left the queue, or nothing can be accepted now: the loop sees to it.
+            except OSError:
+                # The first client has left the queue, or no descriptor or memory is left. Then the loop sees to the queue:
+                # libuv keeps a descriptor in reserve, accepts one connection per turn with it, and closes it at once.
                 break
             connection = _AcceptedSocket(*self._kind, descriptor)
             self._open(self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls))

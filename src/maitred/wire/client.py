@@ -1,17 +1,14 @@
 """The upstream client: HTTP/1.1 over kept connections, for callers that must stream, cancel and hold back without waste.
 
 **Retry.** A request is sent again, once and over a new connection, in one case only: it went out on a kept connection that was
-dead before (`UpstreamConnection.was_dead`). Every other failure is for the caller to judge. If no new connection can be made
-either, the upstream may have died of the request, and the error says that it was sent (`UpstreamError.was_sent`).
+dead before (`UpstreamConnection.was_dead`). Every other failure is for the caller to judge.
 
-**The pool.** Each origin has its connections. Idle ones are used again, the most recent first, so that the others age and are
-closed. One that turns out to be dead takes those with it that have been idle for longer. At most `max_connections` are open;
-further requests wait, in order of arrival, for one that becomes idle or is closed. For example, with `max_connections: 2` and
-two requests in flight, the third waits, and gets the connection of the one that has its response first.
+**The pool.** Each origin has its connections. At most `max_connections` are open; further requests wait, in order of arrival,
+for one that becomes idle or is closed. For example, with `max_connections: 2` and two requests in flight, the third waits, and
+gets the connection of the one that has its response first.
 
-**A new connection** is tried at one address of the upstream after the other (`resolver`). Each has an equal share of the time
-that is left of `connect_secs`: of 3 s for two addresses, the first has 1.5 s. `https://` origins differ in that the event loop
-encrypts (`tls`). Compiled (`tools/compile.py`).
+**A new connection** is tried at one address of the upstream after the other (`resolver`). `https://` origins differ in that the
+event loop encrypts (`tls`). Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -83,6 +80,7 @@ class ConnectionPool:
 
     def pop_idle(self) -> UpstreamConnection | None:
         """Return an idle connection, or None. It has been used before, and may turn out to be closed."""
+        # The most recent one first, so that the others age and are closed.
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable:
@@ -154,6 +152,7 @@ class ConnectionPool:
         failures: list[ConnectError | LocalError] = []
         for num_left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
+                # An equal share of the time that is left: an address that swallows packets must leave some for the next one.
                 connection = await self._connect_to(address, (due - clock.time()) / num_left)
             except (ConnectError, LocalError) as error:
                 failures.append(error)
@@ -290,11 +289,11 @@ class UpstreamClient:
         except Disconnected:
             if not connection.was_dead:
                 raise
-            pool.close_idle(connection.idle_since)
+            pool.close_idle(connection.idle_since)  # what has been idle for longer is dead as well, most likely
         try:
             connection = await pool.acquire_new()
         except UpstreamError as error:
-            error.was_sent = True
+            error.was_sent = True  # the upstream may have died of this request, so the caller must know that it got it
             raise
         return await pool.send_request(connection, request).wait_for_head()
 

@@ -11,8 +11,7 @@ request. A response ends
 A response with both of the first two, with two lengths, or with another coding, is refused. The connection may be used again
 only if its response ended in one of the first three ways, and nothing followed it (RFC 9112, 6.3 and 9.3).
 
-Interim responses, such as 103, are dropped. They count towards the limit of the head, so that there can be no endless row.
-Compiled (`tools/compile.py`).
+Interim responses, such as 103, are dropped. Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -230,7 +229,7 @@ class ClientFraming(MessageFraming):
             raise FramingError(f"the upstream answered with the status {status}, which there is not")
         if status < 200:  # The final response follows, with headers of its own.
             self._headers, self._length, self._is_chunked, self._has_interim = [], None, False, True
-            self._head_bytes += _INTERIM_BYTES
+            self._head_bytes += _INTERIM_BYTES  # towards the limit of the head: a row of them must have an end
             if self._head_bytes > self._max_head:
                 raise self._too_large()
             return
@@ -239,6 +238,7 @@ class ClientFraming(MessageFraming):
         if self._bodiless:
             self._end_response(is_reusable=False)  # The parser cannot be told that no body follows.
         else:
+            # By the end of the connection alone: a response that breaks off looks whole then, and nobody can tell.
             self._until_close = not self._is_chunked and self._length is None and status not in _BODILESS
 
     def on_body(self, body: bytes) -> None:

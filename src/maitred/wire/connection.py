@@ -4,13 +4,10 @@
 request had been sent completely. What one read of the socket brought of a body is handed over as one piece.
 
 **Silence.** One timer watches a connection: `head_secs` until the head, then `idle_secs` between two pieces, not counting time
-in which reading is paused. A timer that is due early is left alone and set again when it rings, so that a busy
-connection sets hardly any. For example, with `idle_secs: 300` and a piece every 2 s, the timer rings every 298 s or so.
+in which reading is paused. For example, with `idle_secs: 300` and a piece every 2 s, the timer rings every 298 s or so.
 
-**A dead kept connection.** An upstream closes connections for their age, and a load balancer forgets them. The next request on
-such a connection is answered by a reset, within a round trip. So a connection was dead before the request came if it had
-been used before, and is lost within `STALE_SECS` without a byte of a response. Later than that, the upstream was at work, and
-died of something else, perhaps of the request.
+**A dead kept connection.** An upstream closes connections for their age, and a load balancer forgets them. A connection was
+dead before the request came if it had been used before, and is lost within `STALE_SECS` without a byte of a response.
 
 The connection is the same over TLS; the event loop encrypts (`tls`). Compiled (`tools/compile.py`).
 """
@@ -96,6 +93,8 @@ class UpstreamConnection(asyncio.Protocol):
         """Whether a connection that has just been lost was dead before its last request was sent."""
         # Until a head has come, what was last received is nothing, and its time is that of the request.
         lasted = self._clock.time() - self._last_received
+        # A request on a connection that the other end has left is answered by a reset within a round trip. Later than that, the
+        # upstream was at work and died of something else, perhaps of the request. Which it was cannot be known for certain.
         return self.was_used and not self.has_received and lasted <= STALE_SECS
 
     def close(self) -> None:
@@ -116,7 +115,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         self._is_reading_paused = False
-        self._last_received = self._clock.time()
+        self._last_received = self._clock.time()  # the silence until now was ours
         if self.is_usable:
             cast(asyncio.Transport, self._transport).resume_reading()
 
@@ -224,7 +223,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Check for silence in `secs` at the latest. A timer that is due earlier stays: when it rings, it is set again."""
         if self._timer is not None:
             if self._timer.when() <= self._loop.time() + secs:
-                return
+                return  # so a busy connection sets hardly any timer
             self._timer.cancel()
         self._timer = self._loop.call_later(secs, self._check_silence)
 

@@ -138,7 +138,7 @@ class MessageFraming:
                 raise FramingMisuse(f"the body is not as long as declared: {left} bytes are missing")
             self._bytes_left_out = left
         elif self._is_chunked_out:
-            if more:
+            if more:  # an empty piece is not sent: a chunk without bytes would be the end of the body
                 return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
             self.own = _DONE if self.keep_alive else _MUST_CLOSE
             return b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
@@ -163,6 +163,7 @@ class MessageFraming:
         if switched_at >= 0:  # Not within the handler, which would be the context of each further error.
             self._on_upgrade(data[switched_at:])
             return
+        # An endless line brings neither a header nor a piece of a body, so no other limit would ever be reached.
         if self.body_bytes == body_bytes and self._head_bytes == head_bytes:
             self._quiet_bytes += size
             if self._quiet_bytes > self._max_head:
@@ -182,7 +183,7 @@ class MessageFraming:
         """Parse no more. What has been parsed stands."""
         self._drop_pending()
         if self._parser is not None:
-            self._parser = None
+            self._parser = None  # what follows a fault may mean one thing here and another behind a proxy
             self._inbox.append(error)
 
     def _drop_pending(self) -> None:

@@ -8,10 +8,6 @@ time would be refused for being late.
     the clock  goes on from where the stall began: what was due in 40 s is due in 40 s
     a deadline that falls due just then is looked at again after `CATCH_UP_SECS`, when the sockets have been read
 
-CPU time that the loop itself has used is no stall: deadlines do not stretch under overload. Between two beats the clock runs
-`STALL_SECS` past the next one at most, so it never runs backwards when the beat comes. A stall counts for an hour at most: who
-waits for longer is gone.
-
 Example: a body must come within 60 s, and after 10 s the process is stopped for 62 s. The client has 50 s left.
 
 Queue timeouts count the time of day: they say how long a client waits, and it has waited. Compiled (`tools/compile.py`).
@@ -29,7 +25,7 @@ from weakref import WeakKeyDictionary
 BEAT_SECS: Final = 0.25
 STALL_SECS: Final = 0.5
 CATCH_UP_SECS: Final = 0.1
-MAX_STALL_SECS: Final = 3600.0
+MAX_STALL_SECS: Final = 3600.0  # who has waited for longer is gone
 log = logging.getLogger("maitred.wire")
 
 
@@ -49,6 +45,8 @@ class LoopClock:
     def time(self) -> float:
         """Return the time that counts."""
         now = self._loop.time()
+        # No further than a stall would begin: the beat that ends one may take back what lies beyond, and the clock must never
+        # run backwards.
         return (now if now < self._limit else self._limit) - self._lost
 
     @property
@@ -82,6 +80,7 @@ class LoopClock:
 
     def _beat(self) -> None:
         now = self._loop.time()
+        # CPU time that the loop itself has used is no stall: deadlines do not stretch under overload.
         stall = min(MAX_STALL_SECS, now - self._due - (time.thread_time() - self._cpu) - STALL_SECS)
         if stall > 0:
             self._lost += stall

@@ -9,9 +9,7 @@
     answers     a client must take `MIN_BYTES_PER_SEC` while an answer waits for it, measured over the send timeout
     idle        a connection without a request is closed after `KEEP_ALIVE_SECS`, or to make room for others
 
-**Reading.** The socket is read on while a request is answered, so that a client that leaves is noticed at once. While it is not
-read (too much is parked, or a body is not taken), `HangupWatch` notices it, unless its last bytes found no room in the buffers
-of both machines. That is why what is parked is dropped in the end.
+**Reading.** The socket is read on while a request is answered, so that a client that leaves is noticed at once.
 
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
 begun before enough of the last answer was taken. With a send timeout of 60 s, one that takes under 14,400 bytes is cut off.
@@ -48,7 +46,8 @@ KEEP_ALIVE_SECS = 75.0
 MAX_PARKED_BYTES = 262_144
 """Bytes of further requests, or of a body that is not read, from which on a socket is not read."""
 PARKED_SECS = 5.0
-"""Seconds for which a socket is not read because too much is parked."""
+"""Seconds for which a socket is not read because too much is parked. Not for longer: whether the client has left is known for
+certain only of a socket that is read."""
 MIN_BYTES_PER_SEC = 240
 """Least rate at which a client must send a body, and take an answer that waits for it. (Kestrel's `MinResponseDataRate`.)"""
 LINGER_SECS = 1.0
@@ -310,7 +309,7 @@ class ServerConnection(asyncio.Protocol):
         may_read = self._parked_bytes <= MAX_PARKED_BYTES and unread <= MAX_PARKED_BYTES
         if may_read != self._is_reading and not self._transport.is_closing():
             self._is_reading = may_read
-            self._watch_hangup(not may_read)
+            self._watch_hangup(not may_read)  # it sees no client whose last bytes found no room in the buffers between
             if may_read:
                 self._transport.resume_reading()
                 self._watch_upload()

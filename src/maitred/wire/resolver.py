@@ -14,11 +14,7 @@ is added in this time is unreachable after 3 s, each request to it is tried else
 as soon as the look-up has failed.
 
 Where an upstream has several addresses, they are tried in the order of the answer (RFC 6724, so both IPv6 and IPv4 are there),
-but those to which the last attempt failed come last. When none of them can be reached, the upstream may have moved: its name is
-looked up at once. When an address is in the answer no more, the upstream has moved: the connections to it are used no more, or
-the traffic that keeps them open would go there for ever. An address needs no look-up.
-
-The threads are daemons: a process that ends does not wait for a name server.
+but those to which the last attempt failed come last. An address needs no look-up.
 """
 
 from __future__ import annotations
@@ -90,6 +86,7 @@ class HostAddresses:
     def note_failure(self, address: str) -> None:
         """Take note that no connection to `address` could be made. If none can be made to any, look the name up again."""
         self._failed.add(address)
+        # When none can be reached, the upstream may have moved.
         if self._failed.issuperset(self._known) and not _is_address(self.host):
             self._look_up_soon()
 
@@ -110,7 +107,7 @@ class HostAddresses:
 
     def _begin_look_up(self) -> None:
         self._is_looking = True
-        try:
+        try:  # a daemon: a process that ends does not wait for a name server
             threading.Thread(target=self._look_up, name=f"look-up of {self.host}", daemon=True).start()
         except RuntimeError as error:  # The system gives this process no more threads.
             self._on_answer(error)
@@ -139,6 +136,7 @@ class HostAddresses:
         self._known, self.problem = found, ""
         self._failed.intersection_update(found)
         if left:
+            # Their connections are used no more, or the traffic that keeps them open would go there for ever.
             log.debug("%s has moved to %s", self.host, ", ".join(found))
             self._on_left(left)
 

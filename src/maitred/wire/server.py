@@ -4,9 +4,8 @@ The first SIGINT or SIGTERM stops accepting connections, closes those that are i
 `drain_secs` at most; then their handlers are cancelled, and may still answer. A second signal ends at once. Either way the
 process goes on after `run_server` returns: a server that was told to stop has not failed.
 
-A balancer learns of a server that ends only after some seconds, and sends requests there meanwhile. So after SIGTERM, which
-such an environment sends, connections are accepted for `delay_secs` more, and `ServerContext.is_draining` tells the app, whose
-readiness is the balancer's sign. No connection is kept, so clients with a pool of connections move on.
+After SIGTERM connections are accepted for `delay_secs` more, and `ServerContext.is_draining` tells the app, whose readiness is
+a balancer's sign.
 
     SIGTERM at 0 s        ready no more; idle connections are closed, each other one ends with its answer, and so do new ones
     3 s (`delay_secs`)    no more connections
@@ -196,6 +195,8 @@ class _Server:
         """Serve on for a while, as a server that is not ready, if SIGTERM has said to stop."""
         if not (self._is_announced and self._delay_secs):
             return
+        # A balancer learns of a server that ends only after some seconds, and sends requests there meanwhile; SIGTERM comes
+        # from an environment with one. Clients with a pool of connections of their own move on, since none is kept.
         self._close_connections()
         log.info("shutting down: not ready any more; connections are accepted for %g s", self._delay_secs)
         with contextlib.suppress(TimeoutError):

@@ -9,12 +9,11 @@ beside chunks, folded lines, bare line feeds, spaces before a colon), a request 
     400   a target that is neither a path, nor a URL, nor the `*` of OPTIONS; a tunnel (CONNECT)
     431   a head beyond the limit
 
-An offer to switch protocols is ignored, as RFC 9110 (7.8) allows. The parser stops behind such a head. A new one is given the
-same head without the offer, and what follows. For example, `GET / HTTP/1.1`, `upgrade: h2c`, `host: a` is fed again as
+An offer to switch protocols is ignored, as RFC 9110 (7.8) allows: `GET / HTTP/1.1`, `upgrade: h2c`, `host: a` is read as
 `GET / HTTP/1.1`, `host: a`.
 
-A response has the length that its headers declare, else chunks. A client of HTTP/1.0 knows none, so that its response ends with
-the connection. A response to HEAD, and one with 204 or 304, has no body, whatever is sent.
+A response has the length that its headers declare, else chunks. A response to HEAD, and one with 204 or 304, has no body,
+whatever is sent.
 Compiled (`tools/compile.py`).
 """
 
@@ -103,6 +102,7 @@ class ServerFraming(MessageFraming):
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought, as far as the exchange before it has ended."""
         if self.peer in _AFTER_REQUEST:
+            # Bytes, and not requests: of a pipeline nobody knows yet whether this connection will answer it.
             if self.peer is _DONE and self._parser is not None:
                 self._pending.append(data)
                 self.pending_bytes += len(data)
@@ -315,6 +315,7 @@ class ServerFraming(MessageFraming):
             self._upgrade_was_offered = True
 
     def _on_upgrade(self, rest: bytes) -> None:
+        # The parser has stopped behind the head for good, so another one reads the head again, without the offer.
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (method, self._target, version)]
         lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
@@ -336,7 +337,7 @@ class ServerFraming(MessageFraming):
                 self._is_chunked_out = True
                 lines.append(b"transfer-encoding: chunked")
             else:
-                self.keep_alive = False
+                self.keep_alive = False  # HTTP/1.0 knows no chunks: the end of the connection is that of the body
         if not self.keep_alive:
             lines.append(b"connection: close")
         head = b"\r\n".join(lines)

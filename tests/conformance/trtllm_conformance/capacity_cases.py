@@ -17,7 +17,7 @@ from maitred.batching import (
     StaticBatch,
     insert_by_priority,
 )
-from maitred.batching.schedulers import capacity_lists
+from maitred.batching.trtllm.schedulers import capacity_lists
 from maitred.compat.trtllm import StrictMaxUtilization
 
 from .requests import AdapterCache, Case, ConstantCostCache, block_hashes, ids, prompt_tokens, request_of

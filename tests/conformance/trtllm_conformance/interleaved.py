@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from maitred.batching import LlmRequest, LlmRequestState, RequestList
-from maitred.batching.context_chunking import UNLIMITED
+from maitred.batching.trtllm.context_chunking import UNLIMITED
 
 
 class InterleavedCache(Protocol):

@@ -14,7 +14,7 @@ from maitred.batching import (
     TokenBudgetScheduler,
     reuse_adjusted_cost,
 )
-from maitred.batching.schedulers import micro_batch_lists
+from maitred.batching.trtllm.schedulers import micro_batch_lists
 
 from .older_chunks import FixedUnitAssignment, additive_cost
 from .requests import Case, ids, request_of

@@ -15,24 +15,27 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from maitred.batching import BatchLimits, ContinuousBatch, PreemptionPolicy, PrefillChunk, StepPlan
+from maitred.batching import BatchLimits, PreemptionPolicy, PrefillChunk, RunningBatch, StepPlan
 from maitred.compat.blis.block_manager import BlisBlockManager
 from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
 
 
-class BlisBatch(ContinuousBatch):
-    """The running batch of one instance, as BLIS plans its steps. See `ContinuousBatch` for the methods."""
+class BlisBatch(RunningBatch):
+    """The running batch of one instance, as BLIS plans its steps."""
 
     discounts_stalls = True
     follows_limit = False
 
-    __slots__ = ("_kv",)
+    __slots__ = ("_kv", "_max_chunk_tokens", "_preemption_policy")
 
     def __init__(self, limits: BatchLimits, blocks: BlisBlockManager, preemption_policy: PreemptionPolicy) -> None:
-        super().__init__(limits, blocks, preemption_policy)
+        super().__init__(limits, blocks)
         self._kv = blocks
+        self._preemption_policy = preemption_policy
+        budget = limits.max_num_batched_tokens
+        self._max_chunk_tokens = limits.long_prefill_token_threshold or min(limits.max_chunk_tokens or budget, budget)
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         plan = self._plan(waiting, now, max_repeats)

@@ -24,7 +24,7 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from maitred.batching import BatchLimits, ContinuousBatch, PrefillChunk, StepPlan
+from maitred.batching import BatchLimits, PrefillChunk, RunningBatch, StepPlan
 from maitred.compat.sglang.engine_host import DecodingRequests, EngineHost, SGLangRequest
 from maitred.compat.sglang.expected_answers import ExpectedAnswers
 from maitred.compat.sglang.prefill_pass import PrefillPass
@@ -38,8 +38,8 @@ from maitred.core.units import Micros
 from maitred.kv import BlockManager
 
 
-class SGLangBatch(ContinuousBatch):
-    """The running batch of one instance. See `ContinuousBatch` for the methods."""
+class SGLangBatch(RunningBatch):
+    """The running batch of one instance, as SGLang plans its steps."""
 
     follows_limit = False
     requeues_at_front = False
@@ -181,7 +181,9 @@ class SGLangBatch(ContinuousBatch):
         self._start_chunks(admitted, plan, preempted, now)
         goes_on = None if this.adder is None else this.adder.chunked
         self._chunked = goes_on.seq if isinstance(goes_on, SGLangRequest) else None
-        self._hold_or_mix(plan)
+        # In a mixed batch the running sequences decode, if their blocks are free.
+        mixes = self._rules.passes.mixes and self._blocks.max_steps(1) == 1
+        self._holds_decodes = plan.holds_decodes = not mixes
         self._num_deferred = self._rules.prefill_decode_interval
         return True
 
@@ -206,11 +208,6 @@ class SGLangBatch(ContinuousBatch):
             raise self._explain(None)
         self._blocks.reserve(needed)
         plan.chunks, plan.prefill_tokens = chunks, sum([chunk.num_tokens for chunk in chunks])
-
-    def _hold_or_mix(self, plan: StepPlan) -> None:
-        """Let the running sequences stand still, or decode in the prefill batch."""
-        mixes = self._rules.passes.mixes and self._blocks.max_steps(1) == 1
-        self._holds_decodes = plan.holds_decodes = not mixes
 
     def _plan_decode(
         self, plan: StepPlan, has_waiting: bool, preempted: list[SequenceState], now: Micros, max_repeats: int

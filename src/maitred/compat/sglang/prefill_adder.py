@@ -26,6 +26,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
+from operator import itemgetter
 
 from maitred.compat.sglang.prefill_request import PrefillRequest
 from maitred.compat.sglang.rules import PrefillLimits
@@ -249,7 +250,7 @@ class FreeTokenForecast:
         """Requests that do end by themselves count with `new_token_ratio` of their limit."""
         self._ratio = new_token_ratio
         states = [(self._tokens_left(request), request.num_tokens) for request in requests]
-        self._states = sorted([state for state in states if state[0] > 0], key=_left)
+        self._states = sorted([state for state in states if state[0] > 0], key=itemgetter(0))
 
     def insert(self, request: PrefillRequest) -> None:
         """Add a request, where SGLang does."""
@@ -272,7 +273,3 @@ class FreeTokenForecast:
 
     def _tokens_left(self, request: PrefillRequest) -> float:
         return request.max_new_tokens * (1.0 if request.ignores_eos else self._ratio) - request.output_tokens
-
-
-def _left(state: tuple[float, int]) -> float:
-    return state[0]

@@ -158,7 +158,7 @@ class PrefillPass:
         needed = request.uncached_tokens + most - adder.rem_total
         victims: list[PrefillRequest] = []
         candidates = [each for each in self._running if each not in self.preempted]
-        for candidate in sorted(candidates, key=_least_urgent_first):
+        for candidate in sorted(candidates, key=lambda each: (each.urgency, -each.queued_at)):
             # Sorted by urgency, so all that follow are too urgent as well.
             if request.urgency - candidate.urgency <= self._rules.preemption_threshold:
                 break
@@ -188,7 +188,3 @@ class PrefillPass:
                 break
             reserved += pages
         return reserved
-
-
-def _least_urgent_first(request: PrefillRequest) -> tuple[float, float]:
-    return (request.urgency, -request.queued_at)

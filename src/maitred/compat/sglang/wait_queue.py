@@ -55,8 +55,8 @@ class SGLang(QueuePolicy):
         cache_aware=CacheAware.AS_INNER,
     )
 
-    fallback = "fcfs"
-    """The policy whose order a cache-aware one has where there is no prefix cache."""
+    fallback = "sglang(fcfs)"
+    """The policy that takes the place of a cache-aware one where there is no prefix cache, written as users write policies."""
 
     def __init__(
         self,
@@ -81,6 +81,8 @@ class SGLang(QueuePolicy):
                 f"SGLang refuses {self.policy} without a prefix cache",
                 hint=f"write {self.policy} for ours, which is fcfs then, or turn the prefix cache on",
             )
+        if prefix is None and self.policy in CACHE_AWARE:
+            return SCHEDULERS.create(self.fallback).make_queue(None, rng)
         return SGLangQueue(self, prefix, rng)
 
 
@@ -182,10 +184,9 @@ class SGLangQueue(BaseQueue):
 
     def _keeps_order(self) -> bool:
         """Return whether a pass would leave the list as it is, so that it need not be gone through."""
-        if self._policy in CUT_OFF_POLICIES and len(self._entries) > CUT_OFF and self._page_order is not None:
+        if self._policy in CUT_OFF_POLICIES and len(self._entries) > CUT_OFF:
             return True
-        unordered = self._policy is SGLangPolicy.FCFS or (self._policy in CACHE_AWARE and self._page_order is None)
-        return unordered and self._pass_inputs.sign is None
+        return self._policy is SGLangPolicy.FCFS and self._pass_inputs.sign is None
 
     def _entry(self, seq: SequenceState, now: Micros) -> QueueEntry:
         request, page_order = seq.request, self._page_order

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from maitred.batching.capacity_budgets import AdapterPages, FreeBlocks, PeftCacheView, PromisedBlocks, StepBlocks
-from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, ReusedPrefix
-from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
-from maitred.batching.schedulers import CapacityScheduler, split_disagg_gen_init
+from maitred.batching.trtllm.capacity_budgets import AdapterPages, FreeBlocks, PeftCacheView, PromisedBlocks, StepBlocks
+from maitred.batching.trtllm.kv_cache_view import NO_MATCH, KvCacheView, ReusedPrefix
+from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, RequestList
+from maitred.batching.trtllm.schedulers import CapacityScheduler, split_disagg_gen_init
+
+_GENERATING: Final = LlmRequestState.GENERATION_IN_PROGRESS  # members of enums are slow to look up
 
 
 class MaxRequests(CapacityScheduler):
@@ -166,7 +168,7 @@ class GuaranteedNoEvict(BlockCountingScheduler):
                 return
             needs = self._try_reserve(request, budgets, promises)
             if needs is None:
-                return
+                return  # no look past it: smaller requests would take the blocks one by one, and it would never begin
             if not adapters.fits(request):
                 continue
             adapters.claim(request)
@@ -253,6 +255,7 @@ class MaxUtilization(BlockCountingScheduler):
                 victim = self._last_started(active_requests, index, end)
                 if victim is None:
                     break
+                # It is tried again with what the victim held; the victim, and all behind it, are out of this step.
                 for budget in budgets:
                     budget.release(active_requests[victim])
                 paused.append(active_requests[victim])
@@ -281,7 +284,7 @@ class MaxUtilization(BlockCountingScheduler):
     def _take_leading(self, active_requests: RequestList, budgets: list[StepBlocks], adapters: AdapterPages) -> RequestList:
         """Return the requests at the head of the list that generate, if they all fit, else none. They are taken together, since
         mostly they are all that runs; if they do not fit, they are tried one by one."""
-        leading = list(takewhile(self._generates, active_requests))
+        leading = list(takewhile(lambda request: request.state == _GENERATING, active_requests))
         if len(leading) > self.max_num_requests or self.peft_cache_manager is not None:
             return RequestList()
         takes = [(budget, budget.try_take_all(leading)) for budget in budgets]
@@ -290,9 +293,6 @@ class MaxUtilization(BlockCountingScheduler):
         for budget, taken in takes:
             budget.take(taken or [])
         return leading
-
-    def _generates(self, request: LlmRequest) -> bool:
-        return request.state == LlmRequestState.GENERATION_IN_PROGRESS
 
     def _is_delayed(self, request: LlmRequest, promises: PromisedBlocks | None, *, is_retry: bool) -> bool:
         """Return whether `request` waits for a block that another one computes. Otherwise it promises its own."""

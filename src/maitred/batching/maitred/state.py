@@ -25,12 +25,11 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from maitred.batching.answer_lengths import AnswerLengths
-from maitred.batching.capacity_budgets import PeftCacheView
-from maitred.batching.context_chunking import UNLIMITED
-from maitred.batching.kv_cache_view import KvCacheView
-from maitred.batching.llm_request import LlmRequest, RequestList
-from maitred.batching.prompt_shares import PromptShares
+from maitred.batching.maitred.answer_lengths import AnswerLengths
+from maitred.batching.maitred.prompt_shares import PromptShares
+from maitred.batching.trtllm.context_chunking import UNLIMITED
+from maitred.batching.trtllm.kv_cache_view import KvCacheView
+from maitred.batching.trtllm.llm_request import LlmRequest, RequestList
 
 _MOST_CAUTION: Final = 4.0
 _ALARM: Final = 1.1
@@ -66,8 +65,8 @@ class MaitredState:
     def __init__(
         self,
         kv_cache: KvCacheView,
-        peft_cache: PeftCacheView | None,
         shares: PromptShares,
+        *,
         max_running: int,
         max_num_tokens: int,
         max_prefill_tokens: int,
@@ -77,7 +76,6 @@ class MaitredState:
         prefill_speed: int,
     ) -> None:
         self.kv_cache = kv_cache
-        self.peft_cache = peft_cache
         self.shares = shares
         self.max_running = max_running
         self.max_num_tokens = max_num_tokens
@@ -116,8 +114,9 @@ class MaitredState:
         """Note that `request` has ended, and learn from its answer if that is complete."""
         self.has_ended = True
         if is_complete:
+            # The whole answer counts, with what was generated before its pauses and is a part of its prompt by now.
             self.lengths.observe(max(1, request.num_tokens_before + request.num_generated_tokens), _limit(request))
-            size = request.prompt_len + request.num_generated_tokens / 2
+            size = request.prompt_len + request.num_generated_tokens / 2  # running ones are halfway on average
             self.mean_size += (size - self.mean_size) * (_RELAXING if self.mean_size else 1.0)
             self.caution += (1.0 - self.caution) * _RELAXING
 

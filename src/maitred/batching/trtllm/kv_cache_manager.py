@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from maitred.batching.block_needs import (
+from maitred.batching.trtllm.block_needs import (
     BlockGeometry,
     SequenceNeed,
     blocks_of_first_chunk,
     blocks_of_generation_step,
     blocks_to_completion,
 )
-from maitred.batching.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
-from maitred.batching.llm_request import LlmRequest
+from maitred.batching.trtllm.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
+from maitred.batching.trtllm.llm_request import LlmRequest
 from maitred.core.errors import InvariantError
 from maitred.kv import BlockPool
 from maitred.kv.block_runs import RunLock

@@ -106,11 +106,6 @@ class AnswerLengths:
         self._errors = [0.0, 0.0]
         """How much the two predictors were wrong, old errors faded."""
 
-    @property
-    def follows_limits(self) -> bool:
-        """Whether answers are foreseen better from the limits of the clients. So it is until some are complete."""
-        return self._errors[1] <= self._errors[0]
-
     def observe(self, length: int, limit: int | None) -> None:
         """Learn from a complete answer. `limit` is what its client allowed, or None if it said nothing."""
         middle = _STRATA // 2

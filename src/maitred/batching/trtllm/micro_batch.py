@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import ClassVar, Final
 
-from maitred.batching.context_chunking import (
+from maitred.batching.trtllm.context_chunking import (
     UNLIMITED,
     ChunkAssignment,
     ChunkingPolicy,
@@ -24,8 +24,8 @@ from maitred.batching.context_chunking import (
     ContextChunkingConfig,
     reusable_tokens,
 )
-from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
-from maitred.batching.schedulers import MicroBatchResult, MicroBatchScheduler
+from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, RequestList
+from maitred.batching.trtllm.schedulers import MicroBatchResult, MicroBatchScheduler
 
 _GENERATING: Final = LlmRequestState.GENERATION_IN_PROGRESS
 _NO_IDS: Final[frozenset[int]] = frozenset()
@@ -112,7 +112,7 @@ class _Step:
         if tokens > self._budget:
             return None
         if self._beam_width and request.beam_width != self._beam_width:
-            return 0
+            return 0  # all that generate in one step have the same number of beams, so it is passed over and not the end
         self._beam_width = request.beam_width
         self._generation.append(request)
         self._budget -= tokens

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maitred.batching.llm_request import LlmRequest
+from maitred.batching.trtllm.llm_request import LlmRequest
 
 
 class PromptRest:

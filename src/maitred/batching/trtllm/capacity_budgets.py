@@ -3,9 +3,8 @@
 Blocks are counted by attention window, and a request fits only if it fits in all of them. Adapter pages (LoRA) are charged once
 per adapter.
 
-**Promised blocks.** Two new requests with the same prefix would both compute it if they began in the same step. The second
-one is better delayed until the first one's blocks are in the cache. So a request that begins promises the first block of its
-prompt that is not cached, and a later one with the same first new block waits:
+**Promised blocks.** A request that begins promises the first block of its prompt that is not cached, and a later one with the
+same first new block waits:
 
     prompts  A B C D   and   A B X    with A B cached: the first new blocks are C and X, both begin
     prompts  A B C D   and   A B C Y  with A B cached: both have C first, the second one waits until C is cached
@@ -16,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from maitred.batching.kv_cache_view import NO_MATCH, KvCacheView, ReleaseSimulation, ReusedPrefix
-from maitred.batching.llm_request import LlmRequest
+from maitred.batching.trtllm.kv_cache_view import NO_MATCH, KvCacheView, ReleaseSimulation, ReusedPrefix
+from maitred.batching.trtllm.llm_request import LlmRequest
 
 
 class PeftCacheView(Protocol):
@@ -43,7 +42,7 @@ class AdapterPages:
         """Return the pages that `request` adds."""
         adapter = request.lora_task_id
         if self._peft_cache is None or adapter is None or adapter in self._adapters:
-            return 0
+            return 0  # an adapter has its pages once, however many requests use it
         return self._peft_cache.determine_num_pages(request)
 
     def fits(self, request: LlmRequest) -> bool:
@@ -126,6 +125,8 @@ class PromisedBlocks:
 
     def promise(self, request: LlmRequest) -> None:
         """Promise the first new block of `request` in each cache."""
+        # Two requests that begin in one step would both compute what they have in common. The second one is better delayed
+        # until the first one's blocks are in the cache.
         for (_, promised), match in zip(self._promised, self._matches(request), strict=True):
             if match.first_new_block is not None:
                 promised.add(match.first_new_block)

@@ -17,7 +17,7 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
+from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, RequestList
 
 CapacityResult: TypeAlias = tuple[RequestList, RequestList] | tuple[RequestList, RequestList, RequestList]
 """(fitting, paused), or (fitting, fitting requests in the state DISAGG_GENERATION_INIT, paused)."""
@@ -167,11 +167,8 @@ class SimpleScheduler(RequestScheduler):
 def _repeats(scheduler: CapacityScheduler | MicroBatchScheduler, decision: str) -> bool:
     """Return what `scheduler` says of its answers. What a class says is void for a subclass with a decision of its own."""
     said = next((kind for kind in type(scheduler).__mro__ if "repeats_its_answer" in vars(kind)), object)
-    return scheduler.repeats_its_answer and issubclass(said, _decider(scheduler, decision))
-
-
-def _decider(scheduler: object, decision: str) -> type:
-    return next(kind for kind in type(scheduler).__mro__ if decision in vars(kind))
+    decides = next(kind for kind in type(scheduler).__mro__ if decision in vars(kind))
+    return scheduler.repeats_its_answer and issubclass(said, decides)
 
 
 def capacity_lists(result: CapacityResult) -> tuple[RequestList, RequestList, RequestList]:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from maitred.batching.llm_request import LlmRequest
+from maitred.batching.trtllm.llm_request import LlmRequest
 
 
 class ReusedPrefix(msgspec.Struct, frozen=True, gc=False):

@@ -7,8 +7,7 @@ vLLM has it as `prefill_schedule_interval`; N = 1 computes prompts in every step
     the last step that was free to admit has emptied the wait queue.
 
 In a step that holds, a sequence whose prompt is half computed stands still, and the wait queue is closed but for a head of
-which a single token is left to compute (the rest is cached): it costs what a decode costs. The last condition keeps a backlog
-from growing: where one step in N cannot admit all that comes, every step admits.
+which a single token is left to compute (the rest is cached): it costs what a decode costs.
 
 Example: N = 4, and step 10 computes a prompt. Steps 11, 12 and 13 hold, whatever waits. Step 14 admits two prompts and leaves
 a third one for want of tokens. So step 15 does not hold.
@@ -40,11 +39,12 @@ class PrefillCadence:
         """Decide whether the step that is planned holds prefill back."""
         self._has_prefill = False
         since = self._num_steps + 1 - self._last_prefill
+        # Without the condition on the backlog it would grow: one step in N may be too few to admit all that comes.
         self.holds = any_decodes and not self._has_backlog and since < self._interval
 
     def note_backlog(self, num_waiting: int) -> None:
         """Note how many sequences wait after a step that might admit some."""
-        if not self.holds:
+        if not self.holds:  # what waits behind a closed queue says nothing about its size
             self._has_backlog = num_waiting > 0
 
     def note_prefill(self) -> None:

@@ -4,11 +4,9 @@ While step n runs, step n + 1 has been planned already, without what comes of st
 so what the scheduler could not know then is kept from it:
 
     a sequence that completes with step n       keeps its slot and its blocks until step n + 1 is planned
-    one that reached max_output_tokens          computes nothing in step n + 1, because that could be foreseen
-    one that stopped by itself                  computes one token more in step n + 1, which is thrown away: a *ghost*. It takes
-                                                a block if it needs one, and another sequence may be preempted for it
-    a sequence that is preempted in step n + 1  has emitted a token in step n whose content was not known. A block that it
-                                                filled is not cached
+    one that reached max_output_tokens          computes nothing in step n + 1
+    one that stopped by itself                  computes one token more in step n + 1, which is thrown away: a *ghost*
+    a sequence that is preempted in step n + 1  caches no block that the token of step n has filled
 
 (When the scheduler learns of a completion or an arrival is the matter of `instance.mailbox`.)
 
@@ -20,14 +18,14 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from maitred.batching.continuous import ContinuousBatch
 from maitred.batching.limits import BatchLimits, PreemptionPolicy
+from maitred.batching.vllm.continuous import ContinuousBatch
 from maitred.core.sequence import SequenceState
 from maitred.kv import BlockManager
 
 
 class AheadBatch(ContinuousBatch):
-    """The running batch of one instance, planned one step ahead. See `ContinuousBatch` for the methods."""
+    """The running batch of one instance, planned one step ahead."""
 
     __slots__ = ("_max_model_len",)
 
@@ -45,7 +43,9 @@ class AheadBatch(ContinuousBatch):
         longest = self._max_model_len - seq.prompt_tokens
         if seq.request.max_output_tokens is not None:
             longest = min(longest, seq.request.max_output_tokens)
-        if emitted >= longest:  # foreseen: no token is computed in vain
+        # That it reaches its limit can be foreseen. If it stopped by itself it stays among those that decode: the ghost takes a
+        # block if it needs one, and another sequence may be preempted for it.
+        if emitted >= longest:
             self._blocks.stop_decode(self._stop_decode(seq))
 
     def remove(self, seq: SequenceState) -> None:
@@ -59,6 +59,7 @@ class AheadBatch(ContinuousBatch):
         return 0 if seq.is_complete and not seq.is_decoding else super()._next_tokens(seq, budget)
 
     def _num_unknown(self, seq: SequenceState) -> int:
-        # The last token of KV is that of the step in progress. After a prompt it is the last one of the prompt, which is known.
+        # The last token of KV is that of the step in progress, so its content is not known when the block would be hashed.
+        # After a prompt it is the last one of the prompt, which is known.
         held = self._kv_tokens(seq)
         return int((seq.is_decoding or seq.is_complete) and held != seq.num_tokens_to_prefill)

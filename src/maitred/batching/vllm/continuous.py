@@ -5,19 +5,12 @@
        here.
     2. If their KV blocks do not all fit, they take them in turn, and a victim is preempted for the one that finds none: the
        last admitted, or by priority. It loses its KV, keeps the tokens that it has emitted, and goes back to the front of the
-       wait queue. No sequence is admitted in a step with a victim. With `scheduling_policy: priority` the victim may be the
-       very sequence that needs a block. Then those after it stand still in this step, or, in vLLM 0.33, go on.
-    3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. With
-       `scheduler_reserve_full_isl` a sequence is admitted only when its whole prompt fits. `watermark` blocks stay free,
-       unless nothing runs. Without `enable_chunked_prefill` a prompt must fit into what is left of the budget. A sequence that
-       does not fit blocks those behind it.
+       wait queue. No sequence is admitted in a step with a victim.
+    3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. A
+       sequence that does not fit blocks those behind it.
 
-vLLM 0.33 may leave 3., and the chunks of 1., out of most steps (`prefill_cadence`).
-
-A step without chunks or victims repeats itself until a sequence completes, one arrives or the blocks run out, so
-`StepPlan.max_repeats` says how often it may run. Every decoding sequence finds room in the token budget of every step: it was
-admitted when the budget held it beside all before it, and what those take never grows. (An adaptive threshold may grow, but
-not beyond an equal share of the budget.)
+vLLM 0.33 may leave 3., and the chunks of 1., out of most steps (`prefill_cadence`). A step without chunks or victims repeats
+itself until a sequence completes, one arrives or the blocks run out (`StepPlan.max_repeats`).
 
 Example: a budget of 512 tokens, blocks of 16, 60 of them free. One sequence decodes and holds 31 tokens; a prompt of 700 tokens
 waits. The decode takes 1 token and opens no block (its 32nd token fits). The prompt needs 44 blocks in all, which are free, so
@@ -31,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
-from maitred.batching.prefill_cadence import PrefillCadence
 from maitred.batching.running_batch import RunningBatch, StepPlan
+from maitred.batching.vllm.prefill_cadence import PrefillCadence
 from maitred.core.contracts import WaitQueue
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
@@ -77,11 +70,6 @@ class ContinuousBatch(RunningBatch):
         self._decode_plan.is_plain = True
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
-        """Plan the step that begins at `now` and runs at most `max_repeats` times. `waiting` is None if no sequence waits.
-
-        The blocks of its chunks are reserved; those of the decodes are taken as the step runs. Preempted sequences have left
-        the batch, and the caller puts them back into the wait queue.
-        """
         if self._cadence is not None:
             return self._schedule_in_cadence(self._cadence, waiting, now)
         return self._schedule(waiting, now, max_repeats)
@@ -113,6 +101,8 @@ class ContinuousBatch(RunningBatch):
             return plan if repeat else self._serve_in_turn()
         if self._threshold:
             self._set_max_chunk(len(self.sequences) + (0 if waiting is None else len(waiting)))
+        # Each decode finds its token: it was admitted when the budget held it beside all before it, and what those take never
+        # grows. (An adaptive threshold may grow, but not beyond an equal share of the budget.)
         budget = room = self._max_tokens - self.num_decodes
         chunks: list[PrefillChunk] = []
         needed = 0
@@ -128,6 +118,7 @@ class ContinuousBatch(RunningBatch):
             return self._serve_in_turn()
         if chunks:
             self._reserve_chunks(chunks, needed)
+        # Not reached in a step with a victim: vLLM admits no sequence there, which would only take what the victim lacked.
         if open_to is not None and budget > 0:
             budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
@@ -186,6 +177,7 @@ class ContinuousBatch(RunningBatch):
             hit = NO_HIT if prefixed is None else prefixed.find_cached(seq)
             # A cached block that no lock holds is one of the free blocks, and is so no more once it is locked.
             room = spare - hit.num_unreferenced
+            # The watermark is room for running sequences to grow. With none it would keep a large prompt out for ever.
             if watermark and sequences:
                 room -= watermark
             start = cached = hit.num_blocks * size
@@ -197,7 +189,7 @@ class ContinuousBatch(RunningBatch):
             tokens = tokens if tokens < max_chunk else max_chunk
             if tokens > budget:
                 if not self._limits.enable_chunked_prefill:
-                    break
+                    break  # and no look past the head: behind a stream of short prompts a long one would never be admitted
                 tokens = budget
             # The whole prompt must fit, and not only its first chunk: otherwise it could be preempted before it is complete,
             # and what was computed of it would be wasted.
@@ -238,8 +230,10 @@ class ContinuousBatch(RunningBatch):
                 budget += tokens_of.pop(victim, 0)
                 preempted.append(self._preempt(victim))
             if seq in preempted:
+                # By priority, the sequence that lacks a block may be the victim itself. vLLM 0.32 ends its loop there, so those
+                # after it stand still; vLLM 0.33 goes on. (The last admitted has none after it.)
                 if self._preemption_policy is PreemptionPolicy.LEAST_URGENT_CLIENT and self._stops_at_own_preemption:
-                    break  # vLLM 0.32 ends its loop here
+                    break
                 continue
             if tokens:
                 tokens_of[seq] = tokens

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Final
 
-from maitred.batching.capacity_budgets import AdapterPages, PromisedBlocks
-from maitred.batching.context_chunking import UNLIMITED
-from maitred.batching.kv_cache_view import NO_MATCH, ReusedPrefix
-from maitred.batching.llm_request import LlmRequest, LlmRequestState, RequestList
-from maitred.batching.maitred_state import Lack, MaitredState
-from maitred.batching.memory_forecast import MemoryForecast
-from maitred.batching.prompt_shares import PromptRest
-from maitred.batching.schedulers import SchedulerOutput
-from maitred.batching.victims import choose_victim
+from maitred.batching.maitred.memory_forecast import MemoryForecast
+from maitred.batching.maitred.prompt_shares import PromptRest
+from maitred.batching.maitred.state import Lack, MaitredState
+from maitred.batching.maitred.victims import choose_victim
+from maitred.batching.trtllm.capacity_budgets import PromisedBlocks
+from maitred.batching.trtllm.context_chunking import UNLIMITED
+from maitred.batching.trtllm.kv_cache_view import NO_MATCH, ReusedPrefix
+from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, RequestList
+from maitred.batching.trtllm.schedulers import SchedulerOutput
 
+_GENERATING: Final = LlmRequestState.GENERATION_IN_PROGRESS  # members of enums are slow to look up
 _SEATS: Final = Lack("all places in the batch are taken")
 _PAUSED: Final = Lack("it was paused, and no request has ended since")
 _PREFIX: Final = Lack("another request computes the block of its prompt that it needs first")
-_PAGES: Final = Lack("the pages for its adapter are not free")
 _TOKENS: Final = Lack("the tokens of the step are used up")
 _PASSED: Final = Lack("a request before it has been passed as often as may be")
 
@@ -45,7 +45,6 @@ class MaitredStep:
         self._rest_tokens = 0
         """Tokens that all of `_prompts` have to compute."""
         self._paused: RequestList = []
-        self._disagg: RequestList = []
         self._tokens = state.max_num_tokens
         self._free_blocks = 0
         """Free blocks of the first window, with those of the paused requests."""
@@ -57,7 +56,6 @@ class MaitredStep:
         self._horizon = UNLIMITED
         """Steps that `_forecast` looks ahead."""
         self._promises: PromisedBlocks | None = None
-        self._adapters = AdapterPages(state.peft_cache)
         self._lacks: dict[int, Lack] = {}
         self._sort(active_requests, inflight_request_ids)
 
@@ -66,31 +64,26 @@ class MaitredStep:
         most, tokens, generation = self._state.max_running, self._tokens, self._generation
         # Most requests generate, and mostly all of them have tokens. Asking for the state itself is twice as fast as asking for
         # what it means.
-        generating = [request for request in active_requests if request.state in _GENERATION_STATES]
-        cost = sum([request.beam_width + request.num_draft_tokens for request in generating])
-        if cost <= tokens and len(generating) <= most and not inflight_request_ids:
-            self._generation, self._tokens = generating, tokens - cost
-            others = [entry for entry in enumerate(active_requests) if entry[1].state not in _GENERATION_STATES]
+        generating = [request for request in active_requests if request.state == _GENERATING]
+        if len(generating) <= min(tokens, most) and not inflight_request_ids:
+            self._generation, self._tokens = generating, tokens - len(generating)
+            others = [entry for entry in enumerate(active_requests) if entry[1].state != _GENERATING]
             for place, request in others:
                 self._sort_in(place, request, is_in_flight=False)
             return
         for place, request in enumerate(active_requests):
             is_in_flight = request.request_id in inflight_request_ids
-            if request.state in _GENERATION_STATES and not is_in_flight and len(generation) < most:
-                cost = request.beam_width + request.num_draft_tokens
-                if cost <= tokens:
-                    tokens -= cost
-                    generation.append(request)
-                else:
-                    self._held.append(request)
+            if request.state == _GENERATING and not is_in_flight and len(generation) < min(tokens, most):
+                generation.append(request)
             else:
                 self._sort_in(place, request, is_in_flight=is_in_flight)
-        self._tokens = tokens
+        self._tokens = tokens - len(generation)
 
     def plan(self) -> SchedulerOutput:
         """Return what the step does."""
         state = self._state
         self._make_room()
+        # Beside no decode a step of prompts may be as long as it likes: it keeps nobody waiting for a next token.
         if self._generation or self._held:
             self._tokens = min(self._tokens, state.max_prefill_tokens)
         if not self._paused:  # what a pause frees is for those that generate
@@ -105,9 +98,9 @@ class MaitredStep:
             state.shares.assign(self._prompts, self._tokens)
         places = state.max_running - len(self._generation)
         context = [_with_chunk(prompt) for prompt in self._prompts if prompt.chunk][:places]
-        context.sort(key=lambda request: request.is_last_context_chunk)
+        context.sort(key=lambda request: request.is_last_context_chunk)  # as TensorRT-LLM's runtime needs them
         fitting = self._num_running
-        return SchedulerOutput(context, self._generation, self._paused, self._disagg, fitting)
+        return SchedulerOutput(context, self._generation, self._paused, [], fitting)
 
     def _sort_in(self, place: int, request: LlmRequest, *, is_in_flight: bool) -> None:
         if request.is_generation_in_progress_state:
@@ -119,8 +112,6 @@ class MaitredStep:
                 self._pending.append((place, request))
             else:
                 self._add_prompt(PromptRest(request, place, request.context_remaining_length))
-        elif request.is_disagg_generation_init_state:
-            self._pending.append((place, request))
 
     def _add_prompt(self, prompt: PromptRest) -> None:
         self._prompts.append(prompt)
@@ -157,7 +148,7 @@ class MaitredStep:
             self._rest_tokens = sum([prompt.rest for prompt in self._prompts])
             return
         self._generation.remove(victim)
-        self._tokens += victim.beam_width + victim.num_draft_tokens
+        self._tokens += 1
         for window, blocks in enumerate(self._kv_cache.blocks_for_next_step(victim, NO_MATCH)):
             needed[window] -= blocks
 
@@ -173,9 +164,6 @@ class MaitredStep:
         passed: RequestList = []
         if len(self._pending) > 1:
             self._pending.sort(key=lambda entry: -entry[1].priority)
-        if state.peft_cache is not None:
-            for request in self._with_memory():
-                self._adapters.claim(request)
         for place, request in self._pending:
             if num_misfits > state.look_past:
                 return
@@ -191,7 +179,7 @@ class MaitredStep:
             if lack.is_of_memory and request.priority > state.lowest_priority and self._displace_for(request, lack):
                 return
             if lack is _SEATS:
-                return
+                return  # a place is free only when a request ends, so those behind lack it as well
             num_misfits += 1
             if lack is not _PREFIX:  # which it waits for of its own will
                 passed.append(request)
@@ -201,20 +189,22 @@ class MaitredStep:
         state, is_alone = self._state, not (self._generation or self._prompts or self._held)
         if self._num_running + len(self._held) >= min(state.max_running, state.max_num_tokens):
             return _SEATS
+        # Until a request ends there is no more memory than when this one lost its own, and it would soon be the victim again.
         if request.num_pauses and not (state.has_ended or is_alone):
             return _PAUSED
         match = self._match(request)
         if match is None:
             return _PREFIX
-        if not self._adapters.fits(request):
-            return _PAGES
         prompt = self._prompt_of(place, request, match)
-        if prompt is not None and not self._finds_tokens(prompt):
+        if not self._finds_tokens(prompt):
             return _TOKENS
+        # The first chunk takes the blocks of the whole prompt: a half-computed one that finds no block would hold memory for
+        # nothing.
         needed = self._kv_cache.blocks_for_next_step(request, match)
         if not _fits(needed, self._spare):
             text = "its prompt needs {needed} KV blocks, and {available} are free"
             return Lack(text, needed[0], self._spare[0], is_of_memory=True)
+        # Alone it begins whatever is foreseen: nothing else could end and make room for it.
         if not is_alone:
             lack = self._future_lack(request, match)
             if lack is not None:
@@ -222,9 +212,8 @@ class MaitredStep:
         self._admit(request, prompt, match, needed)
         return None
 
-    def _admit(self, request: LlmRequest, prompt: PromptRest | None, match: ReusedPrefix, needed: Sequence[int]) -> None:
+    def _admit(self, request: LlmRequest, prompt: PromptRest, match: ReusedPrefix, needed: Sequence[int]) -> None:
         self._spare = [blocks - taken for blocks, taken in zip(self._spare, needed, strict=True)]
-        self._adapters.claim(request)
         self._state.skips.pop(request.request_id, None)
         self._state.lowest_priority = min(self._state.lowest_priority, request.priority)
         if self._promises is not None:
@@ -232,10 +221,6 @@ class MaitredStep:
         if self._forecast is not None:
             left = min(self._horizon, *self._state.tokens_left([request]))
             self._forecast.add(left, self._tokens_held(request, match.num_referenced_blocks))
-        if prompt is None:
-            self._disagg.append(request)
-            self._held.append(request)
-            return
         self._add_prompt(prompt)
         if request.num_pauses:
             self._state.on_return(prompt.rest / request.prompt_len)
@@ -289,10 +274,8 @@ class MaitredStep:
             return None
         return self._promises.match(request)
 
-    def _prompt_of(self, place: int, request: LlmRequest, match: ReusedPrefix) -> PromptRest | None:
-        """Return the prompt of `request`, which is about to begin, or None if its KV comes from another instance."""
-        if request.is_disagg_generation_init_state:
-            return None
+    def _prompt_of(self, place: int, request: LlmRequest, match: ReusedPrefix) -> PromptRest:
+        """Return the prompt of `request`, which is about to begin."""
         # The last token is always computed, or none could come out.
         cached = min(match.num_cached_blocks, (request.prompt_len - 1) // self._block_size) * self._block_size
         request.estimated_reusable_tokens = cached
@@ -357,9 +340,6 @@ class MaitredStep:
     def _tokens_held(self, request: LlmRequest, shared_blocks: int) -> int:
         """Return the tokens of KV that `request` has in blocks that it does not share, with the mean rest of a last block."""
         return request.prompt_len + request.num_generated_tokens + self._half_block - shared_blocks * self._block_size
-
-
-_GENERATION_STATES: Final = (LlmRequestState.GENERATION_IN_PROGRESS, LlmRequestState.DISAGG_GENERATION_TRANS_COMPLETE)
 
 
 def _fits(needed: Sequence[int], free: Sequence[int]) -> bool:

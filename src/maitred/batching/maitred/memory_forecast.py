@@ -52,14 +52,10 @@ class MemoryForecast:
         self._merge()
         return max([self._held[number] + number * left for number, (left, _) in enumerate(self._requests, 1)], default=0)
 
-    def peak_with(self, left: int, held: int) -> int:
-        """Return the largest need until a candidate ends that holds `held` tokens and emits `left`."""
-        self._merge()
-        return self._peak_with(left, held)
-
     def missing(self, left: int, held: int, capacity: int) -> int:
         """Return how many of `capacity` tokens will be missing until such a candidate ends, or 0 or less if they suffice."""
-        # Those that were added need at most all that they will hold at last, at the same time.
+        # Those that were added need at most all that they will hold at last, at the same time. Mostly that shows that there is
+        # enough, and the sums are not made anew for each request that begins.
         missing = self._peak_with(left, held) + self._need_of_added - capacity
         if missing <= 0 or not self._added:
             return missing

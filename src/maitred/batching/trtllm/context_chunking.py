@@ -5,8 +5,7 @@
     FORCE_CHUNK               each prompt stops at its next snapshot point, for models with a recurrent state
 
 A chunk that does not end its prompt is a multiple of the unit, so that it ends on a block boundary. What a prompt finds in the
-cache costs nothing. Only its last tokens are saved, though: a chunk that does not reach the end of the prompt is computed in
-full, behind the tokens that are found (`reuse_adjusted_cost`).
+cache costs nothing, if the chunk reaches the end of the prompt (`reuse_adjusted_cost`).
 
 Example: prompts of 25 and 25 tokens, 30 tokens in the step, units of 5. First come, first served gives 25 and 5, equal progress
 15 and 15.
@@ -20,7 +19,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from maitred.batching.llm_request import LlmRequest
+from maitred.batching.trtllm.llm_request import LlmRequest
 
 UNLIMITED: Final = 1 << 62
 CostRule: TypeAlias = Callable[[int, int, int], int]
@@ -69,10 +68,8 @@ class ChunkLimits(msgspec.Struct, frozen=True):
 
 
 def reuse_adjusted_cost(chunk: int, reusable: int, remaining: int) -> int:
-    """Return the tokens that are computed for a chunk of `chunk` tokens, if `reusable` of the `remaining` ones are cached.
-
-    A chunk that ends before the prompt does is moved behind the cached tokens, and is not shorter for them.
-    """
+    """Return the tokens that are computed for a chunk of `chunk` tokens, if `reusable` of the `remaining` ones are cached."""
+    # A chunk that ends before the prompt does is moved behind the cached tokens, and is not shorter for them.
     if reusable <= 0 or reusable + chunk < remaining:
         return chunk
     return max(0, remaining - reusable)
@@ -152,6 +149,7 @@ class ChunkAssignment:
         """Drop the draft tokens of last chunks that would cost a further unit, or that do not fit into the limits."""
         total = sum(self.cost(request, request.context_chunk_size) for request in requests)
         for request in requests:
+            # Only with its last chunk does a request generate, and so verify a draft.
             if not (request.is_last_context_chunk and request.num_draft_tokens):
                 continue
             chunk = request.context_chunk_size

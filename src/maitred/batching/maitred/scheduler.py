@@ -43,14 +43,13 @@ from collections.abc import Set
 from typing import Final
 
 from maitred.batching.batch_schedulers import BATCH_SCHEDULERS
-from maitred.batching.capacity_budgets import PeftCacheView
-from maitred.batching.context_chunking import UNLIMITED, ContextChunkingConfig
-from maitred.batching.kv_cache_view import KvCacheView
-from maitred.batching.llm_request import LlmRequest, RequestList
-from maitred.batching.maitred_state import MaitredState
-from maitred.batching.maitred_step import MaitredStep
-from maitred.batching.prompt_shares import PromptShares
-from maitred.batching.schedulers import RequestScheduler, SchedulerOutput
+from maitred.batching.maitred.prompt_shares import PromptShares
+from maitred.batching.maitred.state import MaitredState
+from maitred.batching.maitred.step import MaitredStep
+from maitred.batching.trtllm.context_chunking import UNLIMITED, ContextChunkingConfig
+from maitred.batching.trtllm.kv_cache_view import KvCacheView
+from maitred.batching.trtllm.llm_request import LlmRequest, RequestList
+from maitred.batching.trtllm.schedulers import RequestScheduler, SchedulerOutput
 
 _STEPS_OF_PROMPTS: Final = 16
 
@@ -70,7 +69,6 @@ class MaitredScheduler(RequestScheduler):
         max_num_tokens: int | None = None,
         ctx_chunk_config: ContextChunkingConfig | None = None,
         max_context_length: int | None = None,
-        peft_cache_manager: PeftCacheView | None = None,
         *,
         look_past: int = 8,
         max_skips: int = 16,
@@ -93,22 +91,24 @@ class MaitredScheduler(RequestScheduler):
             if least_1 is not None and least_1 < 1:
                 raise ValueError(f"{name} must be at least 1, not {least_1}")
         self.max_num_pending = look_past + 1
+        shares = PromptShares(
+            first_share,
+            1 if ctx_chunk_config is None else ctx_chunk_config.chunk_unit_size,
+            UNLIMITED if max_context_length is None else max_context_length,
+            whole_only=ctx_chunk_config is None,
+        )
+        # A prompt that is computed whole must fit into one step, whatever decodes beside it.
+        most_beside_decodes = UNLIMITED if ctx_chunk_config is None else _STEPS_OF_PROMPTS * prefill_speed
         self._state = MaitredState(
             kv_cache_manager,
-            peft_cache_manager,
-            PromptShares(
-                first_share,
-                1 if ctx_chunk_config is None else ctx_chunk_config.chunk_unit_size,
-                UNLIMITED if max_context_length is None else max_context_length,
-                whole_only=ctx_chunk_config is None,
-            ),
-            min(max_num_requests, max_batch_size),
-            UNLIMITED if max_num_tokens is None else max_num_tokens,
-            max_prefill_tokens or (UNLIMITED if ctx_chunk_config is None else _STEPS_OF_PROMPTS * prefill_speed),
-            look_past,
-            max_skips,
-            max_pauses,
-            prefill_speed,
+            shares,
+            max_running=min(max_num_requests, max_batch_size),
+            max_num_tokens=UNLIMITED if max_num_tokens is None else max_num_tokens,
+            max_prefill_tokens=max_prefill_tokens or most_beside_decodes,
+            look_past=look_past,
+            max_skips=max_skips,
+            max_pauses=max_pauses,
+            prefill_speed=prefill_speed,
         )
 
     def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
