@@ -66,6 +66,13 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
 class BaseQueue(WaitQueue):
     """A wait queue that neither time, nor steps, nor service reorders."""
 
+    def pop(self) -> SequenceState:
+        seq = self.peek()
+        if seq is None:
+            raise IndexError("pop from an empty wait queue")
+        self.remove(seq.request.id)
+        return seq
+
     def on_step_start(self, step: StepView, now: Micros) -> None:
         pass
 

@@ -145,13 +145,6 @@ class _RandomQueue(BaseQueue):
             self._step_rng = Random(f"{self._seed}/{self._step}")
         return self._step_rng.choice(self._sorted_ids)
 
-    def pop(self) -> SequenceState:
-        seq = self.peek()
-        if seq is None:
-            raise IndexError("pop from an empty wait queue")
-        self.remove(seq.request.id)
-        return seq
-
     def next_order_change(self, now: Micros) -> Micros | None:
         return now + 1 if len(self._sorted_ids) > 1 else None
 
@@ -218,13 +211,6 @@ class _RoutingKeyQueue(BaseQueue):
         while running and running[-1] not in self._by_key:
             running.pop()
         return (self._by_key[running[-1]] if running else self._all).peek()
-
-    def pop(self) -> SequenceState:
-        seq = self.peek()
-        if seq is None:
-            raise IndexError("pop from an empty wait queue")
-        self.remove(seq.request.id)
-        return seq
 
     def __len__(self) -> int:
         return len(self._all)
