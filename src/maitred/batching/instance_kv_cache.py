@@ -74,7 +74,7 @@ class InstanceKvCache(KvCacheView):
         return (self.get_needed_resource_to_completion(request) - self._blocks_held(request, match),)
 
     def blocks_to_complete_all(self, requests: Sequence[LlmRequest]) -> Sequence[int]:
-        if len(requests) == self._num_decodes:
+        if len(requests) == self._num_decodes:  # then they are all that decode, of which only sums are kept
             return (self._blocks_at_completion - self._blocks.blocks_of_decodes(self._decode_tokens()),)
         return super().blocks_to_complete_all(requests)
 

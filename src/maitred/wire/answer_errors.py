@@ -13,8 +13,7 @@ error in the body of a JSON answer with status 200, too. Each API has its own wo
     event: error, data: any text
     error: {"message": "...", "code": 500}                             older llama.cpp
 
-`"error": null`, which every event of /v1/responses has, is none. A text of the model is never taken for an error: events are
-decoded, and only their own members count.
+A text of the model is never taken for an error: events are decoded, and only their own members count.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def error_in_body(body: bytes) -> AnswerError | None:
 
 def _error_of(members: _Members) -> AnswerError | None:
     error = _decoded(members.error)
-    if error:
+    if error:  # null, which every event of /v1/responses has, is none
         return _error_of_value(error)
     if b'"error"' in (bytes(members.type), bytes(members.object)):
         return _error_of_value({"message": _decoded(members.message), "code": _decoded(members.code)})

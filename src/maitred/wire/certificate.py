@@ -6,10 +6,8 @@ same context: connections that are open keep theirs, and the next one gets the n
 
     certbot writes new files; SIGHUP; `read_certificate` finds that they fit each other; `load`: the next handshake has them
 
-OpenSSL loads the chain first and then the key, and keeps the chain if the key does not fit. Hence `read_certificate`, which
-loads both into a context of its own. It reads each file once, in a thread of the reload, and keeps what it has read: what was
-checked is what is loaded, and the event loop waits for no disk. OpenSSL reads certificates from files only, so what was read
-is given to it as a file in memory.
+`read_certificate` reads each file once, in a thread of the reload, and keeps what it has read: what was checked is what is
+loaded, and the event loop waits for no disk.
 
 TLS 1.2 is the least. A client must complete its handshake within `HANDSHAKE_SECS`. Everything behind the handshake is as on a
 plain connection: the same code watches it (`protocol`), with buffers of the same size.
@@ -76,6 +74,7 @@ class CertificateFiles(NamedTuple):
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Load them. Raises ssl.SSLError, and `_EncryptedKey`."""
+        # From files in memory: OpenSSL takes paths only.
         with _as_file(self.chain) as chain, _as_file(self.key) as key:
             context.load_cert_chain(chain, key, password=_no_password)
 
@@ -87,6 +86,7 @@ def read_certificate(chain: str, key: str, *, where: str, prefix: str = "") -> C
     cert_name, key_name = f"{where}.{prefix}tls_cert", f"{where}.{prefix}tls_key"
     files = CertificateFiles(_read(chain, cert_name), _read(key, key_name))
     try:
+        # Into a context of its own: OpenSSL loads the chain first, and keeps it if the key does not fit.
         files.load_into(_new_context())
     except _EncryptedKey:
         hint = "give a key without a password, readable by the gateway alone"

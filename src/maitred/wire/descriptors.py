@@ -8,8 +8,7 @@ be counted:
     from `last` to the limit    a client for whom no connection can be closed is turned away: what is left is for connections
                                 to backends, and for files
 
-A connection is idle while it has no request, or has begun to send the head of one. Looking for the idlest takes a while where
-there are thousands, so some more than are missing are closed at once.
+A connection is idle while it has no request, or has begun to send the head of one.
 
 Example: a limit of 256 makes `mark` 224 and `last` 240. A client with 400 idle connections is at 224 of them, less some, since
 each further one closes the oldest. Another client's connection is the newest, and stays.
@@ -47,6 +46,7 @@ class DescriptorRoom:
         """Return how many connections must be closed because of a new descriptor with this number; `num_closing` are being
         closed already."""
         missing = descriptor - self.mark + 1 - num_closing
+        # Some more than are missing: looking for the idlest takes a while where there are thousands.
         return missing + self._batch if missing > 0 else 0
 
 

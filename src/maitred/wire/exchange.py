@@ -1,7 +1,6 @@
 """A request and its response, as their handler sees them, and the answers that every server of ours gives.
 
-A handler is called once per request with an `Exchange`, in a task of its own. Header names come in lower case, names and values
-as bytes, and they are compared as bytes: decoding them all would cost more than the rest of a small request.
+A handler is called once per request with an `Exchange`, in a task of its own. Header names come in lower case.
 
     read_body          the whole body, within a limit
     start_response     the head and the first piece of the body, in one write
@@ -178,6 +177,7 @@ class Exchange:
 
     def get_header(self, name: bytes) -> bytes | None:
         """Return the first value of the header `name` (lower case), or None."""
+        # As bytes: decoding all headers would cost more than the rest of a small request.
         for key, value in self.headers:
             if key == name:
                 return value
@@ -236,7 +236,7 @@ class Exchange:
     def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
         """Send the head and the first piece of the body, as `ResponseWriter` says."""
         if self.is_disconnected:
-            return None
+            return None  # and no error: the handler learns of it by `watch_disconnect`, perhaps later than it sends
         if self.response_started:
             raise FramingMisuse("the response has started already")
         self.response_started, self.response_ended, self.status = True, not more, status

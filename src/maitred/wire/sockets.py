@@ -1,7 +1,6 @@
 """What the system knows of a socket and asyncio does not say: that its peer has hung up, and what it has not taken.
 
-**Hangups.** A socket that is not read reports no end: the end is behind the bytes that are not taken. On Linux, epoll tells of
-it apart (EPOLLRDHUP). Sockets whose reading is paused are in an epoll set of their own, itself a file that the loop watches.
+**Hangups.** Sockets whose reading is paused are in an epoll set of their own, itself a file that the loop watches.
 
 Example: a client has sent more requests than are kept, is read no more, and waits for its first answer. It closes. The set gets
 readable, and its connection is closed within the same turn of the loop, so that its answer is no longer worked on.
@@ -39,6 +38,7 @@ class HangupWatch:
     def watch(self, descriptor: int, on_hangup: Callable[[], object]) -> None:
         """Call `on_hangup` once if the peer of this socket hangs up. A negative number is no socket."""
         if self._epoll is not None and descriptor >= 0 and descriptor not in self._on_hangup:
+            # A socket that is not read reports no end, which is behind the bytes that are not taken. Linux tells of it apart.
             self._epoll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
             self._on_hangup[descriptor] = on_hangup
 

@@ -5,10 +5,8 @@ host of its URL, and signed by an authority that the system trusts, or one in th
 `SSL_CERT_FILE`. TLS 1.2 is the least.
 
 **Resumption.** A full handshake costs each side a signature and a key exchange, most of a millisecond. A server therefore
-sends tickets, with which the next connection to the same host goes on from the session of an earlier one. The event loop knows
-nothing of them, so the session is set where the SSL object of a connection begins its handshake, and kept when the first
-response has come, because TLS 1.3 sends its tickets behind the handshake. A server that knows a ticket no more makes a full
-handshake, as without one.
+sends tickets, with which the next connection to the same host goes on from the session of an earlier one. A server that knows a
+ticket no more makes a full handshake, as without one.
 """
 
 from __future__ import annotations
@@ -38,6 +36,7 @@ class _ResumingObject(ssl.SSLObject):
     _has_begun = False
 
     def do_handshake(self) -> None:
+        # The event loop knows nothing of sessions, so this is the only place at which one can be set.
         if not self._has_begun:  # It is called until the handshake is over, and then takes no session any more.
             self._has_begun = True
             session = self.sessions.get(self.server_hostname or "")

@@ -7,19 +7,14 @@ Two predictors watch the same requests, and the better one is asked:
 
 A client that always uses its limit (a benchmark) is foreseen exactly by the second one, and one that names a limit far above
 what it needs by the first. Each keeps a histogram with four buckets to an octave, in which old answers fade: after `_FADING`
-more they count 1/e. A prediction is conditional: of an answer that has 500 tokens, only answers beyond 500 tell how long it
-becomes.
+more they count 1/e.
 
-**One prediction for each request, not one for all.** If all were given the median, half of them would outgrow it; with a high
-quantile the memory would stand half empty. So each request has a *stratum*, a fixed place u in the distribution that is drawn
-from its id, and its predicted length is the u-quantile of the answers that are at least as long as its own. Together the
+**One prediction for each request, not one for all.** Each request has a *stratum*, a fixed place u in the distribution that is
+drawn from its id, and its predicted length is the u-quantile of the answers that are at least as long as its own. Together the
 running requests then look like a sample of the distribution, and the sum over them is what is to be expected.
 
     strata 1/16, 3/16 ... 15/16 of answers of 100 to 500 tokens, all alike: 125, 175 ... 475 tokens
     the same after 300 tokens: 312, 337 ... 487
-
-While a request grows, its predicted length never falls. `MaitredScheduler` relies on that to know for how many steps its answer
-stays the same.
 
 Compiled (`tools/compile.py`).
 """
@@ -84,6 +79,7 @@ class _Distribution:
         each, and then of all."""
         total, quantiles, end, last = below[-1], [], 0, len(_EDGES) - 1
         for bucket in range(len(_EDGES)):
+            # Of an answer that has 500 tokens, only answers beyond 500 tell how long it becomes.
             wanted = below[bucket] + share * (total - below[bucket])
             end = max(end, bucket)
             while end < last and below[end + 1] < wanted:
@@ -94,6 +90,8 @@ class _Distribution:
                 within = min(1.0, (wanted - below[end]) / max(self._weights[end], 1e-300))
                 width = (_EDGES[end + 1] if end < last else 2 * _EDGES[end]) - _EDGES[end]
                 quantiles.append(_EDGES[end] + int(max(0.0, within) * width))
+        # While a request grows, its predicted length must never fall: by that `MaitredScheduler` knows for how many steps its
+        # answer stays the same.
         return list(accumulate(quantiles, max))
 
 
@@ -120,6 +118,7 @@ class AnswerLengths:
 
     def predict(self, request_id: int, so_far: int, limit: int | None) -> int:
         """Return how long the answer of a request becomes that has `so_far` tokens: more than that."""
+        # Were all given the median, half of them would outgrow it; with a high quantile the memory would stand half empty.
         stratum = (request_id * 0x9E3779B1 >> 16) & _LAST_STRATUM  # neighbours have different ones, each as often as any other
         if limit is None or self._errors[1] > self._errors[0]:
             bucket = _BUCKETS[so_far] if so_far < _NUM_SHORT else bucket_of(so_far)

@@ -87,6 +87,7 @@ class KvCacheManager(KvCacheView):
         pool, references = self._pools[0], self._references[0]
         cached = pool.num_cached_blocks(full)
         referenced = next((index for index in range(cached) if not references[full[index]]), cached)
+        # With its adapter: the KV of equal tokens differs by adapter, so such requests do not wait for each other.
         first_new = (request.lora_task_id, full[cached]) if cached < len(full) else None
         return ReusedPrefix(first_new, cached, referenced)
 
