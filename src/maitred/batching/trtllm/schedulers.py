@@ -174,28 +174,25 @@ def _repeats(scheduler: CapacityScheduler | MicroBatchScheduler, decision: str) 
 def capacity_lists(result: CapacityResult) -> tuple[RequestList, RequestList, RequestList]:
     """Return the answer of a capacity scheduler, which may be a pair, as (fitting, disagg_gen_init, paused). Raises TypeError
     for any other answer."""
-    _check_answer(result, "schedule_request", "(fitting, paused) or (fitting, disagg_gen_init, paused)")
-    if len(result) == 3:
-        return result
-    fitting, paused = result
-    return fitting, [], paused
-
-
-def _check_answer(result: object, method: str, right: str) -> None:
-    if isinstance(result, (tuple, list)) and len(result) in (2, 3) and all(isinstance(part, Sequence) for part in result):
-        return
-    found = f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
-    raise TypeError(f"{method} returns {found}, not {right}")
+    return _three_lists(result, "schedule_request", "(fitting, paused) or (fitting, disagg_gen_init, paused)", may_lack=1)
 
 
 def micro_batch_lists(result: MicroBatchResult) -> tuple[RequestList, RequestList, RequestList]:
     """Return the answer of a micro-batch scheduler, which may be a pair, as (encoder, context, generation). Raises TypeError
     for any other answer."""
-    _check_answer(result, "schedule", "(context, generation) or (encoder, context, generation)")
-    if len(result) == 3:
-        return result
-    context, generation = result
-    return [], context, generation
+    return _three_lists(result, "schedule", "(context, generation) or (encoder, context, generation)", may_lack=0)
+
+
+def _three_lists(
+    result: Sequence[RequestList], method: str, right: str, *, may_lack: int
+) -> tuple[RequestList, RequestList, RequestList]:
+    """Return the lists that `method` has returned, with an empty one at index `may_lack` if that is left out."""
+    # The classes are the users' own, and may return anything.
+    if isinstance(result, (tuple, list)) and len(result) in (2, 3) and all(isinstance(part, Sequence) for part in result):
+        first, second, third = result if len(result) == 3 else [*result[:may_lack], [], *result[may_lack:]]
+        return first, second, third
+    found = f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
+    raise TypeError(f"{method} returns {found}, not {right}")
 
 
 def insert_by_priority(active_requests: RequestList, request: LlmRequest) -> None:

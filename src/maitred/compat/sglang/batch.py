@@ -157,7 +157,7 @@ class SGLangBatch(RunningBatch):
             raise InvariantError(f"the running requests may generate {left} tokens yet, and another number is expected")
 
     def _defers_prefill(self) -> bool:
-        return self._num_deferred > 0 and self.num_decodes >= self._rules.interval_min_running
+        return self._num_deferred > 0 and self.num_decodes >= self._rules.options.prefill_decode_interval_min_bs
 
     def _plan_prefill(self, plan: StepPlan, waiting: WaitQueue | None, preempted: list[SequenceState], now: Micros) -> bool:
         """Make `plan` a step of prefill, if there is anything to prefill. Add the sequences that give way to `preempted`.
@@ -184,7 +184,7 @@ class SGLangBatch(RunningBatch):
         # In a mixed batch the running sequences decode, if their blocks are free.
         mixes = self._rules.passes.mixes and self._blocks.max_steps(1) == 1
         self._holds_decodes = plan.holds_decodes = not mixes
-        self._num_deferred = self._rules.prefill_decode_interval
+        self._num_deferred = self._rules.options.prefill_decode_interval
         return True
 
     def _start_chunks(
@@ -230,7 +230,8 @@ class SGLangBatch(RunningBatch):
 
     def _retract(self, memory: DecodeMemory, preempted: list[SequenceState], now: Micros) -> None:
         """Retract running sequences until `memory` has room, and add them to `preempted`."""
-        result = retract(self._running_requests(), memory, by_urgency=self._rules.retracts_by_urgency)
+        by_urgency = self._rules.options.retraction_policy == "priority"
+        result = retract(self._running_requests(), memory, by_urgency=by_urgency)
         for victim in [*result.retracted, *result.aborted]:
             preempted.append(self._requeued(victim, now))
         self._host.new_token_ratio.on_retraction([(kept.output_tokens, kept.max_new_tokens) for kept in result.kept])

@@ -40,7 +40,7 @@ class SGLangRequest(PrefillRequest):
             seq.num_output_tokens,
             -rules.sign * request.priority,
             queued_at,
-            ignores_eos=rules.ignore_eos,
+            ignores_eos=rules.options.ignore_eos,
         )
         self.seq = seq
 
@@ -83,8 +83,12 @@ class EngineHost(PrefillHost):
         self._hit: PrefixHit = NO_HIT
         """What the cache holds of the request that is being tried."""
         self._is_locked = False
+        options = rules.options
         self.new_token_ratio = NewTokenRatio(
-            rules.conservativeness, rules.init_ratio, rules.min_ratio_factor, rules.ratio_decay_steps
+            options.schedule_conservativeness,
+            options.init_new_token_ratio,
+            options.min_new_token_ratio_factor,
+            options.new_token_ratio_decay_steps,
         )
         self._delayer = None if rules.delay is None else PrefillDelayer(rules.delay)
         self._last_batches = [0] * _LAST_PASSES
@@ -190,7 +194,7 @@ class EngineHost(PrefillHost):
         limits, ratio = self._rules.passes.limits, self.new_token_ratio.value
         expected: float | None = None
         if isinstance(running, DecodingRequests):
-            expected = running.tokens_left * (1.0 if self._rules.ignore_eos else ratio)
+            expected = running.tokens_left * (1.0 if self._rules.options.ignore_eos else ratio)
         return PrefillAdder(limits, self, running, ratio, num_mixed, expected, has_cache=has_cache)
 
     def _is_below(self, watermark: float | None) -> bool:

@@ -35,15 +35,8 @@ def sglang_rules(config: InstanceConfig) -> SGLangRules:
     return SGLangRules(
         passes=_pass_rules(config, policy, preempts=sign is not None and not options.disable_priority_preemption),
         max_model_len=config.model_len,
+        options=options,
         sign=sign or PrioritySign.HIGH_FIRST,
-        ignore_eos=options.ignore_eos,
-        conservativeness=options.schedule_conservativeness,
-        init_ratio=options.init_new_token_ratio,
-        min_ratio_factor=options.min_new_token_ratio_factor,
-        ratio_decay_steps=options.new_token_ratio_decay_steps,
-        retracts_by_urgency=options.retraction_policy == "priority",
-        prefill_decode_interval=options.prefill_decode_interval,
-        interval_min_running=options.prefill_decode_interval_min_bs,
         delay=_delay_rules(options),
     )
 

@@ -6,6 +6,7 @@ import msgspec
 
 from maitred.compat.sglang.orders import PrioritySign
 from maitred.compat.sglang.prefill_delayer import DelayRules
+from maitred.instance.sglang_config import SGLangConfig
 
 
 class PrefillLimits(msgspec.Struct, frozen=True):
@@ -46,18 +47,8 @@ class SGLangRules(msgspec.Struct, frozen=True, kw_only=True):
     passes: PassRules
     max_model_len: int
     """Most tokens of prompt and output together: the limit of an answer whose client names none."""
+    options: SGLangConfig = SGLangConfig()
+    """What its user says, of which `passes` and `delay` are made, too."""
     sign: PrioritySign = PrioritySign.HIGH_FIRST
-    ignore_eos: bool = False
-    """Whether answers do not end by themselves."""
-    conservativeness: float = 1.0
-    init_ratio: float = 0.7
-    min_ratio_factor: float = 0.14
-    ratio_decay_steps: int = 600
-    retracts_by_urgency: bool = False
-    """Whether the least urgent request is retracted first, and not the one with the fewest tokens of output."""
-    prefill_decode_interval: int = 0
-    """Decode steps between two steps of prefill."""
-    interval_min_running: int = 1
-    """Fewer running requests than this wait for no interval."""
     delay: DelayRules | None = None
     """When prefill is delayed; None: never."""
