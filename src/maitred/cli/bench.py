@@ -55,57 +55,46 @@ class BenchFlags(FileFlags, VllmFlags):
     url: Annotated[str | None, typer.Argument(help="The endpoint, as http://host:port.", metavar="URL", show_default=False)] = (
         None
     )
-    base_url: Annotated[str | None, flag(_ENDPOINT, "--base-url", "The same as URL.", "URL")] = None
-    endpoint: Annotated[
-        str,
-        flag(_ENDPOINT, "--endpoint", "/v1/completions, or /v1/chat/completions. Default: /v1/completions.", "PATH"),
-    ] = "/v1/completions"
+    base_url: Annotated[str | None, flag(_ENDPOINT, "The same as URL.", "URL")] = None
+    endpoint: Annotated[str, flag(_ENDPOINT, "/v1/completions, or /v1/chat/completions. Default: /v1/completions.", "PATH")] = (
+        "/v1/completions"
+    )
     model: Annotated[
         str | None,
-        flag(_ENDPOINT, "--model", "The model to ask for. Default: the first one that the endpoint serves.", "NAME",
-             alias="--served-model-name"),
-    ] = None  # fmt: skip
+        flag(
+            _ENDPOINT,
+            "The model to ask for. Default: the first one that the endpoint serves.",
+            "NAME",
+            alias="--served-model-name",
+        ),
+    ] = None
     header: Annotated[
         list[str] | None,
-        flag(
-            _ENDPOINT, "--header", "A header of every request. OPENAI_API_KEY gives an Authorization. Repeatable.", "KEY=VALUE"
-        ),
+        flag(_ENDPOINT, "A header of every request. OPENAI_API_KEY gives an Authorization. Repeatable.", "KEY=VALUE"),
     ] = None
     tokenizer: Annotated[
         Path | None,
         flag(
             _ENDPOINT,
-            "--tokenizer",
             "Its tokenizer.json, or the model's folder: prompts of exactly the workload's lengths. Default: none.",
             "FILE",
         ),
     ] = None
-    tenant_header: Annotated[
-        str, flag(_ENDPOINT, "--tenant-header", "The header for tenants. Default: x-smg-tenant-id.", "NAME")
-    ] = "x-smg-tenant-id"
+    tenant_header: Annotated[str, flag(_ENDPOINT, "The header for tenants. Default: x-smg-tenant-id.", "NAME")] = (
+        "x-smg-tenant-id"
+    )
     max_concurrency: Annotated[
         int | None,
-        flag(
-            _SENDING,
-            "--max-concurrency",
-            "Most requests in flight. With --request-rate inf latencies count from sending. Default: none.",
-            "N",
-        ),
+        flag(_SENDING, "Most requests in flight. With --request-rate inf latencies count from sending. Default: none.", "N"),
     ] = None
-    no_stream: Annotated[bool | None, flag(_SENDING, "--no-stream", "No answer streams.", SWITCH)] = None
+    no_stream: Annotated[bool | None, flag(_SENDING, "No answer streams.", SWITCH)] = None
     no_ignore_eos: Annotated[
-        bool | None,
-        flag(_SENDING, "--no-ignore-eos", "Let answers end by themselves; the workload's lengths are their limits.", SWITCH),
+        bool | None, flag(_SENDING, "Let answers end by themselves; the workload's lengths are their limits.", SWITCH)
     ] = None
-    extra_body: Annotated[
-        str | None, flag(_SENDING, "--extra-body", "Fields of every body, such as '{\"temperature\": 0}'.", "JSON")
-    ] = None
-    num_warmups: Annotated[
-        int, flag(_SENDING, "--num-warmups", "Requests before the run, which do not count. Default: 0.", "N")
-    ] = 0
+    extra_body: Annotated[str | None, flag(_SENDING, "Fields of every body, such as '{\"temperature\": 0}'.", "JSON")] = None
+    num_warmups: Annotated[int, flag(_SENDING, "Requests before the run, which do not count. Default: 0.", "N")] = 0
     predict: Annotated[
-        Path | None,
-        flag(_PREDICTION, "--predict", "A file with the sections cluster, instance, ...: simulate the same requests.", "FILE"),
+        Path | None, flag(_PREDICTION, "A file with the sections cluster, instance, ...: simulate the same requests.", "FILE")
     ] = None
 
 

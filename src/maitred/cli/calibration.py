@@ -45,36 +45,27 @@ class CalibrateFlags(CommandFlags):
         ),
     ] = None
     latency_model: Annotated[
-        str | None,
-        flag(_FIT, "--latency-model", "linear, trained-physics or table. Default: linear, or table for a folder.", "NAME"),
+        str | None, flag(_FIT, "linear, trained-physics or table. Default: linear, or table for a folder.", "NAME")
     ] = None
     clients: Annotated[
         list[Path] | None,
         flag(
             _FIT,
-            "--clients",
             "What clients saw of requests to this engine: of maitred bench, vllm bench serve or TraceV2. Fits what a request "
             "waits outside the steps. Repeatable.",
             "FILE",
         ),
     ] = None
     alpha_only: Annotated[
-        bool | None,
-        flag(_FIT, "--alpha-only", "Keep the latency model of --config, and fit only what clients saw beyond it.", SWITCH),
+        bool | None, flag(_FIT, "Keep the latency model of --config, and fit only what clients saw beyond it.", SWITCH)
     ] = None
-    config: Annotated[Path | None, flag(_ENGINE, "--config", "The engine that served them: its section instance.", "FILE")] = (
-        None
-    )
-    model: Annotated[str, flag(_ENGINE, "--model", "The model that was served, for trained-physics.", "NAME")] = ""
-    hardware: Annotated[str, flag(_ENGINE, "--hardware", "The GPU it ran on, for trained-physics. Default: H100.", "NAME")] = (
-        "H100"
-    )
-    tensor_parallel_size: Annotated[
-        int, flag(_ENGINE, "--tensor-parallel-size", "GPUs that shared every layer. Default: 1.", "N")
-    ] = 1
-    out: Annotated[Path | None, flag(_FIT, "--out", "Write a YAML file that --config takes.", "FILE")] = None
-    plot: Annotated[Path | None, flag(_FIT, "--plot", "The residuals: .png, .svg or .pdf.", "FILE")] = None
-    force: Annotated[bool | None, flag(_FIT, "--force", "Write a fit even if it is poor.", SWITCH)] = None
+    config: Annotated[Path | None, flag(_ENGINE, "The engine that served them: its section instance.", "FILE")] = None
+    model: Annotated[str, flag(_ENGINE, "The model that was served, for trained-physics.", "NAME")] = ""
+    hardware: Annotated[str, flag(_ENGINE, "The GPU it ran on, for trained-physics. Default: H100.", "NAME")] = "H100"
+    tensor_parallel_size: Annotated[int, flag(_ENGINE, "GPUs that shared every layer. Default: 1.", "N")] = 1
+    out: Annotated[Path | None, flag(_FIT, "Write a YAML file that --config takes.", "FILE")] = None
+    plot: Annotated[Path | None, flag(_FIT, "The residuals: .png, .svg or .pdf.", "FILE")] = None
+    force: Annotated[bool | None, flag(_FIT, "Write a fit even if it is poor.", SWITCH)] = None
 
 
 @command(CalibrateFlags)

@@ -29,9 +29,9 @@ _DRAIN_SECS = 5.0
 class EngineFlags(InstanceFlags):
     """The flags that stand for no single key."""
 
-    config: Annotated[
-        Path | None, flag(ENGINE.panel, "--config", "A file with the sections engine and instance; flags win.", "FILE")
-    ] = None
+    config: Annotated[Path | None, flag(ENGINE.panel, "A file with the sections engine and instance; flags win.", "FILE")] = (
+        None
+    )
 
 
 @command(EngineFlags, ENGINE, HARDWARE, INSTANCE, SGLANG)

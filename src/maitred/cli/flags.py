@@ -2,8 +2,8 @@
 
 A flag that stands for a key of the configuration is a `KeyFlag`, a row of the tables in `config_flags`: its type, its default
 and its text come from the field of the config struct. Every other flag is a field of the command's own frozen dataclass,
-annotated with `flag(...)`. `command` makes one signature of both, which typer reads; the config structs are imported only when
-that signature is asked for, so that other commands start without them.
+annotated with `flag(...)` and called after that field. `command` makes one signature of both, which typer reads; the config
+structs are imported only when that signature is asked for, so that other commands start without them.
 
 What a shell offers for a value, after `maitred --install-completion`: the values of a key with fixed ones, and the names that
 are known where a flag names a plug-in, a model or a GPU. A file in their place is left to the shell, which completes files
@@ -33,10 +33,11 @@ _TURN_OFF: Final = "Turn off: "
 _SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z0-9`])")
 
 
-def flag(panel: str, name: str, text: str, metavar: str | None = None, *, alias: str | tuple[str, ...] = ()) -> Any:
-    """Return the annotation of a flag under a heading of the help, perhaps with a second name or several."""
-    names = (name, alias) if isinstance(alias, str) else (name, *alias)
-    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
+def flag(panel: str, text: str, metavar: str | None = None, *, name: str = "", alias: str | tuple[str, ...] = ()) -> Any:
+    """Return the annotation of a flag under a heading of the help. It is called after its field, or `name`, and perhaps has a
+    second name or several."""
+    aliases = (alias,) if isinstance(alias, str) else alias
+    return typer.Option(name, *aliases, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
 def as_flag_error(name: str, error: ConfigError) -> ConfigError:
@@ -225,7 +226,17 @@ def _own_parameters(kind: type) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     for own in fields(kind):
         if get_origin(hints[own.name]) is Annotated:
-            yield _parameter(own.name, hints[own.name], own.default)
+            yield _parameter(own.name, _named(own.name, hints[own.name]), own.default)
+
+
+def _named(field_name: str, annotation: Any) -> Any:
+    """Return the annotation of a field, in which a flag without a name is called after the field."""
+    kind, info = get_args(annotation)
+    if not isinstance(info, OptionInfo) or info.default:
+        return annotation
+    info = copy(info)
+    info.default = f"--{field_name.replace('_', '-')}"
+    return Annotated[kind, info]
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -254,7 +265,7 @@ def _key_parameter(sections: Mapping[str, Any], panel: str, row: KeyFlag, known:
     key = config_key(sections[section], below)
     kind = int if row.in_micros else _flag_type(key.type)
     text = _key_text(row, _help(key.text, row.default or key.default, known), repeats=kind == list[str])
-    info = flag(panel, row.option, text, row.metavar, alias=row.alias)
+    info = flag(panel, text, row.metavar, name=row.option, alias=row.alias)
     choices = [value for value in literal_choices(key.type) if isinstance(value, str)]
     info.autocompletion = offer(choices) if choices else None
     return _parameter(row.parameter, Annotated[kind | None, info], None)

@@ -36,30 +36,24 @@ class FileFlags(RunFlags):
     decision_log: Path | None = None
     """The file for decisions; a flag of simulations only."""
 
-    quiet: Annotated[bool | None, flag(RUN, "--quiet", "No table, no progress bar: files and warnings only.", SWITCH)] = None
-    per: Annotated[
-        str | None, flag(_FILES, "--per", "Break the table down by class, slo-class, tenant, model or instance.", "WHAT")
-    ] = None
+    quiet: Annotated[bool | None, flag(RUN, "No table, no progress bar: files and warnings only.", SWITCH)] = None
+    per: Annotated[str | None, flag(_FILES, "Break the table down by class, slo-class, tenant, model or instance.", "WHAT")] = (
+        None
+    )
     fitness_weights: Annotated[
-        str | None,
-        flag(_FILES, "--fitness-weights", "One score, as in BLIS: throughput:0.5,p99_ttft:0.3, ...", "COMPONENT:WEIGHT,..."),
+        str | None, flag(_FILES, "One score, as in BLIS: throughput:0.5,p99_ttft:0.3, ...", "COMPONENT:WEIGHT,...")
     ] = None
     results_path: Annotated[
-        Path | None,
-        flag(_FILES, "--results-path", "The requests: completed ones as JSON; all, all columns: .parquet, .csv.", "FILE"),
+        Path | None, flag(_FILES, "The requests: completed ones as JSON; all, all columns: .parquet, .csv.", "FILE")
     ] = None
     metrics_path: Annotated[
-        Path | None,
-        flag(_FILES, "--metrics-path", "The figures of the run as JSON; - prints them in place of the table.", "FILE"),
+        Path | None, flag(_FILES, "The figures of the run as JSON; - prints them in place of the table.", "FILE")
     ] = None
-    json: Annotated[bool | None, flag(_FILES, "--json", "The same as --metrics-path -.", SWITCH)] = None
-    report: Annotated[
-        Path | None, flag(_FILES, "--report", "The run as a web page: figures, charts, configuration.", "FILE.html")
-    ] = None
-    plot: Annotated[Path | None, flag(_FILES, "--plot", "The charts alone: .png, .svg or .pdf.", "FILE")] = None
+    json: Annotated[bool | None, flag(_FILES, "The same as --metrics-path -.", SWITCH)] = None
+    report: Annotated[Path | None, flag(_FILES, "The run as a web page: figures, charts, configuration.", "FILE.html")] = None
+    plot: Annotated[Path | None, flag(_FILES, "The charts alone: .png, .svg or .pdf.", "FILE")] = None
     trace_output: Annotated[
-        str | None,
-        flag(_FILES, "--trace-output", "What arrived, as a trace: NAME for BLIS's NAME.csv and NAME.yaml.", "FORMAT:FILE"),
+        str | None, flag(_FILES, "What arrived, as a trace: NAME for BLIS's NAME.csv and NAME.yaml.", "FORMAT:FILE")
     ] = None
 
     @property
@@ -96,12 +90,9 @@ class OutputFlags(FileFlags):
     """What is shown and written of a simulation."""
 
     summary_only: Annotated[
-        bool | None,
-        flag(RUN, "--summary-only", "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", SWITCH),
+        bool | None, flag(RUN, "Keep no requests, in memory that does not grow; percentiles within 0.5 %.", SWITCH)
     ] = None
-    decision_log: Annotated[
-        Path | None, flag(_FILES, "--decision-log", "Every decision and its reason as JSON lines.", "FILE")
-    ] = None
+    decision_log: Annotated[Path | None, flag(_FILES, "Every decision and its reason as JSON lines.", "FILE")] = None
 
 
 def _trace_spec(given: str) -> str:

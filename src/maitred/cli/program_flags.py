@@ -28,24 +28,17 @@ class ProgramFlags(CommandFlags):
         str | None,
         flag(
             PROGRAMS.panel,
-            "--router",
             "tr: pause and resume agent programs so that they fit into KV memory; default: keep each with one backend; "
             "anything else: the same as --routing-policy.",
             "MODE",
         ),
     ] = None
     acting_token_weight: Annotated[
-        float | None,
-        flag(PROGRAMS.panel, "--acting-token-weight", "The same as --acting-estimator fixed(WEIGHT).", "WEIGHT"),
+        float | None, flag(PROGRAMS.panel, "The same as --acting-estimator fixed(WEIGHT).", "WEIGHT")
     ] = None
     use_acting_token_decay: Annotated[
         bool | None,
-        flag(
-            PROGRAMS.panel,
-            "--use-acting-token-decay",
-            "The same as --acting-estimator decay; --acting-token-weight has no effect then.",
-            SWITCH,
-        ),
+        flag(PROGRAMS.panel, "The same as --acting-estimator decay; --acting-token-weight has no effect then.", SWITCH),
     ] = None
 
 

@@ -35,29 +35,24 @@ class ServeFlags(SmgFlags):
     """The flags that stand for no single key."""
 
     backends: Annotated[
-        str | None,
-        flag(BACKENDS.panel, "--backends", "Base URLs separated by commas, beside those of --backend.", "URL,..."),
+        str | None, flag(BACKENDS.panel, "Base URLs separated by commas, beside those of --backend.", "URL,...")
     ] = None
-    config: Annotated[Path | None, flag(SERVER.panel, "--config", "A YAML file; flags win over it.", "FILE")] = None
-    strict_config: Annotated[
-        bool | None, flag(SERVER.panel, "--strict-config", "Refuse to start with a configuration that is wrong.", SWITCH)
-    ] = None
-    flow_control: Annotated[
-        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", SWITCH)
-    ] = None
+    config: Annotated[Path | None, flag(SERVER.panel, "A YAML file; flags win over it.", "FILE")] = None
+    strict_config: Annotated[bool | None, flag(SERVER.panel, "Refuse to start with a configuration that is wrong.", SWITCH)] = (
+        None
+    )
+    flow_control: Annotated[bool | None, flag(FLOW_CONTROL.panel, "The same as --admission flow-control.", SWITCH)] = None
     admission_config: Annotated[
         Path | None,
         flag(
             GATEWAY_ADMISSION.panel,
-            "--admission-config",
             "The section admission as a YAML file: SMG's is one.",
             "FILE",
             alias="--priority-scheduler-config",
         ),
     ] = None
     tenant_api_key: Annotated[
-        list[str] | None,
-        flag(CALLERS.panel, "--tenant-api-key", "A key of one tenant, or sha256:HEX. Repeatable.", "ID:KEY"),
+        list[str] | None, flag(CALLERS.panel, "A key of one tenant, or sha256:HEX. Repeatable.", "ID:KEY")
     ] = None
 
 

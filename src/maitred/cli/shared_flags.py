@@ -45,34 +45,29 @@ class RunFlags(CommandFlags):
     """The workload of a run, what the run is judged by, and when it ends."""
 
     slo_ttft_ms: Annotated[
-        float | None,
-        flag(_SLO, "--slo-ttft-ms", "Longest time to first token, in ms. Default: 2,000 if no target is given.", "MS"),
+        float | None, flag(_SLO, "Longest time to first token, in ms. Default: 2,000 if no target is given.", "MS")
     ] = None
     slo_tpot_ms: Annotated[
-        float | None,
-        flag(_SLO, "--slo-tpot-ms", "Longest mean gap between tokens, in ms. Default: 200 if no target is given.", "MS"),
+        float | None, flag(_SLO, "Longest mean gap between tokens, in ms. Default: 200 if no target is given.", "MS")
     ] = None
-    slo_e2e_ms: Annotated[float | None, flag(_SLO, "--slo-e2e-ms", "Longest time to last token, in ms.", "MS")] = None
-    slo_ttft: Annotated[str | None, flag(_SLO, "--slo-ttft", _OF_CLASSES.format("TTFT"), _TARGETS)] = None
-    slo_itl: Annotated[str | None, flag(_SLO, "--slo-itl", _OF_CLASSES.format("Mean gap"), _TARGETS)] = None
-    slo_e2e: Annotated[str | None, flag(_SLO, "--slo-e2e", _OF_CLASSES.format("E2E"), _TARGETS)] = None
+    slo_e2e_ms: Annotated[float | None, flag(_SLO, "Longest time to last token, in ms.", "MS")] = None
+    slo_ttft: Annotated[str | None, flag(_SLO, _OF_CLASSES.format("TTFT"), _TARGETS)] = None
+    slo_itl: Annotated[str | None, flag(_SLO, _OF_CLASSES.format("Mean gap"), _TARGETS)] = None
+    slo_e2e: Annotated[str | None, flag(_SLO, _OF_CLASSES.format("E2E"), _TARGETS)] = None
 
     burstiness: Annotated[
         float | None,
         flag(
             SYNTHETIC,
-            "--burstiness",
             "vLLM's name for how regular arrivals are: 1 is --arrival poisson, B is gamma:1/√B; below 1 they come in bursts. "
             "Default: 1.",
             "B",
         ),
     ] = None
 
-    seed: Annotated[int | None, flag(RUN, "--seed", "Same seed, same results. Default: 42.", "SEED")] = None
-    horizon: Annotated[
-        int | None, flag(RUN, "--horizon", "End of the run in simulated µs; the rest counts as unfinished.", "µs")
-    ] = None
-    horizon_secs: Annotated[float | None, flag(RUN, "--horizon-secs", "The same in seconds.", "SECONDS")] = None
+    seed: Annotated[int | None, flag(RUN, "Same seed, same results. Default: 42.", "SEED")] = None
+    horizon: Annotated[int | None, flag(RUN, "End of the run in simulated µs; the rest counts as unfinished.", "µs")] = None
+    horizon_secs: Annotated[float | None, flag(RUN, "The same in seconds.", "SECONDS")] = None
 
     @property
     def run_seed(self) -> int:
@@ -187,29 +182,22 @@ class InstanceFlags(CommandFlags):
         str | None,
         flag(
             HARDWARE.panel,
-            _LATENCY,
             "Time of a step: linear:β0,β1,β2 (µs per step, prefill token, decode; blackbox), roofline, trained-physics, "
             "table:FILE, or module:Class. Default: linear; with --model trained-physics.",
             "NAME",
             alias="--latency",
+            name=_LATENCY,
         ),
     ] = None
     alpha_coeffs: Annotated[
-        str | None, flag(HARDWARE.panel, "--alpha-coeffs", "Overheads of a request, in µs, as BLIS has them.", "α0,α1,α2")
+        str | None, flag(HARDWARE.panel, "Overheads of a request, in µs, as BLIS has them.", "α0,α1,α2")
     ] = None
     beta_coeffs: Annotated[
-        str | None,
-        flag(HARDWARE.panel, "--beta-coeffs", "Coefficients: 3 for linear, 7 to 11 for trained-physics.", "β0,β1,..."),
+        str | None, flag(HARDWARE.panel, "Coefficients: 3 for linear, 7 to 11 for trained-physics.", "β0,β1,...")
     ] = None
     no_enable_prefix_caching: Annotated[
         bool | None,
-        flag(
-            INSTANCE.panel,
-            "--no-enable-prefix-caching",
-            "Turn prefix caching off, whatever the file says.",
-            SWITCH,
-            alias="--no-prefix-caching",
-        ),
+        flag(INSTANCE.panel, "Turn prefix caching off, whatever the file says.", SWITCH, alias="--no-prefix-caching"),
     ] = None
 
 

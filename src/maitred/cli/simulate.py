@@ -55,34 +55,24 @@ class SimulateFlags(OutputFlags, InstanceFlags, ProgramFlags):
     """The flags that stand for no single key."""
 
     config: Annotated[
-        Path | None,
-        flag(CLUSTER.panel, "--config", "A file with the sections cluster, instance, routing, admission; flags win.", "FILE"),
+        Path | None, flag(CLUSTER.panel, "A file with the sections cluster, instance, routing, admission; flags win.", "FILE")
     ] = None
     admission_config: Annotated[
         Path | None,
         flag(
             ADMISSION.panel,
-            "--admission-config",
             "The section `admission` as a file of its own, such as SMG's.",
             "FILE",
             alias="--priority-scheduler-config",
         ),
     ] = None
     policy_config: Annotated[
-        Path | None,
-        flag(ADMISSION.panel, "--policy-config", "A policy bundle of BLIS: admission, routing, scheduler, ...", "FILE"),
+        Path | None, flag(ADMISSION.panel, "A policy bundle of BLIS: admission, routing, scheduler, ...", "FILE")
     ] = None
-    flow_control: Annotated[
-        bool | None, flag(FLOW_CONTROL.panel, "--flow-control", "The same as --admission flow-control.", SWITCH)
-    ] = None
+    flow_control: Annotated[bool | None, flag(FLOW_CONTROL.panel, "The same as --admission flow-control.", SWITCH)] = None
     slo_targets: Annotated[
         str | None,
-        flag(
-            FLOW_CONTROL.panel,
-            "--slo-targets",
-            "Longest TTFT in µs by SLO class: critical=100000,standard=500000.",
-            "CLASS=µs,...",
-        ),
+        flag(FLOW_CONTROL.panel, "Longest TTFT in µs by SLO class: critical=100000,standard=500000.", "CLASS=µs,..."),
     ] = None
 
 

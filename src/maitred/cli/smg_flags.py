@@ -32,80 +32,53 @@ class SmgFlags(ProgramFlags):
     """SMG's flags about backends and admission."""
 
     worker_urls: Annotated[
-        list[str] | None, flag(BACKENDS.panel, WORKER_URLS, "The same as --backend, for several at once.", "URL...")
+        list[str] | None, flag(BACKENDS.panel, "The same as --backend, for several at once.", "URL...", name=WORKER_URLS)
     ] = None
     policy: Annotated[
-        str | None,
-        flag(BACKENDS.panel, "--policy", "The same as --routing-policy, or SMG's name for one that does the same.", "POLICY"),
+        str | None, flag(BACKENDS.panel, "The same as --routing-policy, or SMG's name for one that does the same.", "POLICY")
     ] = None
     cache_threshold: Annotated[
-        float | None,
-        flag(BACKENDS.panel, "--cache-threshold", "cache_aware: share of a prompt beyond which a prefix is followed.", "SHARE"),
+        float | None, flag(BACKENDS.panel, "cache_aware: share of a prompt beyond which a prefix is followed.", "SHARE")
     ] = None
     balance_abs_threshold: Annotated[
         int | None,
-        flag(
-            BACKENDS.panel,
-            "--balance-abs-threshold",
-            "cache_aware: requests in flight beyond the fewest up to which a prefix is followed.",
-            "N",
-        ),
+        flag(BACKENDS.panel, "cache_aware: requests in flight beyond the fewest up to which a prefix is followed.", "N"),
     ] = None
     balance_rel_threshold: Annotated[
         float | None,
         flag(
-            BACKENDS.panel,
-            "--balance-rel-threshold",
-            "cache_aware: multiple of the fewest requests in flight up to which a prefix is followed.",
-            "FACTOR",
+            BACKENDS.panel, "cache_aware: multiple of the fewest requests in flight up to which a prefix is followed.", "FACTOR"
         ),
     ] = None
     prefix_token_count: Annotated[
-        int | None,
-        flag(BACKENDS.panel, "--prefix-token-count", "prefix_hash: tokens at the beginning of a prompt that count.", "TOKENS"),
+        int | None, flag(BACKENDS.panel, "prefix_hash: tokens at the beginning of a prompt that count.", "TOKENS")
     ] = None
     prefix_hash_load_factor: Annotated[
         float | None,
         flag(
-            BACKENDS.panel,
-            "--prefix-hash-load-factor",
-            "prefix_hash: multiple of the mean requests in flight up to which a prefix is followed.",
-            "FACTOR",
+            BACKENDS.panel, "prefix_hash: multiple of the mean requests in flight up to which a prefix is followed.", "FACTOR"
         ),
     ] = None
     prefix_hash_balance_abs_threshold: Annotated[
         int | None,
-        flag(
-            BACKENDS.panel,
-            "--prefix-hash-balance-abs-threshold",
-            "prefix_hash: requests in flight beyond the mean up to which a prefix is followed.",
-            "N",
-        ),
+        flag(BACKENDS.panel, "prefix_hash: requests in flight beyond the mean up to which a prefix is followed.", "N"),
     ] = None
     assignment_mode: Annotated[
-        str | None,
-        flag(BACKENDS.panel, "--assignment-mode", "manual: how a new routing key is placed, min_load or random.", "MODE"),
+        str | None, flag(BACKENDS.panel, "manual: how a new routing key is placed, min_load or random.", "MODE")
     ] = None
-    disable_retries: Annotated[
-        bool | None, flag(BACKENDS.panel, "--disable-retries", "The same as --max-attempts 1.", SWITCH)
-    ] = None
-    retry_max_retries: Annotated[
-        int | None, flag(BACKENDS.panel, "--retry-max-retries", "The same as --max-attempts with one more.", "N")
-    ] = None
+    disable_retries: Annotated[bool | None, flag(BACKENDS.panel, "The same as --max-attempts 1.", SWITCH)] = None
+    retry_max_retries: Annotated[int | None, flag(BACKENDS.panel, "The same as --max-attempts with one more.", "N")] = None
     retry_initial_backoff_ms: Annotated[
-        float | None,
-        flag(BACKENDS.panel, "--retry-initial-backoff-ms", "gateway.retry.initial_backoff_secs in milliseconds.", "MS"),
+        float | None, flag(BACKENDS.panel, "gateway.retry.initial_backoff_secs in milliseconds.", "MS")
     ] = None
     retry_max_backoff_ms: Annotated[
-        float | None, flag(BACKENDS.panel, "--retry-max-backoff-ms", "gateway.retry.max_backoff_secs in milliseconds.", "MS")
+        float | None, flag(BACKENDS.panel, "gateway.retry.max_backoff_secs in milliseconds.", "MS")
     ] = None
     disable_circuit_breaker: Annotated[
-        bool | None,
-        flag(BACKENDS.panel, "--disable-circuit-breaker", "Never eject a backend: gateway.ejection.enabled: false.", SWITCH),
+        bool | None, flag(BACKENDS.panel, "Never eject a backend: gateway.ejection.enabled: false.", SWITCH)
     ] = None
     priority_scheduler_enabled: Annotated[
-        bool | None,
-        flag(GATEWAY_ADMISSION.panel, "--priority-scheduler-enabled", "The same as --admission priority.", SWITCH),
+        bool | None, flag(GATEWAY_ADMISSION.panel, "The same as --admission priority.", SWITCH)
     ] = None
 
 

@@ -40,15 +40,15 @@ _HELD = "What it is to hold"
 
 
 def _jobs(panel: str) -> Any:
-    return flag(panel, "--jobs", "Processes. Default: one for each core.", "N")
+    return flag(panel, "Processes. Default: one for each core.", "N")
 
 
 def _report(panel: str) -> Any:
-    return flag(panel, "--report", "All of this as a web page: picture, tables, notes.", "FILE.html")
+    return flag(panel, "All of this as a web page: picture, tables, notes.", "FILE.html")
 
 
 def _quiet(panel: str) -> Any:
-    return flag(panel, "--quiet", "No table, no progress bar.", SWITCH)
+    return flag(panel, "No table, no progress bar.", SWITCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +63,12 @@ class CompareFlags(RunFlags):
             show_default=False,
         ),
     ] = None
-    seeds: Annotated[
-        int, flag(_COMPARED, "--seeds", "Runs of each configuration, with the seeds from --seed on. Default: 10.", "N")
-    ] = 10
+    seeds: Annotated[int, flag(_COMPARED, "Runs of each configuration, with the seeds from --seed on. Default: 10.", "N")] = 10
     metric: Annotated[
-        list[str] | None,
-        flag(_COMPARED, "--metric", "A key of --metrics-path, or of a class: interactive.ttft_p99_ms. Repeat it.", "NAME"),
+        list[str] | None, flag(_COMPARED, "A key of --metrics-path, or of a class: interactive.ttft_p99_ms. Repeat it.", "NAME")
     ] = None
     jobs: Annotated[int | None, _jobs(_COMPARED)] = None
-    json: Annotated[Path | None, flag(_COMPARED, "--json", "The comparison as JSON, every run's figures included.", "FILE")] = (
-        None
-    )
+    json: Annotated[Path | None, flag(_COMPARED, "The comparison as JSON, every run's figures included.", "FILE")] = None
     report: Annotated[Path | None, _report(_COMPARED)] = None
     quiet: Annotated[bool | None, _quiet(_COMPARED)] = None
 
@@ -160,17 +155,10 @@ class SweepFlags(CommandFlags):
         ),
     ] = None
     jobs: Annotated[int | None, _jobs(_RUNS)] = None
-    ray: Annotated[
-        str | None, flag(_RUNS, "--ray", "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")
-    ] = None
-    resume: Annotated[
-        bool | None,
-        flag(_RUNS, "--resume", "Continue a stopped sweep: runs that are done are not repeated.", SWITCH),
-    ] = None
-    out: Annotated[
-        Path | None, flag(_FILES, "--out", "A folder for every run. Default: SPEC.sweep, in the current one.", "DIR")
-    ] = None
-    plot: Annotated[Path | None, flag(_FILES, "--plot", "The Pareto plot: .png, .svg or .pdf.", "FILE")] = None
+    ray: Annotated[str | None, flag(_RUNS, "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")] = None
+    resume: Annotated[bool | None, flag(_RUNS, "Continue a stopped sweep: runs that are done are not repeated.", SWITCH)] = None
+    out: Annotated[Path | None, flag(_FILES, "A folder for every run. Default: SPEC.sweep, in the current one.", "DIR")] = None
+    plot: Annotated[Path | None, flag(_FILES, "The Pareto plot: .png, .svg or .pdf.", "FILE")] = None
     report: Annotated[Path | None, _report(_FILES)] = None
     quiet: Annotated[bool | None, _quiet(_FILES)] = None
 
@@ -264,47 +252,30 @@ class CapacityFlags(RunFlags):
     """The flags of `maitred capacity`."""
 
     config: Annotated[
-        Path | None,
-        flag(_OPTIONS, "--config", "A file with the sections cluster, instance, routing, admission for all options.", "FILE"),
+        Path | None, flag(_OPTIONS, "A file with the sections cluster, instance, routing, admission for all options.", "FILE")
     ] = None
-    model: Annotated[str | None, flag(_OPTIONS, "--model", "The model that is served, as in maitred models.", "NAME")] = None
+    model: Annotated[str | None, flag(_OPTIONS, "The model that is served, as in maitred models.", "NAME")] = None
     hardware: Annotated[
-        list[str] | None, flag(_OPTIONS, "--hardware", "A kind of GPU. Repeatable. Default: that of the file, or H100.", "GPU")
+        list[str] | None, flag(_OPTIONS, "A kind of GPU. Repeatable. Default: that of the file, or H100.", "GPU")
     ] = None
     tensor_parallel_size: Annotated[
-        list[int] | None,
-        flag(_OPTIONS, "--tensor-parallel-size", "GPUs of an instance. Repeatable. Default: 1.", "N", alias=("--tp", "-tp")),
+        list[int] | None, flag(_OPTIONS, "GPUs of an instance. Repeatable. Default: 1.", "N", alias=("--tp", "-tp"))
     ] = None
-    num_instances: Annotated[
-        int | None, flag(_OPTIONS, "--num-instances", "This many instances, and only the rate is searched.", "N")
-    ] = None
-    max_instances: Annotated[int, flag(_OPTIONS, "--max-instances", "Most instances that are tried.", "N")] = 64
-    price: Annotated[
-        list[str] | None, flag(_OPTIONS, "--price", "The price of a GPU per hour, as H100=2.5. Repeatable.", "GPU=PRICE")
-    ] = None
-    constraint: Annotated[
-        list[str] | None,
-        flag(
-            _HELD,
-            "--constraint",
-            "As interactive.ttft_p99_ms <= 500. Repeatable. Default: slo_attainment >= 0.99.",
-            "METRIC<=NUMBER",
-        ),
-    ] = None
-    tolerance: Annotated[float, flag(_HELD, "--tolerance", "Share within which the rate is found.", "SHARE")] = 0.02
-    seeds: Annotated[
-        int | None, flag(_HELD, "--seeds", "Runs of each probe, from --seed on. Default: 3, and 1 for a trace.", "N")
-    ] = None
-    jobs: Annotated[int | None, _jobs(_RUNS)] = None
-    ray: Annotated[
-        str | None, flag(_RUNS, "--ray", "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")
-    ] = None
-    plot: Annotated[
-        Path | None, flag(_FILES, "--plot", "The knee: p99 of TTFT against the rate: .png, .svg or .pdf.", "FILE")
-    ] = None
-    json: Annotated[Path | None, flag(_FILES, "--json", "The result as JSON, everything that was tried included.", "FILE")] = (
+    num_instances: Annotated[int | None, flag(_OPTIONS, "This many instances, and only the rate is searched.", "N")] = None
+    max_instances: Annotated[int, flag(_OPTIONS, "Most instances that are tried.", "N")] = 64
+    price: Annotated[list[str] | None, flag(_OPTIONS, "The price of a GPU per hour, as H100=2.5. Repeatable.", "GPU=PRICE")] = (
         None
     )
+    constraint: Annotated[
+        list[str] | None,
+        flag(_HELD, "As interactive.ttft_p99_ms <= 500. Repeatable. Default: slo_attainment >= 0.99.", "METRIC<=NUMBER"),
+    ] = None
+    tolerance: Annotated[float, flag(_HELD, "Share within which the rate is found.", "SHARE")] = 0.02
+    seeds: Annotated[int | None, flag(_HELD, "Runs of each probe, from --seed on. Default: 3, and 1 for a trace.", "N")] = None
+    jobs: Annotated[int | None, _jobs(_RUNS)] = None
+    ray: Annotated[str | None, flag(_RUNS, "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")] = None
+    plot: Annotated[Path | None, flag(_FILES, "The knee: p99 of TTFT against the rate: .png, .svg or .pdf.", "FILE")] = None
+    json: Annotated[Path | None, flag(_FILES, "The result as JSON, everything that was tried included.", "FILE")] = None
     report: Annotated[Path | None, _report(_FILES)] = None
     quiet: Annotated[bool | None, _quiet(_FILES)] = None
 

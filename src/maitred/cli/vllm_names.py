@@ -49,71 +49,53 @@ _RANDOM_INPUT, _RANDOM_OUTPUT = 1024, 128
 class VllmFlags(CommandFlags):
     """Flags that `vllm bench serve` has too."""
 
-    dataset_name: Annotated[
-        str | None, flag(_PANEL, "--dataset-name", "random, or timed_trace (with --dataset-path).", "NAME")
-    ] = None
-    dataset_path: Annotated[str | None, flag(_PANEL, "--dataset-path", "The trace of timed_trace.", "FILE")] = None
+    dataset_name: Annotated[str | None, flag(_PANEL, "random, or timed_trace (with --dataset-path).", "NAME")] = None
+    dataset_path: Annotated[str | None, flag(_PANEL, "The trace of timed_trace.", "FILE")] = None
     timed_trace_sec_multiplier: Annotated[
-        float | None,
-        flag(_PANEL, "--timed-trace-sec-multiplier", "Seconds in a unit of its timestamps. Default: 1; for ms 0.001.", "SECS"),
+        float | None, flag(_PANEL, "Seconds in a unit of its timestamps. Default: 1; for ms 0.001.", "SECS")
     ] = None
     timed_trace_chunk_hash_size: Annotated[
-        int | None,
-        flag(_PANEL, "--timed-trace-chunk-hash-size", "Tokens that one of its hash ids stands for. Default: 16.", "TOKENS"),
+        int | None, flag(_PANEL, "Tokens that one of its hash ids stands for. Default: 16.", "TOKENS")
     ] = None
-    timed_trace_label_timestamp: Annotated[
-        str | None, flag(_PANEL, "--timed-trace-label-timestamp", "Its key of times. Default: timestamp.", "KEY")
-    ] = None
+    timed_trace_label_timestamp: Annotated[str | None, flag(_PANEL, "Its key of times. Default: timestamp.", "KEY")] = None
     timed_trace_label_input_length: Annotated[
-        str | None,
-        flag(_PANEL, "--timed-trace-label-input-length", "Its key of prompt lengths. Default: input_length.", "KEY"),
+        str | None, flag(_PANEL, "Its key of prompt lengths. Default: input_length.", "KEY")
     ] = None
     timed_trace_label_output_length: Annotated[
-        str | None,
-        flag(_PANEL, "--timed-trace-label-output-length", "Its key of output lengths. Default: output_length.", "KEY"),
+        str | None, flag(_PANEL, "Its key of output lengths. Default: output_length.", "KEY")
     ] = None
-    timed_trace_label_hash_ids: Annotated[
-        str | None, flag(_PANEL, "--timed-trace-label-hash-ids", "Its key of hash ids. Default: hash_ids.", "KEY")
-    ] = None
+    timed_trace_label_hash_ids: Annotated[str | None, flag(_PANEL, "Its key of hash ids. Default: hash_ids.", "KEY")] = None
     self_timed: Annotated[
-        bool | None, flag(_PANEL, "--self-timed", "Send a timed_trace at its own times, which is always so here.", SWITCH)
+        bool | None, flag(_PANEL, "Send a timed_trace at its own times, which is always so here.", SWITCH)
     ] = None
     input_len: Annotated[
         int | None,
-        flag(_PANEL, "--random-input-len", "Tokens of a random prompt. Default: 1024.", "TOKENS", alias="--input-len"),
+        flag(_PANEL, "Tokens of a random prompt. Default: 1024.", "TOKENS", alias="--input-len", name="--random-input-len"),
     ] = None
     output_len: Annotated[
         int | None,
-        flag(_PANEL, "--random-output-len", "Tokens of a random answer. Default: 128.", "TOKENS", alias="--output-len"),
+        flag(_PANEL, "Tokens of a random answer. Default: 128.", "TOKENS", alias="--output-len", name="--random-output-len"),
     ] = None
     range_ratio: Annotated[
-        float | None,
-        flag(_PANEL, "--random-range-ratio", "Lengths from 1 - R to 1 + R times these. Default: 0.", "R"),
+        float | None, flag(_PANEL, "Lengths from 1 - R to 1 + R times these. Default: 0.", "R", name="--random-range-ratio")
     ] = None
-    prefix_len: Annotated[int | None, flag(_PANEL, "--random-prefix-len", "The same as --prefix-tokens.", "TOKENS")] = None
-    ramp_up_strategy: Annotated[
-        str | None, flag(_PANEL, "--ramp-up-strategy", "Let the rate grow over the run: linear or exponential.", "NAME")
-    ] = None
-    ramp_up_start_rps: Annotated[
-        float | None, flag(_PANEL, "--ramp-up-start-rps", "Requests per second at the start of a ramp.", "RATE")
-    ] = None
-    ramp_up_end_rps: Annotated[float | None, flag(_PANEL, "--ramp-up-end-rps", "Requests per second at its end.", "RATE")] = (
+    prefix_len: Annotated[int | None, flag(_PANEL, "The same as --prefix-tokens.", "TOKENS", name="--random-prefix-len")] = None
+    ramp_up_strategy: Annotated[str | None, flag(_PANEL, "Let the rate grow over the run: linear or exponential.", "NAME")] = (
         None
     )
+    ramp_up_start_rps: Annotated[float | None, flag(_PANEL, "Requests per second at the start of a ramp.", "RATE")] = None
+    ramp_up_end_rps: Annotated[float | None, flag(_PANEL, "Requests per second at its end.", "RATE")] = None
 
     percentile_metrics: Annotated[
-        str | None,
-        flag(_SHOWN, "--percentile-metrics", "A table of percentiles of these: ttft,tpot,itl,e2el.", "METRIC,..."),
+        str | None, flag(_SHOWN, "A table of percentiles of these: ttft,tpot,itl,e2el.", "METRIC,...")
     ] = None
-    metric_percentiles: Annotated[str, flag(_SHOWN, "--metric-percentiles", "Which percentiles. Default: 99.", "P,...")] = "99"
+    metric_percentiles: Annotated[str, flag(_SHOWN, "Which percentiles. Default: 99.", "P,...")] = "99"
     goodput: Annotated[
         list[str] | None,
-        flag(_SHOWN, "--goodput", "The SLO, in ms: ttft:500, tpot:50 or e2el:5000. Repeatable, or with commas.", "METRIC:MS"),
+        flag(_SHOWN, "The SLO, in ms: ttft:500, tpot:50 or e2el:5000. Repeatable, or with commas.", "METRIC:MS"),
     ] = None
-    save_result: Annotated[
-        bool | None, flag(_SHOWN, "--save-result", "Write what vllm bench serve --save-detailed writes.", SWITCH)
-    ] = None
-    result_filename: Annotated[Path | None, flag(_SHOWN, "--result-filename", "Where to. Default: bench.json.", "FILE")] = None
+    save_result: Annotated[bool | None, flag(_SHOWN, "Write what vllm bench serve --save-detailed writes.", SWITCH)] = None
+    result_filename: Annotated[Path | None, flag(_SHOWN, "Where to. Default: bench.json.", "FILE")] = None
 
 
 def vllm_workload(flags: VllmFlags) -> dict[str, object]:
