@@ -40,11 +40,6 @@ def flag(panel: str, text: str, metavar: str | None = None, *, name: str = "", a
     return typer.Option(name, *aliases, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
-def as_flag_error(name: str, error: ConfigError) -> ConfigError:
-    """Return `error` with the flag `name` as its place."""
-    return ConfigError(error.problem, where=name, hint=error.hint)
-
-
 def set_value(values: dict[str, object], key: str, value: object, name: str, other: str) -> None:
     """Give `key` the value that the flag `name` stands for. Raises ConfigError if the flag `other` gives it another one."""
     if values.get(key, value) != value:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from maitred.cli.config_flags import PROGRAMS
-from maitred.cli.flags import SWITCH, CommandFlags, as_flag_error, flag, set_value
+from maitred.cli.flags import SWITCH, CommandFlags, flag, set_value
 from maitred.core.errors import ConfigError
 
 MODES: Final = ("tr", "default")
@@ -89,5 +89,5 @@ def _estimator(flags: ProgramFlags) -> str | None:
     try:
         ACTING_ESTIMATORS.create(estimator)
     except ConfigError as error:
-        raise as_flag_error("--acting-token-weight", error) from error
+        raise error.at("--acting-token-weight") from error
     return estimator

@@ -147,7 +147,8 @@ def values_of(flags: ServeFlags) -> dict[str, object]:
     values = smg_values(flags)
     if flags.backends:
         urls = [url.strip() for url in flags.backends.split(",")]
-        values["gateway.backends"] = [*_given_backends(values), *filter(None, urls)]
+        given = values.get("gateway.backends")
+        values["gateway.backends"] = [*(given if isinstance(given, list) else []), *filter(None, urls)]
     if flags.tenant_api_key:
         values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
     max_class = values.get("admission.default_max_class")
@@ -156,11 +157,6 @@ def values_of(flags: ServeFlags) -> dict[str, object]:
     if flags.flow_control:
         set_value(values, "admission.mode", "flow-control", "--flow-control", "--admission")
     return values
-
-
-def _given_backends(values: Mapping[str, object]) -> Sequence[str]:
-    given = values.get("gateway.backends")
-    return given if isinstance(given, list) else []
 
 
 def _tenant_keys(given: Sequence[str]) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from maitred.cli.config_flags import HARDWARE, INSTANCE, SYNTHETIC
-from maitred.cli.flags import SWITCH, CommandFlags, as_flag_error, flag
+from maitred.cli.flags import SWITCH, CommandFlags, flag
 from maitred.core.errors import ConfigError
 from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
@@ -236,12 +236,12 @@ def latency_of_flags(flags: InstanceFlags) -> LatencyConfig | str | None:
     try:
         model = parse_latency(default if flags.latency_model is None else flags.latency_model)
     except ConfigError as error:
-        raise as_flag_error(_LATENCY, error) from error
+        raise error.at(_LATENCY) from error
     try:
         return with_coefficients(model, alpha, beta)
     except ConfigError as error:
         about_alpha = beta is None or error.problem.startswith("--alpha-coeffs")
-        raise as_flag_error("--alpha-coeffs" if about_alpha else "--beta-coeffs", error) from error
+        raise error.at("--alpha-coeffs" if about_alpha else "--beta-coeffs") from error
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
@@ -250,4 +250,4 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return None if text is None else numbers(text)
     except ConfigError as error:
-        raise as_flag_error(name, error) from error
+        raise error.at(name) from error

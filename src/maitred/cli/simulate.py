@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from maitred.cli.config_flags import ADMISSION, CLUSTER, FLOW_CONTROL, SIMULATE
-from maitred.cli.flags import SWITCH, as_flag_error, command, flag, set_value
+from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.outputs import FileFlags, OutputFlags, Outputs, open_outputs
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES, ProgramFlags, program_values
 from maitred.cli.shared_flags import InstanceFlags, horizon, instance_values, short_horizon, slo
@@ -223,7 +223,7 @@ def _resolve_names(config: Config, flags: SimulateFlags) -> Config:
         key = f"instance.{error.where}"
         if key not in flags.values:
             raise
-        raise as_flag_error(run.flag_names[key], error) from error
+        raise error.at(run.flag_names[key]) from error
 
 
 def _check_admission_config(config: Config, flags: SimulateFlags) -> None:

@@ -103,7 +103,7 @@ def _run_comparison(flags: CompareFlags, stack: ExitStack) -> Comparison:
             load,
             parse_seeds(flags.seeds, flags.run_seed, where="--seeds"),
             workload=describe(flags.load),
-            metrics=_metrics(flags) or DEFAULT_METRICS,
+            metrics=[name.strip() for names in flags.metric or () for name in names.split(",")] or DEFAULT_METRICS,
             slo=targets,
             horizon=horizon(flags),
             jobs=flags.jobs,
@@ -136,10 +136,6 @@ def _read_candidates(flags: CompareFlags) -> dict[str, Candidate]:
     if len(sides) < len(paths):
         raise ConfigError("one file is given twice", hint="a configuration against itself is no comparison")
     return sides
-
-
-def _metrics(flags: CompareFlags) -> Sequence[str]:
-    return [name.strip() for names in flags.metric or () for name in names.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,10 @@ class ConfigError(MaitredError):
         advice = f" ({self.hint})" if self.hint else ""
         return f"{place}{self.problem}{advice}"
 
+    def at(self, where: str) -> ConfigError:
+        """Return the same error at another place."""
+        return ConfigError(self.problem, where=where, hint=self.hint)
+
 
 class InvariantError(MaitredError):
     """The state of a core contradicts itself: always a defect of maitred. Raised by `check()` only."""

@@ -28,7 +28,7 @@ from maitred.report.fitness import Fitness
 from maitred.report.latencies import Times, request_times
 from maitred.report.programs import program_metrics
 from maitred.report.request_statistics import LatencyStatistics
-from maitred.report.slo import Slo, Targets
+from maitred.report.slo import Targets
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
 from maitred.report.verdicts import Assessment
 from maitred.sim import Outcome, Results
@@ -218,10 +218,11 @@ def write_metrics(
 def metrics(summary: Summary) -> dict[str, Any]:
     """Return the figures of the run and, as in `per_class`, of each breakdown. A figure without any request is None."""
     duration = to_seconds(summary.duration)
+    own = {name: _targets(targets) for name, targets in summary.slo.classes.items()}
     return {
         "simulated_duration_s": duration,
         "vllm_estimated_duration_s": duration,
-        "slo": _slo(summary.slo),
+        "slo": {**_targets(summary.slo), **({"classes": own} if own else {})},
         **_figures(summary, summary.total),
         **_instance_figures(summary.all_instances),
         "fairness_jain_index": summary.fairness,
@@ -240,11 +241,6 @@ def _breakdown(summary: Summary, by: By) -> Iterator[tuple[str, dict[str, float 
 def _instance_figures(engine: InstanceSummary) -> dict[str, float | None]:
     fetched = {"kv_fetched_blocks": engine.fetched_blocks} if engine.fetched_blocks else {}
     return {"steps": engine.steps, **fetched, "utilisation": engine.utilisation, **_spread_ms("itl", engine.itl)}
-
-
-def _slo(slo: Slo) -> dict[str, Any]:
-    own = {name: _targets(targets) for name, targets in slo.classes.items()}
-    return {**_targets(slo), **({"classes": own} if own else {})}
 
 
 def _targets(targets: Targets) -> dict[str, float | None]:

@@ -56,7 +56,7 @@ class OutputFile:
         # The file that a link names is replaced, and not the link. The partial file is beside it, because a rename is atomic
         # within one file system only.
         self._target = Path(os.path.realpath(self._path))
-        self._partial = _partial_path(self._target)
+        self._partial = self._target.with_name(f".{self._target.name}.{secrets.token_hex(4)}.part")
         opened = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         if self._target.exists():
             self._partial.chmod(self._target.stat().st_mode & 0o777)
@@ -105,7 +105,3 @@ def _own_descriptor(path: Path) -> int | None:
     """Return which of our own descriptors the path names, or None."""
     numbered = re.fullmatch(r"/dev/fd/(\d{1,9})", str(path))
     return int(numbered[1]) if numbered else _DESCRIPTORS.get(str(path))
-
-
-def _partial_path(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")

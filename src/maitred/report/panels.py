@@ -248,11 +248,6 @@ def _hits(results: Results, edges: Floats) -> Iterator[Panel]:
     )
 
 
-def _running(results: Results, curves: list[Curve]) -> Panel:
-    title, about = ("Generating", "that receive tokens") if results.is_measured else ("Running batch", "in the running batch")
-    return _sampled_panel(title, _REQUESTS, f"Requests {about}", curves)
-
-
 def _sampled(results: Results) -> Iterator[Panel]:
     samples = results.samples
     if samples is None or not len(samples.at):
@@ -262,7 +257,8 @@ def _sampled(results: Results) -> Iterator[Panel]:
     if samples.outside_instances.any():
         waiting.append(Curve(label="before any instance", x=at, y=samples.outside_instances.astype(np.float64)))
     yield _sampled_panel("Waiting", _REQUESTS, "Requests that wait", waiting)
-    yield _running(results, _by_instance("running", at, samples.running))
+    title, about = ("Generating", "that receive tokens") if results.is_measured else ("Running batch", "in the running batch")
+    yield _sampled_panel(title, _REQUESTS, f"Requests {about}", _by_instance("running", at, samples.running))
     if samples.total_blocks:  # Not if it was measured from outside.
         used = _by_instance("used", at, samples.blocks_used / samples.total_blocks)
         yield _sampled_panel("KV cache", "of the blocks", "Share of the KV blocks in use", used, shares=True)

@@ -68,7 +68,10 @@ def compare(
 
     Raises ConfigError for impossible arguments.
     """
-    sides = {_name(each, number): _candidate(each) for number, each in enumerate(candidates)}
+    sides = {
+        side_label(number) if isinstance(each, Candidate) else str(each): _candidate(each)
+        for number, each in enumerate(candidates)
+    }
     if len(sides) != len(candidates):
         raise ConfigError("one file is given twice", hint="a candidate against itself is no comparison")
     load = as_load(workload)
@@ -177,22 +180,18 @@ def _with_error(name: str, side: Candidate) -> Candidate:
     try:
         return replace(side, instance=replace(side.instance, latency_error=published_latency_error(side.instance)))
     except ConfigError as error:
-        raise _with_side(name, error) from error
+        raise error.at(_of_side(name, error)) from error
 
 
 def _runs(settings: RunSettings, name: str, side: Candidate, load: Load) -> list[StudyRun]:
     try:
         return settings.make_runs(side, load)
     except ConfigError as error:
-        raise _with_side(name, error) from error
+        raise error.at(_of_side(name, error)) from error
 
 
-def _with_side(name: str, error: ConfigError) -> ConfigError:
-    return ConfigError(error.problem, where=f"{name}: {error.where}".removesuffix(": "), hint=error.hint)
-
-
-def _name(candidate: Candidate | str | Path, number: int) -> str:
-    return side_label(number) if isinstance(candidate, Candidate) else str(candidate)
+def _of_side(name: str, error: ConfigError) -> str:
+    return f"{name}: {error.where}".removesuffix(": ")
 
 
 def _candidate(given: Candidate | str | Path) -> Candidate:

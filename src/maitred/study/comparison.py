@@ -139,11 +139,6 @@ def make_pairings(
     )
 
 
-def _interval(gain: BootstrapInterval, better: Better) -> tuple[float, float]:
-    """Return the interval of B - A, given that of the gain of A."""
-    return (-gain.high, -gain.low) if better is Better.HIGHER else (gain.low, gain.high)
-
-
 def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | None], seed: int) -> Difference:
     """Return one metric of both sides, given by seed."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
@@ -151,7 +146,7 @@ def make_difference(name: str, a: Sequence[float | None], b: Sequence[float | No
     # Gains are above 0 where A is better, so that "A wins" means the same for every metric. The interval is one of B - A.
     gains = [y - x if better is Better.LOWER else x - y for x, y in pairs]
     sure = bootstrap(gains, seed)
-    low, high = (None, None) if sure is None else _interval(sure, better)
+    low, high = (None, None) if sure is None else (-sure.high, -sure.low) if better is Better.HIGHER else (sure.low, sure.high)
     return Difference(
         metric=name,
         better=better,

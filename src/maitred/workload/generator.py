@@ -110,17 +110,14 @@ class JobGenerator:
                 following: Sequence[ClientSession] = session.fork() or (session,)
                 return self._next_rounds(following, now + session.think_time, user)
         if session.parent is not None:
-            return self._join(session.parent, now, user)
+            # A sub-agent has ended. The session that forked it continues after the last one, however they ended.
+            session.parent.num_children -= 1
+            return () if session.parent.num_children else self._next_rounds((session.parent,), now, user)
         # A prompt that contains the history cannot follow an answer that does not exist. So the session ends, and as in BLIS
         # its user sends no more, unless the number of sessions is given.
         if user is None or not (completed or user.quota.is_limited) or not user.quota.take():
             return ()
         return self._next_rounds((user.client.start_session(),), now + user.think_time, user)
-
-    def _join(self, parent: ClientSession, now: Micros, user: ClosedLoopUser | None) -> Sequence[Job]:
-        """Note that a sub-agent has ended. The session that forked it continues after the last one, however they ended."""
-        parent.num_children -= 1
-        return () if parent.num_children else self._next_rounds((parent,), now, user)
 
     def _next_rounds(self, sessions: Sequence[ClientSession], at: Micros, user: ClosedLoopUser | None) -> Sequence[Job]:
         """Return the next round of each of `sessions`, as far as the workload has not ended."""

@@ -323,7 +323,7 @@ def _naming_keys(spell: KeySpelling) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(error.problem, where=spell(error.where), hint=error.hint) from error
+        raise error.at(spell(error.where)) from error
 
 
 def describe(load: Load) -> str:

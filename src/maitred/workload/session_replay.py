@@ -121,13 +121,12 @@ class SessionReplay:
             self._send_next(program, jobs.append)
         else:
             self._cancel(program)
-        self._replace_session(program.session, now, jobs.append)
-        return jobs
-
-    def _replace_session(self, session: _ReplaySession, now: Micros, send: Send) -> None:
-        if self._max_sessions is not None and self._is_over(session):
+        if self._max_sessions is not None and self._is_over(program.session):
             self._num_open_sessions -= 1
-            self._start_sessions(now, send)
+            # Sessions start in place of the one that is over, but not before their recorded arrival.
+            while self._next_row is not None and not self._must_wait(self._next_row):
+                self._take_row(jobs.append, now)
+        return jobs
 
     def is_program_over(self, program: str) -> bool:
         """Return whether no more requests of a program follow. Without think times rows are read when their time comes, so it
@@ -219,11 +218,6 @@ class SessionReplay:
             session is self._latest_session and self._next_row is not None and not self._begins_session(self._next_row)
         )
         return not session.num_unfinished and not has_more_rows
-
-    def _start_sessions(self, now: Micros, send: Send) -> None:
-        """Start sessions in place of one that is over, but not before their recorded arrival."""
-        while self._next_row is not None and not self._must_wait(self._next_row):
-            self._take_row(send, now)
 
     def _recorded_arrival(self, row: TraceRow) -> Micros:
         """Return when `row` arrives if it waits for no answer."""

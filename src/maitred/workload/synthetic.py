@@ -329,7 +329,7 @@ def _length_argument(
         parse_lengths(lengths)
     except ConfigError as error:
         where = ", ".join(spell(keys[part]) for part in parts) or spell("workload")
-        raise ConfigError(error.problem, where=where, hint=error.hint) from error
+        raise error.at(where) from error
     return lengths
 
 

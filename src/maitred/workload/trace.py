@@ -207,7 +207,9 @@ class Trace:
     def _parse_line(self, line: str) -> Sequence[TraceRow]:
         """Return the usable rows of one line."""
         try:
-            parsed = self._parse(_require_text(line))
+            if not is_text(line):
+                raise RowError("this row is not text (UTF-8)", "is the file damaged?")
+            parsed = self._parse(line)
         except RowError as bad:
             self._reject(bad)
             return ()
@@ -258,20 +260,19 @@ class Trace:
         self.close()
 
 
-def _require_text(line: str) -> str:
-    if not is_text(line):
-        raise RowError("this row is not text (UTF-8)", "is the file damaged?")
-    return line
-
-
 def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | None = None) -> Trace:
     """Open the trace that users name `spec` (see above). `header` is the header file of a format that has one, if the header is
     not beside the trace. Raises ConfigError if the trace cannot be opened or has a wrong header."""
     written, file = split_trace_spec(spec)
     if written == SAMPLE:
         return _open_file(_sample_path(file), FORMATS.create("maitred"), bad_rows, header)
-    trace_format = _format_of(written, spec) if written else None
-    return _open_file(_trace_path(file, spec), trace_format, bad_rows, header)
+    try:
+        trace_format = FORMATS.create(written) if written else None
+    except ConfigError as error:
+        raise error.at(error.where or spec) from error
+    if not file:
+        raise ConfigError(f"{spec!r} names no trace", hint="write it as FORMAT:FILE")
+    return _open_file(Path(file), trace_format, bad_rows, header)
 
 
 def split_trace_spec(spec: str) -> tuple[str, str]:
@@ -289,19 +290,6 @@ def split_trace_spec(spec: str) -> tuple[str, str]:
         return written["format"], written["file"]
     hint = join_hints(nearest_name_hint(prefix, [*FORMATS, SAMPLE]), "write it as FORMAT:FILE")
     raise ConfigError(f"unknown trace format {prefix!r}", where=spec, hint=hint)
-
-
-def _format_of(written: str, spec: str) -> TraceFormat:
-    try:
-        return FORMATS.create(written)
-    except ConfigError as error:
-        raise ConfigError(error.problem, where=error.where or spec, hint=error.hint) from error
-
-
-def _trace_path(path: str, spec: str) -> Path:
-    if not path:
-        raise ConfigError(f"{spec!r} names no trace", hint="write it as FORMAT:FILE")
-    return Path(path)
 
 
 def _path_exists(path: Path) -> bool:

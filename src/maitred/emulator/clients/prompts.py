@@ -175,12 +175,10 @@ class PromptWriter:
         if before is None:
             text = self._text(request, keys, self.scale.words(request.prompt_tokens))
             return self._message(text) if self.chat else text
-        words = max(1, round((request.prompt_tokens - before.tokens - self._added_again()) / self.scale.per_word))
+        added_again = self.scale.added if self.chat else 0.0
+        words = max(1, round((request.prompt_tokens - before.tokens - added_again) / self.scale.per_word))
         text = self._text(request, keys[len(before.keys) :], words)
         return before.content + (b"," + self._message(text) if self.chat else text)
-
-    def _added_again(self) -> float:
-        return self.scale.added if self.chat else 0.0
 
     def _conversation_before(self, request: Request, keys: Sequence[int]) -> Conversation | None:
         """Return the conversation that the prompt continues, or None."""

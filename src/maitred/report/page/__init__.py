@@ -95,7 +95,8 @@ def _body(results: Results, summary: Summary, setup: RunSetup, assessment: Asses
     yield f'{headline_tiles(summary)}<p class="quiet">{escape(use)}</p>\n'
     yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
     yield from _charts("Over time", time_panels(results))
-    yield from _timeline(results)
+    if len(results):
+        yield f'<section><h2>Request by request</h2>\n<p class="quiet">{ZOOM_NOTE}</p>\n{timeline_html(results)}</section>\n'
     yield f"<section><h2>By group</h2>\n{breakdown_tables(summary)}</section>\n"
     yield from _setup(setup)
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in _TERMS.items())
@@ -122,11 +123,6 @@ def _charts(title: str, panels: Sequence[Panel]) -> Iterator[str]:
         pairs = " pairs" if len(panels) % 3 == 1 else ""
         charts = "".join(map(chart_html, panels))
         yield f'<section><h2>{escape(title)}</h2>\n<div class="charts{pairs}">\n{charts}</div></section>\n'
-
-
-def _timeline(results: Results) -> Iterator[str]:
-    if len(results):
-        yield f'<section><h2>Request by request</h2>\n<p class="quiet">{ZOOM_NOTE}</p>\n{timeline_html(results)}</section>\n'
 
 
 def _setup(setup: RunSetup) -> Iterator[str]:

@@ -81,15 +81,12 @@ def scatter_html(scatter: Scatter) -> str:
 
 def figure_html(title: str, note: str, about: str, kind: str, data: dict[str, Any]) -> str:
     """Return a `figure` element whose picture `script.js` draws from `data`. `about` describes it in words."""
+    shown = escape(msgspec.json.encode(data).decode(), quote=True)
     return (
         f'<figure class="{kind}"><figcaption>{escape(title)} <small>{escape(note)}</small></figcaption>'
-        f'<div class="plot" role="img" tabindex="0" aria-label="{escape(about)}" data-{kind}="{_attribute(data)}"></div>'
+        f'<div class="plot" role="img" tabindex="0" aria-label="{escape(about)}" data-{kind}="{shown}"></div>'
         "</figure>\n"
     )
-
-
-def _attribute(data: dict[str, Any]) -> str:
-    return escape(msgspec.json.encode(data).decode(), quote=True)
 
 
 def _chart(panel: Panel) -> dict[str, Any]:

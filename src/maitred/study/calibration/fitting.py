@@ -193,7 +193,9 @@ def fit_table(steps: Sequence[MeasuredStep], source: str = "") -> Fit:
     """Fit a step table. Raises ConfigError for fewer than ten steps."""
     if len(steps) < _MIN_STEPS:
         raise ConfigError(f"{len(steps)} steps are too few for a table", hint=f"give at least {_MIN_STEPS}, or fit linear")
-    plain = _linear_prior(steps)
+    # The µs of a step, of a token of prefill, of a decode, and of a token of context.
+    shapes = [(1.0, step.shape.prefill_tokens, step.shape.num_decodes, step.shape.context_tokens) for step in steps]
+    plain = robust_fit(np.array(shapes), _times(steps))
     decode = [step for step in steps if not step.shape.prefill_tokens]
     mixed = [step for step in steps if step.shape.prefill_tokens]
     table = StepTable(
@@ -209,12 +211,6 @@ def _table_point(step: MeasuredStep) -> TablePoint:
     shape = step.shape
     start = shape.chunks[0].num_computed_tokens if shape.chunks else 0
     return float(shape.prefill_tokens), float(start), float(shape.num_decodes), shape.context_tokens / max(1, shape.num_decodes)
-
-
-def _linear_prior(steps: Sequence[MeasuredStep]) -> Floats:
-    """Return the µs of a step, of a token of prefill, of a decode, and of a token of context."""
-    features = np.array([[1.0, step.shape.prefill_tokens, step.shape.num_decodes, step.shape.context_tokens] for step in steps])
-    return robust_fit(features, _times(steps))
 
 
 def _grid(plain: Floats, axes: int, points: Sequence[TablePoint], us: Sequence[float]) -> Grid:

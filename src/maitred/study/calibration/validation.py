@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
-from maitred.core.units import MILLISECOND, SECOND, Micros
+from maitred.core.units import MILLISECOND, SECOND
 from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.report.breakdown import By, split_by
@@ -186,7 +186,10 @@ def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, see
         seed=seed,
     )
     if isinstance(sent, list):
-        predicted = _from_plan(predicted, measured)
+        # The arrivals that the measured latencies count from.
+        planned = dict(zip(measured.request_id.tolist(), measured.arrival.tolist(), strict=True))
+        arrival = np.array([planned[number] for number in predicted.request_id.tolist()], dtype=np.int64)
+        predicted = replace(predicted, arrival=arrival)
     for name, results in (("measured", measured), ("simulated", predicted)):
         if not (results.outcome == Outcome.COMPLETED).any():
             raise ConfigError(f"no request completed in the {name} run", where="--predict", hint="there is nothing to compare")
@@ -219,18 +222,9 @@ def as_measured(jobs: Iterable[Job], measured: Results) -> Iterable[Job]:
     if isinstance(mapped, ReactiveWorkload):
         return mapped
     # A run that was stopped early has sent the first jobs only.
-    sent = [_sent(job, sent_at[job.request.id]) for job in takewhile(lambda job: job.request.id in sent_at, mapped)]
+    arrived = ((job, sent_at[job.request.id]) for job in takewhile(lambda job: job.request.id in sent_at, mapped))
+    sent = [job if at < 0 else replace(job, request=replace(job.request, arrival=at)) for job, at in arrived]
     return sorted(sent, key=lambda job: (job.request.arrival, job.request.id))
-
-
-def _sent(job: Job, at: Micros) -> Job:
-    return job if at < 0 else replace(job, request=replace(job.request, arrival=at))
-
-
-def _from_plan(predicted: Results, measured: Results) -> Results:
-    """Return the prediction with the arrivals that the measured latencies count from."""
-    planned = dict(zip(measured.request_id.tolist(), measured.arrival.tolist(), strict=True))
-    return replace(predicted, arrival=np.array([planned[number] for number in predicted.request_id.tolist()], dtype=np.int64))
 
 
 def _compared(name: str, measured: Results, predicted: Results) -> Validation:

@@ -230,10 +230,9 @@ class OptionSearch:
 
     def _probe(self, size: int, step: int) -> Probe | None:
         instance, load = self._candidate.instance, self._plan.load
-        candidate = replace(self._candidate, cluster=replace(self._candidate.cluster, num_instances=size))
         factor = (load.rate_scale or 1.0) * (1 + self._plan.tolerance) ** step
         try:
-            runs = self._plan.settings.make_runs(candidate, replace(load, rate_scale=factor))
+            runs = self._plan.settings.make_runs(self._of_size(size), replace(load, rate_scale=factor))
         except ConfigError as error:
             self._problem = str(error)
             return None
@@ -282,11 +281,10 @@ class OptionSearch:
             highest_rate=self._rate(step) if found and step is not None else None,
             headroom=self._rate(step) / self._plan.traffic.rate if found and step is not None else None,
             today=self._points.get((size or 0, 0)),
-            simulated=self._simulated(size) if found and size is not None else "",
+            simulated=self._of_size(size).in_one_line(self._plan.settings.seeds) if found and size is not None else "",
             problem=problem,
             points=tuple(sorted(self._points.values(), key=lambda point: (point.instances, point.rate))),
         )
 
-    def _simulated(self, size: int) -> str:
-        candidate = replace(self._candidate, cluster=replace(self._candidate.cluster, num_instances=size))
-        return candidate.in_one_line(self._plan.settings.seeds)
+    def _of_size(self, size: int) -> Candidate:
+        return replace(self._candidate, cluster=replace(self._candidate.cluster, num_instances=size))

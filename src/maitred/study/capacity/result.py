@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -111,15 +110,12 @@ def capacity_table(result: CapacityResult) -> Table:
     names = [*dict.fromkeys(each.metric for each in result.limits)]
     figures = ("TP", "instances", "GPUs", "highest\nrate", "headroom", *map(_heading, names))
     table = new_table({"": "bold", "GPU": "cyan"}, (*figures, "cost/h") if result.has_prices else figures)
-    for option in _in_order(result):
-        table.add_row(*_row(result, option, names))
-    return table
-
-
-def _in_order(result: CapacityResult) -> list[CapacityOption]:
-    return sorted(
+    options = sorted(
         result.options, key=lambda each: (bool(each.problem), each is not result.best, each.cost or 0, each.gpus or 0)
     )
+    for option in options:
+        table.add_row(*_row(result, option, names))
+    return table
 
 
 def _row(result: CapacityResult, option: CapacityOption, names: list[str]) -> Iterator[str]:
@@ -168,7 +164,7 @@ def option_label(option: CapacityOption) -> str:
 def knee_scatter(result: CapacityResult) -> Scatter:
     """Return the p99 of TTFT over the rate of each option at the size that it needs today. Filled points hold."""
     groups = [
-        Group(label=option_label(option), points=tuple(starmap(_knee_point, option.knee)), line="straight")
+        Group(label=option_label(option), points=tuple(_knee_points(option)), line="straight")
         for option in result.options
         if option.knee
     ]
@@ -184,5 +180,6 @@ def knee_scatter(result: CapacityResult) -> Scatter:
     )
 
 
-def _knee_point(point: KneePoint, height: float) -> Point:
-    return Point(x=point.rate, y=height, hollow=not point.holds, text="holds" if point.holds else "does not hold")
+def _knee_points(option: CapacityOption) -> Iterator[Point]:
+    for each, height in option.knee:
+        yield Point(x=each.rate, y=height, hollow=not each.holds, text="holds" if each.holds else "does not hold")

@@ -179,7 +179,7 @@ class TpeSearch:
         """Return the values of `count` candidates."""
         self._asked = [self._study.ask(self._space) for _ in range(count)]
         return [
-            {key: _parameter_value(parameter, trial.params[key]) for key, parameter in self._parameters.items()}
+            {key: of[trial.params[key]] if isinstance(of, list) else trial.params[key] for key, of in self._parameters.items()}
             for trial in self._asked
         ]
 
@@ -203,10 +203,6 @@ def _distribution(parameter: SearchRange | list[Any]) -> BaseDistribution:
     if parameter.is_integer:
         return IntDistribution(int(parameter.low), int(parameter.high), log=log, step=int(parameter.step or 1))
     return FloatDistribution(parameter.low, parameter.high, log=log, step=parameter.step)
-
-
-def _parameter_value(parameter: SearchRange | list[Any], drawn: Any) -> Any:
-    return parameter[drawn] if isinstance(parameter, list) else drawn
 
 
 def boundary_values(parameters: Mapping[str, SearchRange | list[Any]]) -> list[dict[str, Any]]:

@@ -173,7 +173,7 @@ def sweep_table(result: SweepResult) -> Table:
         held = [f"{each.num_seeds_met}/{each.num_seeds}"] if criteria.constraints else []
         mark = "best" if each is best else ""
         figures = (find_metric(name, costs=True).format(each.figures[name]) for name in names)
-        table.add_row(mark, *(_value(each.values[key]) for key in keys), *figures, *held)
+        table.add_row(mark, *(_shortened(str(each.values[key])) for key in keys), *figures, *held)
     return table
 
 
@@ -203,8 +203,7 @@ def _folded(name: str) -> str:
     return "\n".join(lines)
 
 
-def _value(value: Any) -> str:
-    text = str(value)
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
