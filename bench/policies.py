@@ -263,7 +263,13 @@ def main() -> None:
         left_out = (
             []
             if kept or options.by_length
-            else [p for p in options.policies if QueueingConfig(scheduler=p).needs_prefix_cache()]
+            else [
+                p
+                for p in options.policies
+                if any(
+                    "prefix cache, which is off" in line for line in QueueingConfig(scheduler=p).warnings(prefix_cache=False)
+                )
+            ]
         )
         policies = [p for p in options.policies if p not in left_out]
         cases = []

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from maitred.kv import EVICTIONS, PromptTokenIds, RadixCache, apply_namespace, make_namespace
+from maitred.kv import EVICTIONS, PromptTokenIds, RadixCache, apply_namespace
 from maitred.kv.radix_cache import RadixLock
 
 
@@ -56,9 +56,11 @@ class _Replay:
 
     def match(self, op: dict[str, Any]) -> dict[str, Any]:
         chain = self.chain(op)
-        if "lock" not in op:
-            return {"matched": self.cache.touch(chain) * self.page}
-        lock = self.locks[op["lock"]] = self.cache.lock(chain)
+        lock = self.cache.lock(chain)
+        if "lock" in op:
+            self.locks[op["lock"]] = lock
+        else:
+            self.cache.release(lock)  # to look makes a prefix recent in SGLang
         return {"matched": lock.num_committed * self.page}
 
     def unlock(self, op: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +76,8 @@ class _Replay:
 
     def chain(self, op: dict[str, Any]) -> list[int]:
         tokens = tuple(token for start, count in op["tokens"] for token in range(start, start + count))
-        namespace = make_namespace(op.get("extra_key"), op.get("cache_salt"))
+        space = op.get("extra_key"), op.get("cache_salt") or None  # an empty salt is none, an empty extra key is one
+        namespace = "" if space == (None, None) else repr(space)
         return list(apply_namespace(PromptTokenIds(tokens).block_keys(self.page), namespace))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
-from maitred.kv import apply_namespace
+from maitred.kv import PrefixCache, apply_namespace
 
 Path = tuple[int, ...]
 """A prompt: a path in a binary tree, one step for each block, so that prefixes are often shared. Steps are 0 and 1, or in the
@@ -26,6 +27,13 @@ def block_hashes(path: Path) -> list[int]:
     """Return the hashes of the blocks of a prompt."""
     hashes = [int("1" + "".join(str(step % 2) for step in path[:length]), 2) for length in range(1, len(path) + 1)]
     return list(apply_namespace(hashes, "other" if path[:1] > (1,) else ""))
+
+
+def touch(cache: PrefixCache[Any], hashes: Sequence[int]) -> int:
+    """Make the cached prefix of `hashes` recent, and return its blocks."""
+    lock = cache.lock(hashes)
+    cache.release(lock)
+    return lock.num_committed
 
 
 class Listener:

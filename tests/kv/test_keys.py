@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.request import Request
-from maitred.kv import PromptTokenIds, apply_namespace, extend_block_hashes, make_namespace, request_block_hashes
+from maitred.kv import PromptTokenIds, apply_namespace, extend_block_hashes, request_block_hashes
 
 tokens = st.lists(st.integers(0, 1), max_size=12).map(tuple)
 
@@ -39,12 +39,6 @@ def test_a_namespace_has_keys_of_its_own() -> None:
     assert set(request_block_hashes(here, 2)).isdisjoint(request_block_hashes(request, 2))
     assert request_block_hashes(here, 2) == apply_namespace(request_block_hashes(request, 2), "lora-7")
     assert request_block_hashes(Request(id=2, arrival=0, prompt_tokens=4), 2) == ()
-
-
-def test_sglangs_pair_of_names_is_one_namespace() -> None:
-    assert make_namespace(None, None) == make_namespace(None, "") == ""
-    pairs = [(None, None), ("", None), ("x", None), (None, "x"), ("x", "x"), ("x", "y"), ("y", "x")]
-    assert len({make_namespace(*pair) for pair in pairs}) == len(pairs)
 
 
 def test_a_block_without_tokens_is_refused() -> None:

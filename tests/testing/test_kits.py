@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from maitred.admission import POLICIES
-from maitred.core.registry import Registry
+from maitred.core.registry import Registry, parameters
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import find_deployment
 from maitred.instance.latency import (
@@ -57,7 +57,8 @@ COMPLETE: dict[str, LatencySpec] = {
 
 def names(registry: Registry[Any]) -> list[str]:
     """The names of a kind that can be written without parameters; the others have a test of their own."""
-    return [name for name in registry if not registry.required(name)]
+    written = {name: parameters(registry.find(name), registry.defaults).values() for name in registry}
+    return [name for name, each in written.items() if all(one.default is not one.empty for one in each)]
 
 
 @pytest.mark.parametrize("name", names(SCHEDULERS))

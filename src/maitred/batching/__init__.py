@@ -48,7 +48,6 @@ from maitred.batching.trtllm.schedulers import (
     RequestScheduler,
     SchedulerOutput,
     SimpleScheduler,
-    insert_by_priority,
 )
 from maitred.batching.vllm.continuous import ContinuousBatch
 from maitred.batching.vllm.plan_ahead import AheadBatch
@@ -93,7 +92,6 @@ __all__ = [
     "blocks_of_generation_step",
     "blocks_to_completion",
     "context_spread",
-    "insert_by_priority",
     "make_scheduler",
     "reuse_adjusted_cost",
 ]

@@ -153,11 +153,6 @@ class Registry(Generic[T]):
         ]
         return f"{name}({', '.join(written)})" if written else name
 
-    def required(self, name: str) -> list[str]:
-        """Return the names of the parameters that have no default."""
-        written = parameters(self.find(name), self.defaults)
-        return [parameter.name for parameter in written.values() if parameter.default is parameter.empty]
-
     def describe(self, spec: str) -> dict[str, str]:
         """Return what a policy says of itself, by heading: in the fields of its `about`, or its own, else in its docstring."""
         made = self.find(spec) if parse_spec(spec, self.kind).is_plain else self.create(spec)

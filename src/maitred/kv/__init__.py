@@ -19,7 +19,6 @@ from maitred.kv.block_hashes import (
     PromptTokenIds,
     apply_namespace,
     extend_block_hashes,
-    make_namespace,
     request_block_hashes,
     sequence_block_hashes,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "RadixCache",
     "apply_namespace",
     "extend_block_hashes",
-    "make_namespace",
     "request_block_hashes",
     "sequence_block_hashes",
 ]

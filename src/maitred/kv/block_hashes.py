@@ -102,13 +102,6 @@ def apply_namespace(block_hashes: Sequence[int], namespace: str) -> Sequence[int
     return [block_hash ^ salt for block_hash in block_hashes]
 
 
-def make_namespace(extra_key: str | None, cache_salt: str | None) -> str:
-    """Return one name for SGLang's pair of `extra_key` and `cache_salt`. An empty salt counts as none, an empty extra key does
-    not."""
-    salt = cache_salt or None
-    return "" if extra_key is None and salt is None else repr((extra_key, salt))
-
-
 @lru_cache(maxsize=4096)
 def _salt(namespace: str) -> int:
     return int.from_bytes(blake2b(namespace.encode(), digest_size=8).digest())

@@ -125,14 +125,6 @@ class BlockPool(PrefixCache[RunLock]):
         counts = Counter([run for lock in locks for run in current_runs(lock)])
         return sum([len(run.block_hashes) for run, count in counts.items() if count == run.num_locks])
 
-    def touch(self, block_hashes: Sequence[int]) -> int:
-        runs = self._matched_runs(block_hashes)
-        for run in reversed(runs):
-            if not run.num_locks:
-                self._free_list[run] = None
-                self._free_list.move_to_end(run)
-        return sum(len(run.block_hashes) for run in runs)
-
     def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> RunLock:
         held, free_list, committed = [], self._free_list, 0
         for run in self._matched_runs(block_hashes):

@@ -162,10 +162,6 @@ class PrefixCache(ABC, Generic[L]):
         """Return how many committed blocks none but `locks` hold: those that would be free if all of these were released."""
 
     @abstractmethod
-    def touch(self, block_hashes: Sequence[int]) -> int:
-        """Make the cached prefix of `block_hashes` as recent as if it had just been used. Return its number of blocks."""
-
-    @abstractmethod
     def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> L:
         """Return a lock on the cached prefix of `block_hashes`. `priority` (larger: kept longer) goes with what is committed
         under this lock, for caches that evict by it."""

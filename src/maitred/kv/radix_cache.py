@@ -7,7 +7,7 @@ has a hole, and how many leading blocks of a prompt are cached is found by bisec
     evict(n):   leaves by the rank of the eviction policy, the smallest first, until n blocks are free (perhaps more);
                 a parent that has lost its last child is a leaf like any other
 
-Using a prefix (`lock`, `touch`, `commit_blocks`) makes its nodes recent, all the way up, and splits the last one where it ends.
+Using a prefix (`lock`, `commit_blocks`) makes its nodes recent, all the way up, and splits the last one where it ends.
 Looking (`num_cached_blocks`, `num_unreferenced`, `contains`) does neither.
 
 What is cached already is not kept twice: `commit_blocks` gives back the duplicates. What is committed together is one node, so
@@ -110,11 +110,6 @@ class RadixCache(PrefixCache[RadixLock]):
     def num_held_by_alone(self, locks: Sequence[RadixLock]) -> int:
         counts = Counter([node for lock in locks for node in _path_to_root(lock.node)])
         return sum([len(node.block_hashes) for node, count in counts.items() if count == node.num_locks])
-
-    def touch(self, block_hashes: Sequence[int]) -> int:
-        count = self.num_cached_blocks(block_hashes)
-        self._use_prefix(block_hashes, count, 0, self._root)
-        return count
 
     def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> RadixLock:
         count = self.num_cached_blocks(block_hashes)

@@ -49,10 +49,6 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         policy, priority = self._scheduler()
         return [*self._priority_warnings(policy, priority), *self._layer_warnings(policy, prefix_cache)]
 
-    def needs_prefix_cache(self) -> bool:
-        """Whether the order, or a part of it, is another one without a prefix cache. Raises ConfigError as `policy` does."""
-        return any(_needs_cache(layer) for layer in _policy_chain(self._scheduler()[0]))
-
     @property
     def scores_matter_elsewhere(self) -> bool:
         """Whether anything but the order of the wait queue depends on the scores."""

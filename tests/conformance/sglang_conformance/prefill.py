@@ -28,7 +28,7 @@ from maitred.compat.sglang.rules import PassRules, PrefillLimits
 from maitred.kv.radix_cache import RadixLock
 
 from .resident import Prompt, ResidentMemory
-from .tokens import Runs, decoded, namespace
+from .tokens import Runs, decoded, default_priority, namespace
 
 
 class Recorded(msgspec.Struct):
@@ -268,7 +268,7 @@ class _Replay(PrefillHost):
         )
 
     def _request(self, recorded: Recorded) -> PrefillRequest:
-        priority = self.sign.default_priority if recorded.priority is None else recorded.priority
+        priority = default_priority(self.sign) if recorded.priority is None else recorded.priority
         prompt, output = decoded(recorded.prompt), decoded(recorded.output)
         request = PrefillRequest(
             len(prompt),
@@ -306,7 +306,7 @@ class _Replay(PrefillHost):
             prompt=request.prompt_tokens,
             output=request.output_tokens,
             max_new_tokens=request.max_new_tokens,
-            priority=self.sign.default_priority if recorded.priority is None else recorded.priority,
+            priority=default_priority(self.sign) if recorded.priority is None else recorded.priority,
             routing_key=recorded.routing_key or "",
             queued_at=recorded.wait_queue_entry_time,
             prefilled_at_entry=recorded.arrival_processed_tokens,

@@ -9,6 +9,7 @@ import msgspec
 from maitred.compat.sglang.orders import PrioritySign
 
 from .queue_limit import QueueFullReason, QueueLimit
+from .tokens import default_priority
 
 
 class RecordedRequest(msgspec.Struct):
@@ -53,7 +54,7 @@ def _outcome(case: Case) -> Expected:
     sign = PrioritySign.LOW_FIRST if case.schedule_low_priority_values_first else PrioritySign.HIGH_FIRST
 
     def queued(request: RecordedRequest) -> Queued:
-        priority = sign.default_priority if request.priority is None else request.priority
+        priority = default_priority(sign) if request.priority is None else request.priority
         return Queued(request.rid, priority, request.wait_queue_entry_time)
 
     limit = QueueLimit(case.max_queued_requests, sign if case.enable_priority_scheduling else None)

@@ -75,7 +75,11 @@ class ResidentMemory:
 
     def touch(self, pages: Sequence[int]) -> int:
         """Make the cached prefix of `pages` recent, and return its pages."""
-        return self.cache.touch(pages) if self._has_cache else 0
+        if not self._has_cache:
+            return 0
+        lock = self.cache.lock(pages)
+        self.cache.release(lock)
+        return lock.num_committed
 
     def lock(self, pages: Sequence[int]) -> RadixLock:
         return self.cache.lock(pages)

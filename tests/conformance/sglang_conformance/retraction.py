@@ -14,7 +14,7 @@ from maitred.compat.sglang.retraction import DecodeMemory, keep_order, retract
 from maitred.kv.radix_cache import RadixLock
 
 from .resident import ResidentMemory
-from .tokens import Runs, decoded, namespace
+from .tokens import Runs, decoded, default_priority, namespace
 
 _POOL_TOKENS = 32768
 
@@ -61,7 +61,7 @@ class _Replay(DecodeMemory):
         self.rids: dict[PrefillRequest, str] = {}
         self.locks: dict[PrefillRequest, RadixLock] = {}
         for recorded in case.running:
-            priority = sign.default_priority if recorded.priority is None else recorded.priority
+            priority = default_priority(sign) if recorded.priority is None else recorded.priority
             prompt, output = decoded(recorded.prompt), decoded(recorded.output)
             request = PrefillRequest(len(prompt), recorded.max_new_tokens, len(output), -sign * priority)
             self.rids[request] = recorded.rid

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
+from maitred.compat.sglang.orders import PrioritySign
+
 Runs: TypeAlias = Sequence[tuple[int, int]]
 """`[start, count]` stands for `start`, `start + 1`, ..."""
 Namespace: TypeAlias = tuple[str | None, str | None]
@@ -21,6 +23,11 @@ def namespace(extra_key: str | None, cache_salt: str | None) -> Namespace:
     An empty salt counts as none, an empty extra key does not.
     """
     return extra_key, cache_salt or None
+
+
+def default_priority(sign: PrioritySign) -> int:
+    """Return SGLang's value for a request without a priority: nothing is less urgent."""
+    return sign * (1 << 63) - (sign is PrioritySign.LOW_FIRST)
 
 
 class Keys:

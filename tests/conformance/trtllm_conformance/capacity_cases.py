@@ -15,12 +15,11 @@ from maitred.batching import (
     LlmRequestState,
     MaxRequests,
     StaticBatch,
-    insert_by_priority,
 )
 from maitred.batching.trtllm.schedulers import capacity_lists
 from maitred.compat.trtllm import StrictMaxUtilization
 
-from .requests import AdapterCache, Case, ConstantCostCache, block_hashes, ids, prompt_tokens, request_of
+from .requests import AdapterCache, Case, ConstantCostCache, block_hashes, ids, insert_by_priority, prompt_tokens, request_of
 
 
 def scheduler_of(case: Case, kv_cache: KvCacheView | None, cross: KvCacheView | None) -> CapacityScheduler:

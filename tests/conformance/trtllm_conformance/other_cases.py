@@ -11,13 +11,12 @@ from maitred.batching import (
     blocks_of_first_chunk,
     blocks_of_generation_step,
     blocks_to_completion,
-    insert_by_priority,
     reuse_adjusted_cost,
 )
 
 from .attention_dp import ContextBalance, RankRequest, RankState, route_to_ranks
 from .batch_waiting import BatchWaiting, PromptTokens
-from .requests import Case, ids
+from .requests import Case, ids, insert_by_priority
 from .waiting_queue import create_waiting_queue
 
 _NO_WINDOW = 1 << 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,11 @@ def request_of(described: Case) -> LlmRequest:
     if described.get("started_chunk"):
         request.context_current_position = 1
     return request
+
+
+def insert_by_priority(active: list[LlmRequest], request: LlmRequest) -> None:
+    """Insert `request` behind all requests of at least its priority, as TensorRT-LLM's executor does."""
+    insort(active, request, key=lambda each: -each.priority)
 
 
 def prompt_tokens(described: Case) -> list[Hashable]:

@@ -195,18 +195,6 @@ def _three_lists(
     raise TypeError(f"{method} returns {found}, not {right}")
 
 
-def insert_by_priority(active_requests: RequestList, request: LlmRequest) -> None:
-    """Insert `request` behind all requests of at least its priority, in a list that is in this order."""
-    low, high = 0, len(active_requests)
-    while low < high:
-        middle = (low + high) // 2
-        if active_requests[middle].priority < request.priority:
-            high = middle
-        else:
-            low = middle + 1
-    active_requests.insert(low, request)
-
-
 def split_disagg_gen_init(scheduled: Sequence[LlmRequest]) -> tuple[RequestList, RequestList]:
     """Return the scheduled requests without, and with, those that wait for their KV from another instance; order kept."""
     fitting = [request for request in scheduled if not request.is_disagg_generation_init_state]

@@ -102,13 +102,6 @@ class BlisPool(PrefixCache[BlisLock]):
         counts = Counter([copy for lock in locks for copy in lock.copies])
         return sum([count == self._num_locks[copy] for copy, count in counts.items()])
 
-    def touch(self, block_hashes: Sequence[int]) -> int:
-        copies = self.cached_copies(block_hashes)
-        for copy in reversed(copies):
-            if copy not in self._num_locks:
-                self._free_list.move_to_end(copy)
-        return len(copies)
-
     def lock(self, block_hashes: Sequence[int], *, priority: float = 0.0) -> BlisLock:
         lock = BlisLock()
         self._locks.add(lock)

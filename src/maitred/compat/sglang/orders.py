@@ -26,11 +26,6 @@ class PrioritySign(IntEnum):
     LOW_FIRST = 1
     HIGH_FIRST = -1
 
-    @property
-    def default_priority(self) -> int:
-        """SGLang's value for a request without a priority: nothing is less urgent."""
-        return self * (1 << 63) - (self is PrioritySign.LOW_FIRST)
-
 
 CUT_OFF = 128
 """With more waiting requests than this, `lpm` and `hrrn` match and sort nothing."""
