@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from maitred.cli.config_flags import PROGRAMS
 from maitred.cli.flags import SWITCH, CommandFlags, flag, set_value
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, located
 
 MODES: Final = ("tr", "default")
 _ESTIMATOR: Final = "programs.acting_estimator"
@@ -86,8 +86,6 @@ def _estimator(flags: ProgramFlags) -> str | None:
     from maitred.programs import ACTING_ESTIMATORS
 
     estimator = f"fixed(weight={flags.acting_token_weight})"
-    try:
+    with located("--acting-token-weight"):
         ACTING_ESTIMATORS.create(estimator)
-    except ConfigError as error:
-        raise error.at("--acting-token-weight") from error
     return estimator

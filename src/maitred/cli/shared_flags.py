@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from maitred.cli.config_flags import HARDWARE, INSTANCE, SYNTHETIC
 from maitred.cli.flags import SWITCH, CommandFlags, flag
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, located
 from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
 
 if TYPE_CHECKING:
@@ -233,10 +233,8 @@ def latency_of_flags(flags: InstanceFlags) -> LatencyConfig | str | None:
     beta = _numbers("--beta-coeffs", flags.beta_coeffs)
     _check_coefficients(flags.latency_model, beta)
     default = "linear" if beta is None or len(beta) < 7 else "trained-physics"
-    try:
+    with located(_LATENCY):
         model = parse_latency(default if flags.latency_model is None else flags.latency_model)
-    except ConfigError as error:
-        raise error.at(_LATENCY) from error
     try:
         return with_coefficients(model, alpha, beta)
     except ConfigError as error:
@@ -247,7 +245,5 @@ def latency_of_flags(flags: InstanceFlags) -> LatencyConfig | str | None:
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
     from maitred.instance.latency import numbers
 
-    try:
+    with located(name):
         return None if text is None else numbers(text)
-    except ConfigError as error:
-        raise error.at(name) from error

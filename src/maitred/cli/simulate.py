@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _SAMPLE_EVERY: Final = 5 * MILLISECOND
 _INSTANCES_PER_SAMPLE: Final = 16
 """A sample costs as much as it has instances: with more than these, the first samples are farther apart."""
-_FLOW_CONTROL: Final = "admission.flow_control."
 _MIXES: Final = {"workload.class_mix", "workload.tenant_mix"}
 """Keys that describe no workload by themselves."""
 _MOST_TENANTS: Final = 200
@@ -182,9 +181,11 @@ def build_config(flags: SimulateFlags) -> Config:
     if not merged.is_given("admission", "mode"):
         _check_admission_config(config, flags)
     if config.admission.mode != "flow-control":
-        _check_no_flow_control(flags)
+        hint = "turn it on with --flow-control"
+        _check_none_of(flags, "admission.flow_control.", ("slo_targets",), "flow control", hint)
     if config.programs.mode == "off":
-        _check_no_programs(flags)
+        fields = ("acting_token_weight", "use_acting_token_decay")
+        _check_none_of(flags, "programs.", fields, "programs", "turn them on with --router tr")
     return config
 
 
@@ -233,21 +234,12 @@ def _check_admission_config(config: Config, flags: SimulateFlags) -> None:
         raise ConfigError("without admission it has no effect", where="--admission-config", hint=hint)
 
 
-def _check_no_flow_control(flags: SimulateFlags) -> None:
-    """Raise ConfigError for a flag that has no effect without flow control."""
-    given = [run.flag_names[key] for key in run.key_flags if key.startswith(_FLOW_CONTROL) and key in flags.values]
-    given += ["--slo-targets"] if flags.slo_targets is not None else []
+def _check_none_of(flags: SimulateFlags, section: str, fields: Iterable[str], without: str, hint: str) -> None:
+    """Raise ConfigError for a flag that has no effect: one that stands for a key of the section, or has one of these fields."""
+    given = [run.flag_names[key] for key in run.key_flags if key.startswith(section) and key in flags.values]
+    given += [f"--{name.replace('_', '-')}" for name in fields if getattr(flags, name) is not None]
     if given:
-        raise ConfigError("without flow control it has no effect", where=given[0], hint="turn it on with --flow-control")
-
-
-def _check_no_programs(flags: SimulateFlags) -> None:
-    """Raise ConfigError for a flag that has no effect while requests are routed one by one."""
-    given = [run.flag_names[key] for key in run.key_flags if key.startswith("programs.") and key in flags.values]
-    given += ["--acting-token-weight"] if flags.acting_token_weight is not None else []
-    given += ["--use-acting-token-decay"] if flags.use_acting_token_decay else []
-    if given:
-        raise ConfigError("without programs it has no effect", where=given[0], hint="turn them on with --router tr")
+        raise ConfigError(f"without {without} it has no effect", where=given[0], hint=hint)
 
 
 def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:

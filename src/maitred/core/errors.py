@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -42,6 +43,15 @@ class ConfigError(MaitredError):
     def at(self, where: str) -> ConfigError:
         """Return the same error at another place."""
         return ConfigError(self.problem, where=where, hint=self.hint)
+
+
+@contextmanager
+def located(where: str | Callable[[str], str]) -> Iterator[None]:
+    """Let a ConfigError of the block name the place `where`, or what `where` makes of the place that it names."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.at(where if isinstance(where, str) else where(error.where)) from error
 
 
 class InvariantError(MaitredError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -80,14 +80,15 @@ class EngineApp(App):
             "/v1/chat/completions": (_POST, self._chat),
             "/v1/completions": (_POST, self._completion),
             "/v1/embeddings": (_POST, self._embeddings),
-            "/v1/models": (_GET, self._models),
+            "/v1/models": (_GET, _page(lambda: {"object": "list", "data": [self._model_card()]})),
             "/health": (_GET, self._health),
-            "/version": (_GET, self._version),
+            "/version": (_GET, _page(lambda: {"version": __version__})),
             "/metrics": (_GET, self._metrics),
-            "/emulator/state": (_GET, self._state),
+            "/emulator/state": (_GET, _page(self._engine.state)),
         }
         if not config.hide_slots:
-            self._routes["/server_info"] = (_GET, self._server_info)
+            info = {"version": __version__, "max_running_requests": self._instance.max_num_seqs}
+            self._routes["/server_info"] = (_GET, _page(lambda: info))
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
@@ -142,9 +143,6 @@ class EngineApp(App):
         self._engine.metrics.count_prompt_tokens(prompt_tokens)
         send_json(exchange, 200, payload)
 
-    async def _models(self, exchange: Exchange) -> None:
-        send_json(exchange, 200, {"object": "list", "data": [self._model_card()]})
-
     async def _model(self, exchange: Exchange) -> None:
         self._engine.check_model(exchange.path.removeprefix(_ONE_MODEL))
         send_json(exchange, 200, self._model_card())
@@ -161,17 +159,17 @@ class EngineApp(App):
     async def _health(self, exchange: Exchange) -> None:
         send_bytes(exchange, 200, b"", b"text/plain")
 
-    async def _version(self, exchange: Exchange) -> None:
-        send_json(exchange, 200, {"version": __version__})
-
-    async def _server_info(self, exchange: Exchange) -> None:
-        send_json(exchange, 200, {"version": __version__, "max_running_requests": self._instance.max_num_seqs})
-
     async def _metrics(self, exchange: Exchange) -> None:
         send_bytes(exchange, 200, self._engine.metrics.exposition(), metrics.CONTENT_TYPE)
 
-    async def _state(self, exchange: Exchange) -> None:
-        send_json(exchange, 200, self._engine.state())
+
+def _page(content: Callable[[], object]) -> Handler:
+    """Return a handler that answers with the content as JSON."""
+
+    async def handle(exchange: Exchange) -> None:
+        send_json(exchange, 200, content())
+
+    return handle
 
 
 def _begin_response(plan: ResponsePlan, exchange: Exchange, *, streams: bool) -> ResponseProgress:

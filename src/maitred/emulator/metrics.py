@@ -18,34 +18,9 @@ from maitred.instance import InstanceConfig
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
-_GAP_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-
-
+_TTFT_SECS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_GAP_SECS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LATENCY_SECS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
@@ -84,16 +59,14 @@ class EngineMetrics:
         names = (*self._labels, "finished_reason")
         ended = Counter("vllm:request_success", "Requests that ended.", names, registry=self._registry)
         self._num_ended = {reason: ended.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
-        self._gap = self._histogram("inter_token_latency_seconds", "One output token to the next.", _GAP_BUCKETS)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_BUCKETS)
-        self._queue = self._histogram("request_queue_time_seconds", "Arrival to running batch.", _LATENCY_BUCKETS)
-        self._prefill = self._histogram("request_prefill_time_seconds", "Running batch to first token.", _LATENCY_BUCKETS)
-        self._decode = self._histogram("request_decode_time_seconds", "First token to last token.", _LATENCY_BUCKETS)
-        self._inference = self._histogram("request_inference_time_seconds", "Running batch to last token.", _LATENCY_BUCKETS)
-        self._mean_gap = self._histogram(
-            "request_time_per_output_token_seconds", "Mean gap of a request's tokens.", _GAP_BUCKETS
-        )
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_SECS)
+        self._gap = self._histogram("inter_token_latency_seconds", "One output token to the next.", _GAP_SECS)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_SECS)
+        self._queue = self._histogram("request_queue_time_seconds", "Arrival to running batch.", _LATENCY_SECS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Running batch to first token.", _LATENCY_SECS)
+        self._decode = self._histogram("request_decode_time_seconds", "First token to last token.", _LATENCY_SECS)
+        self._inference = self._histogram("request_inference_time_seconds", "Running batch to last token.", _LATENCY_SECS)
+        self._mean_gap = self._histogram("request_time_per_output_token_seconds", "Mean gap of a request's tokens.", _GAP_SECS)
         self._request_preemptions = self._histogram("request_num_preemptions", "Preemptions per request.", _PREEMPTION_BUCKETS)
         lengths = tuple(_one_two_five(config.model_len))
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens per request.", lengths)

@@ -13,12 +13,13 @@ so the chance that both share cancels out (`comparison.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, located
 from maitred.core.units import Micros
 from maitred.instance.catalogue import published_latency_error
 from maitred.report import Result, Slo
@@ -177,21 +178,18 @@ def _with_error(name: str, side: Candidate) -> Candidate:
     """Return the candidate with the published error of its latency model, unless it states one itself."""
     if side.instance.latency_error is not None:
         return side
-    try:
+    with _located_in(name):
         return replace(side, instance=replace(side.instance, latency_error=published_latency_error(side.instance)))
-    except ConfigError as error:
-        raise error.at(_of_side(name, error)) from error
 
 
 def _runs(settings: RunSettings, name: str, side: Candidate, load: Load) -> list[StudyRun]:
-    try:
+    with _located_in(name):
         return settings.make_runs(side, load)
-    except ConfigError as error:
-        raise error.at(_of_side(name, error)) from error
 
 
-def _of_side(name: str, error: ConfigError) -> str:
-    return f"{name}: {error.where}".removesuffix(": ")
+def _located_in(side: str) -> AbstractContextManager[None]:
+    """Let a ConfigError of the block name the side, too."""
+    return located(lambda where: f"{side}: {where}".removesuffix(": "))
 
 
 def _candidate(given: Candidate | str | Path) -> Candidate:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec.structs import asdict, replace
 
-from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.errors import ConfigError, located, nearest_name_hint
 from maitred.core.units import from_ms
 from maitred.workload.job import Job
 from maitred.workload.spec import MAX_REQUESTS, Workload
@@ -285,7 +285,7 @@ def _open_loop_jobs(load: Load, num_requests: int, seed: int, spell: KeySpelling
     load.forbid("rate", (*TRACE_KEYS, "think_time_ms"), spell)
     assert load.rate is not None
     rate, arguments = load.rate * load.rate_factor(spell), _common_arguments(load, seed, spell)
-    with _naming_keys(spell):
+    with located(spell):  # An argument has the name of its key.
         return synthetic(rate, num_requests, arrival="poisson" if load.arrival is None else load.arrival, **arguments)
 
 
@@ -293,7 +293,7 @@ def _closed_loop_jobs(load: Load, num_requests: int, seed: int, spell: KeySpelli
     load.forbid("concurrency", ("rate", "arrival", "rate_scale", *TRACE_KEYS), spell)
     assert load.concurrency is not None
     arguments = _common_arguments(load, seed, spell)
-    with _naming_keys(spell):
+    with located(spell):
         return closed_loop(load.concurrency, num_requests, think_time_ms=load.think_time_ms or 0.0, **arguments)
 
 
@@ -302,7 +302,7 @@ def _program_jobs(load: Load, seed: int, spell: KeySpelling) -> Iterable[Job]:
     assert load.programs is not None
     given = {name: value for name in PROGRAM_KEYS if (value := getattr(load, name)) is not None}
     arguments = given | _common_arguments(load, seed, spell)
-    with _naming_keys(spell):
+    with located(spell):
         return agent_programs(load.programs, num_requests=load.num_requests, **arguments)
 
 
@@ -315,15 +315,6 @@ def _common_arguments(load: Load, seed: int, spell: KeySpelling) -> dict[str, An
         "class_mix": load.class_mix,
         "tenant_mix": load.tenant_mix,
     }
-
-
-@contextmanager
-def _naming_keys(spell: KeySpelling) -> Iterator[None]:
-    """Let a ConfigError that names an argument name its key, which is called the same."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.at(spell(error.where)) from error
 
 
 def describe(load: Load) -> str:

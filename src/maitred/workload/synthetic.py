@@ -325,11 +325,7 @@ def _length_argument(
         raise ConfigError(f"{given!r} has a spread of its own", where=first, hint="it goes with a mean, such as 512")
     # Both halves of the default preset are equal, so it does not matter which of them stands in.
     lengths = str(replace(preset or DEFAULT_PRESET.prompts, **parts, **({} if mean is None else {"mean": mean})))
-    try:
-        parse_lengths(lengths)
-    except ConfigError as error:
-        where = ", ".join(spell(keys[part]) for part in parts) or spell("workload")
-        raise error.at(where) from error
+    parse_lengths(lengths, where=", ".join(spell(keys[part]) for part in parts) or spell("workload"))
     return lengths
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from maitred.core.errors import ConfigError, nearest_name_hint
+from maitred.core.errors import ConfigError, located, nearest_name_hint
 from maitred.core.units import Micros
 from maitred.workload.job import Job
 from maitred.workload.line_reader import LineReader, is_text
@@ -266,10 +266,8 @@ def open_trace(spec: str, *, bad_rows: BadRows = BadRows.REFUSE, header: Path | 
     written, file = split_trace_spec(spec)
     if written == SAMPLE:
         return _open_file(_sample_path(file), FORMATS.create("maitred"), bad_rows, header)
-    try:
+    with located(lambda where: where or spec):
         trace_format = FORMATS.create(written) if written else None
-    except ConfigError as error:
-        raise error.at(error.where or spec) from error
     if not file:
         raise ConfigError(f"{spec!r} names no trace", hint="write it as FORMAT:FILE")
     return _open_file(Path(file), trace_format, bad_rows, header)

@@ -116,13 +116,6 @@ def parse_tenant_mix(text: str, *, where: str = "") -> TenantMix:
     return _parse_shares(text, lambda part: part.rpartition(":"), to_tenant, "tenant", where, form)
 
 
-def _parse_share(name: str, share: str, where: str, hint: str) -> float:
-    try:
-        return float(share)
-    except ValueError as error:
-        raise ConfigError(f"the share of {name!r} is {share!r}, not a number", where=where, hint=hint) from error
-
-
 def _parse_shares(
     text: str, split: Callable[[str], tuple[str, str, str]], to_label: Callable[[str], T], noun: str, where: str, hint: str
 ) -> Mix[T]:
@@ -134,7 +127,10 @@ def _parse_shares(
             raise ConfigError(f"{noun} {name!r} appears twice in {text!r}", where=where, hint=hint)
         if not colon:
             raise ConfigError(f"{name!r} has no share", where=where, hint=hint)
-        shares[label] = _parse_share(name, share, where, hint)
+        try:
+            shares[label] = float(share)
+        except ValueError as error:
+            raise ConfigError(f"the share of {name!r} is {share!r}, not a number", where=where, hint=hint) from error
     try:
         return Mix(shares)
     except ValueError as error:
