@@ -251,7 +251,7 @@ class ClassPool(SlotPool):
         slots = self.slots
         for lane in LANES:
             if self.waiting and (head := self.queues.head(lane)) is not None:
-                held = slots.shortfall(lane, 0) - slots.in_use + slots.capacity
+                held = slots.capacity - slots.ceiling(lane)
                 held = max(held, slots.idle) if head.sequences > 1 else held  # What is idle is too little for it.
                 keeps_lead = self._may_preempt and self.rules.adapts_reservations
                 return PoolDemand(wanted=True, held=held // slots.units_per_slot, keeps_lead=keeps_lead)

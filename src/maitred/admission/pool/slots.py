@@ -1,17 +1,17 @@
 """Slots: the right to be in flight, and which class may take the last ones.
 
-A reservation is a floor, not a partition. What a higher class has reserved and does not use is held back from the
-classes below it; what it uses is simply in flight:
+A reservation is a floor, not a partition. What a higher class has reserved and does not use is held back from the classes
+below it; what it uses is simply in flight. So each class has a ceiling, up to which it may fill the pool:
 
-    free(k) = capacity - in_flight - sum(max(0, reserved[c] - in_flight[c]) for c above k)
+    ceiling(k) = capacity - sum(held(c) for c above k)
+    held(c)    = max(0, reserved[c] - in_flight[c])
 
-Example: 32 slots, of which `system` reserves 2 and `interactive` 8; 12 chats are in flight, and 5 bulk requests. The
-chats have used their reservation, so for bulk only the 2 slots of `system` are held back: free(bulk) = 32 - 17 - 2 =
-13.
+Example: 32 slots, of which `system` reserves 2 and `interactive` 8; 12 chats are in flight, and 5 bulk requests. The chats have
+used their reservation, so only the 2 slots of `system` are held back from bulk: ceiling(bulk) = 30, and 13 more may enter.
 
-A class's own reservation neither limits it nor counts against it, and reservations of lower classes are never held
-against a higher one. So free() never grows from a class to the one below: while a request of a class waits, no lower
-class has a free slot.
+A class's own reservation neither limits it nor counts against it, and reservations of lower classes are never held against a
+higher one. So the ceiling never rises from a class to the one below: while a request of a class waits, no lower class has a
+free slot.
 
 A fleet may be smaller than what the classes have reserved. Then each keeps the same fraction of its reservation, and at
 least one slot stays unreserved. The configured reservations are kept, and the ones in force derived from them at every change
@@ -20,7 +20,7 @@ of capacity: what a smaller fleet took, recovery gives back.
 With `reserve: adaptive`, only `headroom` of what a class has reserved and does not use is held back, and its floor
 (`adaptive_reserve`):
 
-    held(c) = max(floor[c] - in_flight[c], min(reserved[c] - in_flight[c], headroom[c]))
+    held(c) = max(0, floor[c] - in_flight[c], min(reserved[c] - in_flight[c], headroom[c]))
 
 A request takes a slot for each sequence that it makes in the engine: `n: 4` takes 4, a list of 16 prompts 16, and at most all
 that there are. One that needs more than higher classes leave unreserved would never enter, or enter and run over what they
@@ -74,8 +74,8 @@ class Slots:
     """The units of one pool, reserved and in flight, per lane. Queues and time play no part here."""
 
     __slots__ = (
-        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "lead", "lent", "reserved"),
-        *("reserved_above", "units_per_slot"),
+        *("capacity", "desired", "floors", "headroom", "in_flight", "in_use", "lead", "reserved", "reserved_above", "run"),
+        "units_per_slot",
     )
 
     def __init__(self) -> None:
@@ -91,9 +91,9 @@ class Slots:
         self.headroom = [ALL_UNITS] * len(LANES)
         """The most units that are held back for the lanes beyond those they have in flight, apart from the floors."""
         self.lead = 0
-        """Units of the capacity beyond what the engines run at once, for classes that may preempt (`lead`)."""
-        self.lent = 0
-        """Units beyond that, for all classes."""
+        """Units of the capacity beyond what the engines run at once, for classes that may preempt (`lead_watch`)."""
+        self.run = 0
+        """Units that the engines run at once. What is beyond them and the lead is lent to all classes."""
         self.reserved_above = [0] * len(LANES)
         """Units that all higher lanes reserve together."""
         self.in_flight = [0] * len(LANES)
@@ -106,7 +106,8 @@ class Slots:
         self.units_per_slot = rules.units_per_slot
         self.capacity = slots * self.units_per_slot
         kept, lent = lead if rules.adapts_reservations else NO_LEAD
-        self.lead, self.lent = min(kept, slots) * self.units_per_slot, min(lent, slots) * self.units_per_slot
+        self.lead = min(kept, slots) * self.units_per_slot
+        self.run = self.capacity - self.lead - min(lent, slots) * self.units_per_slot
         self.desired = [lane.wanted_slots(slots) * self.units_per_slot for lane in rules.lanes]
         self.reserved = fit_reservations(
             self.desired, self.capacity, unit=self.units_per_slot, keeps_exact_fit=rules.keeps_exact_fit
@@ -122,16 +123,19 @@ class Slots:
 
     def free(self, lane: int) -> int:
         """Return the units that `lane` could take now; never negative."""
-        return max(0, -self.shortfall(lane, 0))
+        return max(0, self.ceiling(lane) - self.in_use)
+
+    def ceiling(self, lane: int) -> int:
+        """Return up to how many units in flight `lane` may take one: all but what is held back for higher lanes."""
+        ceiling = self.capacity
+        for c in range(lane + 1, len(LANES)):
+            ceiling -= self.held(c)
+        return ceiling
 
     def shortfall(self, lane: int, units: int) -> int:
         """Return how many units of lower lanes would have to leave before `lane` could take `units`; 0 or less if none. For
         more than the lane can ever have beside the reservations, these are no hindrance, but every such unit must be idle."""
-        held = 0
-        if units <= self.max_units(lane):
-            for c in range(lane + 1, len(LANES)):
-                held += self.held(c)
-        return units + held + self.in_use - self.capacity
+        return self.in_use + units - (self.ceiling(lane) if units <= self.max_units(lane) else self.capacity)
 
     def held(self, lane: int) -> int:
         """Return the units that are held back from lower lanes for `lane`."""
@@ -147,7 +151,7 @@ class Slots:
     def units_beyond(self, units: int = 0) -> int:
         """Return how many units would be in use beyond what the engines run at once, with `units` more in flight; not positive
         if none."""
-        return self.in_use + units + self.lead + self.lent - self.capacity
+        return self.in_use + units - self.run
 
     def num_slots(self, units: int) -> int:
         """Return how many slots have so many units, or more."""
