@@ -25,6 +25,7 @@ from random import Random
 from time import process_time
 from typing import Any, TypeAlias
 
+import maitred.compat  # noqa: F401 - one case has the rules of another system
 from maitred.core.request import RequestId
 from maitred.core.units import MILLISECOND, Micros
 from maitred.programs import ProgramAction, ProgramDecision, ProgramRequest, Programs, ProgramsConfig, Usage

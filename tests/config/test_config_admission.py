@@ -232,7 +232,7 @@ def test_the_budget_for_bodies_holds_at_least_one() -> None:
         ),
     ],
 )
-def test_a_room_by_itself_has_only_its_own_flavour(imported: str, said: str) -> None:
+def test_admission_by_itself_has_only_its_own_flavour(imported: str, said: str) -> None:
     script = f"{imported}; print(len(AdmissionConfig(flavour='smg').preset.classes))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert said in ran.stdout + ran.stderr

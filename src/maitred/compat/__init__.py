@@ -6,7 +6,7 @@
     trtllm.py            TensorRT-LLM: its MaxUtilization, tie for tie
     thunderagent.py      ThunderAgent: which rules of programs do not hold
     instance_rules.py    the rules of instances, by flavour
-    presets.py           the presets of admission, by flavour
+    presets.py           the presets of admission and the rules of programs, by flavour
 
 A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from here. So
 whoever makes configurations of names imports this package (`maitred` itself, `maitred.config`, `maitred.sim`,
@@ -16,8 +16,10 @@ whoever makes configurations of names imports this package (`maitred` itself, `m
 from __future__ import annotations
 
 from maitred.admission.terms.presets import add_presets
-from maitred.compat.presets import ADMISSION_PRESETS
+from maitred.compat.presets import ADMISSION_PRESETS, PROGRAM_RULES
 from maitred.core.registry import search_last
+from maitred.programs.rules import add_rules
 
 search_last(__name__)
 add_presets(ADMISSION_PRESETS)
+add_rules(PROGRAM_RULES)

@@ -1,7 +1,7 @@
 """The rules of programs in which flavours differ, by name.
 
-`flavour` chooses them (`rules_of`). Nothing else looks at the flavour: the code asks for one rule. Ours stand here; those of
-ThunderAgent stand in `maitred.compat.thunderagent`, which is imported when it is asked for.
+`flavour` chooses them (`rules_of`). Nothing else looks at the flavour: the code asks for one rule. Ours stand here. Those of
+other systems are added (`add_rules`) by `maitred.compat`, which stands above this room.
 
 Example: a program of 50,000 tokens waits for a backend of 40,000. `refuses_oversized` has its request refused at once; with
 ThunderAgent's rules it waits until `max_wait_secs`.
@@ -10,8 +10,6 @@ ThunderAgent's rules it waits until `max_wait_secs`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -52,15 +50,18 @@ class ProgramRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a program that was to be paused after its request is paused then, though the pressure may have passed."""
 
 
-_OURS: Final = ProgramRules()
-_COMPATIBLE: Final[Mapping[ProgramsFlavour, str]] = {"thunderagent": "maitred.compat.thunderagent"}
-"""The module with the rules of a flavour, as its `PROGRAM_RULES`."""
+_RULES: Final[dict[ProgramsFlavour, ProgramRules]] = {"ours": ProgramRules()}
 
 
-@cache
+def add_rules(rules: Mapping[ProgramsFlavour, ProgramRules]) -> None:
+    """Make the rules of other systems known, for the configurations that are made from now on."""
+    _RULES.update(rules)
+
+
 def rules_of(flavour: ProgramsFlavour) -> ProgramRules:
-    """Return the rules that `flavour` names."""
-    if flavour not in _COMPATIBLE:
-        return _OURS
-    rules: ProgramRules = import_module(_COMPATIBLE[flavour]).PROGRAM_RULES
-    return rules
+    """Return the rules that `flavour` names. Raises ValueError for those that are not known, or were not added."""
+    try:
+        return _RULES[flavour]
+    except KeyError:
+        known = ", ".join(_RULES)
+        raise ValueError(f"there is no flavour {flavour!r} among {known} (import maitred.compat for those of others)") from None
