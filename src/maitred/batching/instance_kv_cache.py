@@ -116,7 +116,7 @@ class InstanceKvCache(KvCacheView):
         self._blocks_at_completion -= self.get_needed_resource_to_completion(request)
 
     def shortage(self, requests: Sequence[LlmRequest]) -> str:
-        """Return what the first of `requests` that has no KV lacks, as a hint."""
+        """Return a hint that names the first of `requests` without KV, and the blocks that it lacks."""
         for request in requests:
             if not self._requests[request.request_id].has_blocks:
                 needed = self.get_needed_resource_to_completion(request)

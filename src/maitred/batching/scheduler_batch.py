@@ -245,8 +245,8 @@ class SchedulerBatch(RunningBatch):
         return [*sorted(self._active, key=lambda request: not request.has_blocks)]
 
     def _decide(self) -> tuple[SchedulerOutput, bool]:
-        """Return what the scheduler says, and whether it says so without a look at the requests that generate: then all of them
-        do in this step. Otherwise the progress of the active requests has been settled."""
+        """Return the decision of the scheduler, and whether it took no look at the requests that generate: then all of them
+        generate in this step. Otherwise the progress of the active requests has been settled."""
         try:
             beside = self._decide_beside()
             if beside is not None:
@@ -266,8 +266,8 @@ class SchedulerBatch(RunningBatch):
         return output, False
 
     def _decide_beside(self) -> SchedulerOutput | None:
-        """Return what the scheduler says without a look at the requests that generate; None if it has to, or if they do not
-        come first, then those that have begun, and then the others."""
+        """Return the decision of the scheduler without a look at the requests that generate; None if it has to look, or if they
+        do not come first, then those that have begun, and then the others."""
         others, num_begun = self._not_generating, len(self._prefilling)
         generating, begun, pending = self._active[: self.num_decodes], others[:num_begun], others[num_begun:]
         in_order = not others or self._active[self.num_decodes] is others[0]
@@ -280,8 +280,8 @@ class SchedulerBatch(RunningBatch):
         return self._scheduler.schedule_beside([*generating], [*begun], [*pending])
 
     def _failed(self, error: Exception) -> ConfigError:
-        """Return what to say of an exception of the scheduler. If it says that it cannot go on, what is lacking may help; the
-        others are slips in its code."""
+        """Return the error that an exception of the scheduler becomes. If it says that it cannot go on, what is lacking may
+        help; the others are slips in its code."""
         who, kind = f"batch scheduler {self._name}", type(error).__name__
         if isinstance(error, (AssertionError, RuntimeError, ValueError)):
             return ConfigError(f"{who}: {str(error) or kind}", hint=self._kv_cache.shortage(self._active))

@@ -123,7 +123,7 @@ class Registry(Generic[T]):
         raise ConfigError(f"unknown {self.kind} {name!r}", hint=hint)
 
     def get(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> Factory[T]:
-        """Return what makes the policies that `spec` describes: the class itself where there are no parameters to give.
+        """Return the maker of the policies that `spec` describes: the class itself where there are no parameters to give.
 
         Parameters of the types in `defaults` have these values where the spec leaves them out. `_Arguments` checks their names
         and types; one policy is made, because only its constructor knows the ranges, and thrown away. Raises ConfigError for
@@ -137,7 +137,7 @@ class Registry(Generic[T]):
         return self.get(spec, defaults)()
 
     def built_in(self) -> Mapping[str, Factory[T]]:
-        """Return what the modules of the kind's own packages register, by name."""
+        """Return the policies that the modules of the kind's own packages register, by name."""
         for package in self._packages:
             _import_modules(package)
         return self._known
@@ -154,7 +154,7 @@ class Registry(Generic[T]):
         return f"{name}({', '.join(written)})" if written else name
 
     def describe(self, spec: str) -> dict[str, str]:
-        """Return what a policy says of itself, by heading: in the fields of its `about`, or its own, else in its docstring."""
+        """Return the description of a policy, by heading: in the fields of its `about`, or its own, else in its docstring."""
         made = self.find(spec) if parse_spec(spec, self.kind).is_plain else self.create(spec)
         about = getattr(made, "about", made)
         cells = [str(_shown(getattr(about, field, ""))).rstrip(".") or NOT_SAID for field in self.headings]

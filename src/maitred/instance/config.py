@@ -205,7 +205,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     def warnings(self, *, prefix_cache: bool) -> list[str]:
-        """Return what has no effect or little sense, in sentences. `prefix_cache`: whether there is one."""
+        """Return a warning for each key without effect or sense, in sentences. `prefix_cache`: whether there is one."""
         return [
             *super().warnings(prefix_cache=prefix_cache),
             *self._vllm_warnings(),

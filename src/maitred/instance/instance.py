@@ -165,7 +165,7 @@ class Instance:
         return True
 
     def advance(self, now: Micros) -> Sequence[InstanceEvent]:
-        """Return what happened up to `now`, in the order of time. Call it before looking at blocks or output tokens."""
+        """Return the events up to `now`, in the order of time. Call it before looking at blocks or output tokens."""
         core = self._core
         run = core.run
         if core.deadlines or (run.outcome_at if run is not None else core.next_start) != now:

@@ -90,7 +90,7 @@ class PrefixBlockManager(BlockManager):
         self._blocks_of(seq).conversation_prefix = conversation_prefix
 
     def find_cached(self, seq: SequenceState) -> PrefixHit:
-        """Return what is cached of `seq`, which is to be admitted. At least one token is left to compute."""
+        """Return the cached prefix of `seq`, which is to be admitted. At least one token is left to compute."""
         usable = (seq.num_tokens_to_prefill - 1) // self.block_size
         hashes = self._all_block_hashes(seq, usable) if seq.num_preemptions else self._blocks_of(seq).block_hashes
         return self.cache.probe(hashes[:usable])

@@ -153,7 +153,7 @@ class PrefixCache(ABC, Generic[L]):
         """Return how many blocks of the cached prefix of `block_hashes` no lock holds."""
 
     def probe(self, block_hashes: Sequence[int]) -> PrefixHit:
-        """Return what locking `block_hashes` would find."""
+        """Return the cached prefix of `block_hashes` as locking it would find it."""
         cached = self.num_cached_blocks(block_hashes)
         return PrefixHit(cached, self.num_unreferenced(block_hashes[:cached])) if cached else NO_HIT
 

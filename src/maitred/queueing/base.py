@@ -89,7 +89,7 @@ class BaseQueue(WaitQueue):
         return None
 
     def head_key(self) -> SortKey | None:
-        """Return what the head is ordered by, to be compared with heads of other queues of the same policy. None if there is no
+        """Return the key of the head, to be compared with heads of other queues of the same policy. None if there is no
         head, or the policy has no such key."""
         return None
 

@@ -45,7 +45,7 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return policy
 
     def warnings(self, *, prefix_cache: bool) -> list[str]:
-        """Return what works but is hardly meant, a line each. Raises ConfigError as `policy` does."""
+        """Return warnings of what works but is hardly meant, a line each. Raises ConfigError as `policy` does."""
         policy, priority = self._scheduler()
         return [*self._priority_warnings(policy, priority), *self._layer_warnings(policy, prefix_cache)]
 

@@ -49,8 +49,8 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return ROUTERS.create(self.policy, {Random: rng, ScorerWeights: self._weights()})
 
     def warnings(self, lacks: Signals = Signals.NOTHING) -> list[str]:
-        """Return what works but is hardly meant, a line each; `lacks` is what the driver cannot show. Raises ConfigError as
-        `router` does."""
+        """Return warnings of what works but is hardly meant, a line each; `lacks` is what the driver cannot show. Raises
+        ConfigError as `router` does."""
         return list(self._warnings(lacks))
 
     def _weights(self) -> ScorerWeights:

@@ -80,7 +80,7 @@ class HashRouter(BaseRouter):
 
     @abstractmethod
     def key(self, request: Request) -> str:
-        """Return what the instance is found by; empty if the request has no key."""
+        """Return the key by which the instance is found; empty if the request has none."""
 
     def choose(self, request: Request, fleet: FleetView, now: Micros) -> Choice:
         views, key = self._views.get(fleet), self.key(request)

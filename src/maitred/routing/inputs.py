@@ -38,7 +38,7 @@ class SeenInstance(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, view: InstanceView, request: Request, signals: Signals) -> SeenInstance:
-        """Return what a router that reads `signals` sees of `view`."""
+        """Return `view` as a router sees it that reads `signals`."""
         seen = cls(view.index, view.in_flight)
         if Signals.LOAD in signals:
             seen.waiting, seen.running, seen.kv_usage = view.waiting, view.running, view.kv_usage

@@ -50,7 +50,7 @@ DEFAULT_WEIGHTS: Final = ScorerWeights(
 
 
 def parse_scorer_weights(written: WrittenWeights) -> ScorerWeights:
-    """Return what is written, or `DEFAULT_WEIGHTS` if that is nothing. Does not check that the scorers exist. Raises
+    """Return the scorers that are written, or `DEFAULT_WEIGHTS` if none is. Does not check that the scorers exist. Raises
     ConfigError for what cannot be read, a weight that is not above 0, or a scorer that is named twice."""
     scorers = tuple(_scorers(written))
     _check(scorers)

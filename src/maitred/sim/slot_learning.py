@@ -48,8 +48,9 @@ class _Engine:
         self.next_reading: Micros = 0
 
     def read(self, now: Micros) -> EngineReading:
-        """Return what the instance would publish. SLOTS comes after all turns of instances, so steps that end now count."""
+        """Return the reading that the instance would publish."""
         instance = self.replica.instance
+        # SLOTS comes after the turns of all instances, so steps that end now count.
         instance.commit_ended_steps(now)
         return EngineReading(
             instance.running, instance.waiting, instance.kv_usage, instance.num_preemptions, instance.num_steps
@@ -134,7 +135,7 @@ class SimulatedSlots:
         return decision is not None or controller.lead != lead
 
     def _demand(self) -> PoolDemand:
-        """Return what waits for the slots of all models, the most that any of them has held back."""
+        """Return the demand for the slots of all models: the most that any of them has held back."""
         demands = [self._driver.core.demand(model) for model in self._driver.known_models]
         keeps_lead = len(demands) == len(self._engines) == 1 and demands[0].keeps_lead
         return PoolDemand(any(d.wanted for d in demands), max((d.held for d in demands), default=0), keeps_lead)
@@ -151,7 +152,7 @@ def make_slot_learning(
     event_queue: EventQueue,
     log: DecisionLog | None,
 ) -> SimulatedSlots | None:
-    """Return what learns the slots, or None if they are told. Raises ConfigError where slots are no limit."""
+    """Return the controllers of the slots, or None if they are told. Raises ConfigError where slots are no limit."""
     if cluster.slots != "learned":
         return None
     config = None if driver is None else driver.core.config

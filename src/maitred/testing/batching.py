@@ -95,7 +95,7 @@ def _request(rng: Random, number: int, kv_cache: KvCacheManager) -> LlmRequest:
 
 
 def _events(scheduler: str, seed: int, *, step_by_step: bool) -> list[tuple[int, str, int]]:
-    """Return what becomes of some requests in an instance with little memory."""
+    """Return the outcomes of some requests in an instance with little memory."""
     rng = Random(seed)
     config = InstanceConfig(
         batching=scheduler,

@@ -109,7 +109,7 @@ def drain(queue: WaitQueue) -> list[int]:
 
 
 def factory_of(plugin: str | Callable[..., T], registry: Registry[T]) -> Callable[[], T]:
-    """Return what makes the plug-in, which is a spec as users write it or a class without parameters."""
+    """Return the maker of the plug-in, which is a spec as users write it or a class without parameters."""
     return registry.get(plugin) if isinstance(plugin, str) else plugin
 
 

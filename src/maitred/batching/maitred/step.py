@@ -80,7 +80,7 @@ class MaitredStep:
         self._tokens = tokens - len(generation)
 
     def plan(self) -> SchedulerOutput:
-        """Return what the step does."""
+        """Return the plan of the step."""
         state = self._state
         self._make_room()
         # Beside no decode a step of prompts may be as long as it likes: it keeps nobody waiting for a next token.
@@ -262,7 +262,7 @@ class MaitredStep:
         return forecast.missing(left, self._tokens_held(request, 0), capacity)
 
     def _match(self, request: LlmRequest) -> ReusedPrefix | None:
-        """Return what is cached of the prompt of `request`, or None if it is better to wait for a block that is computed."""
+        """Return the cached prefix of `request`, or None if it is better to wait for a block that is computed."""
         kv_cache = self._kv_cache
         if not kv_cache.enable_block_reuse or len(kv_cache.free_blocks) > 1:
             return NO_MATCH
@@ -291,7 +291,7 @@ class MaitredStep:
         return prompt.chunk > 0 and not starved
 
     def _future_lack(self, request: LlmRequest, match: ReusedPrefix) -> Lack | None:
-        """Return what memory `request` would lack later, or None if it is predicted to suffice."""
+        """Return the lack of memory that `request` would have later, or None if it is predicted to suffice."""
         kv_cache, most = self._kv_cache, self._state.max_pauses
         if request.num_pauses >= most:
             # It may not be paused again, so its longest answer counts, and those of the others like it.

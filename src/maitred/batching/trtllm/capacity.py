@@ -80,7 +80,7 @@ class BlockCountingScheduler(CapacityScheduler):
         return promises
 
     def match_prefix(self, request: LlmRequest, promises: PromisedBlocks | None) -> ReusedPrefix:
-        """Return what is cached of the prompt of `request`, which is about to begin, and note how many tokens of it need not
+        """Return the cached prefix of the prompt of `request`, which is about to begin, and note how many tokens of it need not
         be computed."""
         request.estimated_reusable_tokens = 0
         kv_cache = self.kv_cache_manager
@@ -179,7 +179,7 @@ class GuaranteedNoEvict(BlockCountingScheduler):
     def _try_reserve(
         self, request: LlmRequest, budgets: list[FreeBlocks], promises: PromisedBlocks | None
     ) -> list[tuple[FreeBlocks, Sequence[int]]] | None:
-        """Return what `request` needs of each budget, or None if one of them does not have it."""
+        """Return the needs of `request` by budget, or None if one of them does not have it."""
         if request.is_encoder_init_state:
             if self.cross_kv_cache_manager is None:
                 raise ValueError(f"request {request.request_id} has an encoder phase, and there is no cross-attention memory")

@@ -69,7 +69,7 @@ class FreeBlocks:
         self._subtract(self._kv_cache.blocks_to_complete_all(requests))
 
     def try_reserve(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int] | None:
-        """Return what `request` needs in each window, or None if it does not fit in all of them."""
+        """Return the blocks of `request` by window, or None if it does not fit in all of them."""
         needed = self._kv_cache.blocks_to_completion(request, match)
         return needed if all(map(int.__le__, needed, self._free)) else None
 
@@ -91,13 +91,13 @@ class StepBlocks:
         self._taken = [0] * len(kv_cache.free_blocks)
 
     def try_take(self, request: LlmRequest, match: ReusedPrefix) -> list[int] | None:
-        """Return what would be taken in each window with `request`, or None if it does not fit in all of them."""
+        """Return the blocks taken by window with those of `request`, or None if it does not fit in all of them."""
         needed = self._kv_cache.blocks_for_next_step(request, match, two_step_lookahead=self._two_step_lookahead)
         taken = [before + blocks for before, blocks in zip(self._taken, needed, strict=True)]
         return taken if all(map(int.__le__, taken, self._releases.free_blocks)) else None
 
     def try_take_all(self, requests: Sequence[LlmRequest]) -> list[int] | None:
-        """Return what would be taken with all `requests`, which generate, or None if they do not all fit."""
+        """Return the blocks taken by window with those of all `requests`, which generate, or None if they do not all fit."""
         needed = self._kv_cache.blocks_for_next_step_of_all(requests, two_step_lookahead=self._two_step_lookahead)
         taken = [before + blocks for before, blocks in zip(self._taken, needed, strict=True)]
         return taken if all(map(int.__le__, taken, self._releases.free_blocks)) else None
@@ -120,7 +120,7 @@ class PromisedBlocks:
         """What has been found for a request, which is looked up once in a pass."""
 
     def match(self, request: LlmRequest) -> ReusedPrefix:
-        """Return what is cached of the prompt of `request` in the first of the caches."""
+        """Return the cached prefix of the prompt of `request` in the first of the caches."""
         return self._matches(request)[0] if self._promised else NO_MATCH
 
     def promise(self, request: LlmRequest) -> None:

@@ -69,7 +69,7 @@ class KvCacheView(ABC):
 
     @abstractmethod
     def match_prefix(self, request: LlmRequest) -> ReusedPrefix:
-        """Return what is cached of the prompt of `request`."""
+        """Return the cached prefix of the prompt of `request`."""
 
     @abstractmethod
     def start_scheduling(self) -> ReleaseSimulation:

@@ -104,11 +104,11 @@ class RequestScheduler(ABC):
 
     @abstractmethod
     def schedule_request(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> SchedulerOutput:
-        """Return what the next step does."""
+        """Return the decision about the next step."""
 
     def schedule_beside(self, generating: RequestList, begun: RequestList, pending: RequestList) -> SchedulerOutput | None:
-        """Return what the next step does if all of `generating` run in it, without looking at them; None if that takes a look.
-        See `CapacityScheduler.fit_beside`."""
+        """Return the decision about the next step if all of `generating` run in it, without looking at them; None if that takes
+        a look. See `CapacityScheduler.fit_beside`."""
         return None
 
     def max_repeats(self, limit: int) -> int:
@@ -120,7 +120,7 @@ class RequestScheduler(ABC):
         """Note that `request` has ended, complete or not. A request that this scheduler has paused has not ended."""
 
     def why_waiting(self, request: LlmRequest) -> str | None:
-        """Return what `request` lacked at the last decision, as the rest of a sentence, or None if that is not known."""
+        """Return why `request` waited at the last decision, as the rest of a sentence, or None if that is not known."""
         return None
 
     def can_schedule(self, requests: RequestList) -> bool:
@@ -165,7 +165,7 @@ class SimpleScheduler(RequestScheduler):
 
 
 def _repeats(scheduler: CapacityScheduler | MicroBatchScheduler, decision: str) -> bool:
-    """Return what `scheduler` says of its answers. What a class says is void for a subclass with a decision of its own."""
+    """Return whether `scheduler` repeats its answers. What a class says is void for a subclass with a decision of its own."""
     said = next((kind for kind in type(scheduler).__mro__ if "repeats_its_answer" in vars(kind)), object)
     decides = next(kind for kind in type(scheduler).__mro__ if decision in vars(kind))
     return scheduler.repeats_its_answer and issubclass(said, decides)

@@ -163,5 +163,5 @@ class BlisBatch(RunningBatch):
 
 
 def _budget_tokens(chunk: PrefillChunk | None) -> int:
-    """Return what a running sequence takes of the token budget."""
+    """Return the tokens of the budget that a running sequence takes."""
     return 1 if chunk is None else chunk.num_tokens

@@ -112,7 +112,7 @@ class EngineHost(PrefillHost):
             self._last_batches = [*self._last_batches[1:], attempted]
 
     def request_of(self, seq: SequenceState) -> SGLangRequest:
-        """Return what is known of `seq`."""
+        """Return the request of `seq`."""
         request = self._requests.get(seq.request.id)
         if request is None:
             at = seq.request.arrival if seq.queued_at is None else seq.queued_at

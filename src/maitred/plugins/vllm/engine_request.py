@@ -88,7 +88,7 @@ class EngineBlockHashes(msgspec.Struct, frozen=True, gc=False):
 def describe_request(
     request: VllmRequest, request_id: RequestId, arrival: Micros, hash_block_size: int | None = None
 ) -> Request:
-    """Return what policies see of `request`, which has arrived at `arrival`.
+    """Return `request`, which has arrived at `arrival`, as policies see it.
 
     `hash_block_size` is None without a prefix cache."""
     hints = _hints(request)
@@ -141,7 +141,7 @@ def _hints(request: VllmRequest) -> _Hints:
 
 
 def _trace_hints(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return what the member `maitred` of `tracestate` says (W3C Trace Context: members are separated by commas)."""
+    """Return the hints in the member `maitred` of `tracestate` (W3C Trace Context: members are separated by commas)."""
     members = [member.strip() for member in headers.get("tracestate", "").split(",")]
     own = next((member.removeprefix(_TRACE_MEMBER) for member in members if member.startswith(_TRACE_MEMBER)), "")
     return {name.strip(): value for name, colon, value in (pair.partition(":") for pair in own.split(";")) if colon}

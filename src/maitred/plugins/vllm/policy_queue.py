@@ -57,7 +57,7 @@ class VllmState(Protocol):
         ...
 
     def describe(self, request: VllmRequest, request_id: RequestId, arrival: Micros) -> Request:
-        """Return what policies see of `request`."""
+        """Return `request` as policies see it."""
         ...
 
     def is_complete(self, request: VllmRequest) -> bool:
