@@ -15,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from maitred.cli import main, serve
+from maitred.cli.config_flags import SERVE as SERVE_FLAGS
+from maitred.cli.flags import command
 from maitred.cli.serve import ServeFlags, default_state, run, values_of
 from maitred.cli.smg_flags import spread_values
 from maitred.config import ConfigSources, LoadedConfig
@@ -251,12 +253,11 @@ def load(*arguments: str) -> Any:
     import typer
 
     app, found = typer.Typer(), []
-    command = serve.run
 
     def keep(flags: ServeFlags) -> None:
-        found.append(ConfigSources(flags=values_of(flags), flag_names=command.flag_names).load())
+        found.append(ConfigSources(flags=values_of(flags), flag_names=serve.run.flag_names).load())
 
-    app.command()(type(command)(keep, ServeFlags, command._groups).callback())
+    app.command()(command(ServeFlags, *SERVE_FLAGS)(keep).callback())
     result = CliRunner().invoke(app, list(arguments))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -300,8 +301,8 @@ def test_a_task_that_kills_its_workers_is_given_up() -> None:
 def test_no_worker_is_left_when_the_block_ends_early() -> None:
     with ProcessWorkers(upper, 2) as workers:
         next(workers.run([b"a", b"b", b"c"]))
-        team = [worker.process for worker in workers._workers]
-        pids = [process.pid for process in team]
+        pids = [process.pid for process in active_children()]
+    assert pids
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid or 0, 0)

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 
@@ -58,16 +59,22 @@ class LostWorkersError(MaitredError):
         )
 
 
-class Workers(Protocol):
+class Workers(ABC):
     """Workers to be used in a `with`. When the block ends, in whatever way, they are gone."""
 
+    @abstractmethod
     def run(self, tasks: Sequence[bytes]) -> Iterator[CompletedTask]:
         """Yield every task once, in the order in which they complete. Raises LostWorkersError."""
-        ...
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers, and what they work on."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
 def available_cores() -> int:
@@ -89,7 +96,7 @@ def make_workers(function: TaskFunction, *, jobs: int | None, ray: str | None = 
     return InProcessWorkers(function) if count == 1 else ProcessWorkers(function, count)
 
 
-class InProcessWorkers:
+class InProcessWorkers(Workers):
     """One task after another in this process, so that policies which a program has registered itself are known."""
 
     def __init__(self, function: TaskFunction) -> None:
@@ -99,14 +106,11 @@ class InProcessWorkers:
         for index, task in enumerate(tasks):
             yield CompletedTask(index, self._function(task))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
         pass
 
 
-class ProcessWorkers:
+class ProcessWorkers(Workers):
     """At most `count` processes on this machine, started when there are tasks for them.
 
     Processes are spawned, so that they share nothing with this one. Ctrl-C is for this process alone: SIGINT is blocked in the
@@ -161,10 +165,7 @@ class ProcessWorkers:
             self._workers.append(idle)
         return idle
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
         # All are told to end before any is waited for, so that they end side by side.
         for worker in self._workers:
             worker.process.terminate()
@@ -213,7 +214,7 @@ def _worker_main(function: TaskFunction, pipe: Connection) -> None:
             pipe.send_bytes(function(pipe.recv_bytes()))
 
 
-class RayWorkers:
+class RayWorkers(Workers):
     """A Ray cluster, which runs as many tasks at a time as it has CPUs.
 
     Ray itself repeats the task of a lost worker or node. At most twice as many tasks as CPUs are handed over at a time, so that
@@ -244,10 +245,7 @@ class RayWorkers:
             for done in ray.wait([*self._pending], num_returns=1)[0]:
                 yield CompletedTask(self._pending.pop(done), _fetch(done))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
         import ray
 
         for pending in self._pending:

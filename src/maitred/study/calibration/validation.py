@@ -32,9 +32,8 @@ from maitred.core.units import MILLISECOND, SECOND
 from maitred.files import read_input
 from maitred.instance import InstanceConfig
 from maitred.report.breakdown import By, split_by
-from maitred.report.request_statistics import request_latencies
+from maitred.report.request_statistics import latency_statistics, request_latencies
 from maitred.sim import Outcome, Results, simulate
-from maitred.sim.results import Ints
 from maitred.study.calibration.measurements import MeasuredRequest, timeline_jobs
 from maitred.study.calibration.regression import Floats
 from maitred.study.candidate import Candidate
@@ -94,7 +93,7 @@ def validate(name: str, rows: Sequence[MeasuredRequest], instance: InstanceConfi
         hint = "is it the configuration that was measured? max_model_len and total_kv_blocks limit a request"
         raise ConfigError(f"{refused} of {len(rows)} requests cannot be served by this configuration", where=name, hint=hint)
     since = results.arrival if rows[0].seen_by_client else results.queued
-    measured, predicted = _measured_latencies(rows), _predicted_latencies(results, since)
+    measured, predicted = _measured_latencies(rows), request_latencies(replace(results, arrival=since))
     return compare_latencies(name, len(rows), measured, predicted, {} if peer is None else peer_errors(peer))
 
 
@@ -108,8 +107,9 @@ def compare_latencies(
     """Return the errors of `predicted`, both in µs by metric. A metric that either side lacks is left out."""
     lines = []
     for metric in METRICS:
-        for which in STATISTICS if len(measured[metric]) and len(predicted[metric]) else ():
-            truth, guess = (_statistic(side[metric], which) / MILLISECOND for side in (measured, predicted))
+        of_measured, of_predicted = (latency_statistics(side[metric]) for side in (measured, predicted))
+        for which in STATISTICS if of_measured is not None and of_predicted is not None else ():
+            truth, guess = (getattr(of, which) / MILLISECOND for of in (of_measured, of_predicted))
             # A TPOT of 0 means that tokens came together. There is no error relative to 0.
             if truth:
                 lines.append(ValidationLine(metric, which, truth, guess, peers.get((metric, which))))
@@ -123,23 +123,6 @@ def _measured_latencies(rows: Sequence[MeasuredRequest]) -> dict[str, Floats]:
         "tpot": SECOND * np.array([row.tpot for row in rows if row.output_tokens > 1]),
         "e2e": SECOND * np.array([row.latency for row in rows]),
     }
-
-
-def _predicted_latencies(results: Results, since: Ints) -> dict[str, Floats]:
-    """Return the simulated latencies in µs, since these instants."""
-    many = results.output_tokens > 1
-    decoding = (results.finished - results.first_token)[many]
-    return {
-        "ttft": (results.first_token - since).astype(np.float64),
-        "tpot": decoding / (results.output_tokens[many] - 1),
-        "e2e": (results.finished - since).astype(np.float64),
-    }
-
-
-def _statistic(values: Floats, statistic: str) -> float:
-    if statistic == "mean":
-        return float(values.mean())
-    return float(np.percentile(values, float(statistic.removeprefix("p"))))
 
 
 def peer_errors(path: Path) -> dict[tuple[str, str], float]:
