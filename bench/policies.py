@@ -35,7 +35,7 @@ import msgspec
 import numpy as np
 
 from maitred import InstanceConfig, Job
-from maitred.core.errors import MaitredError
+from maitred.core.errors import ConfigError, MaitredError
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND, Micros
 from maitred.queueing import QueueingConfig
@@ -255,22 +255,21 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
+def needs_prefix_cache(policy: str) -> bool:
+    """Return whether the order of `policy` is another one without a prefix cache, or none."""
+    try:
+        warnings = QueueingConfig(scheduler=policy).warnings(prefix_cache=False)
+    except ConfigError:
+        return True
+    return any("prefix cache, which is off" in line for line in warnings)
+
+
 def main() -> None:
     options = parse_options()
     try:
         jobs = workload(options.trace, options.speed, options.max_requests)
         kept = options.prefix_caching and any(job.request.prefix is not None for job in jobs)
-        left_out = (
-            []
-            if kept or options.by_length
-            else [
-                p
-                for p in options.policies
-                if any(
-                    "prefix cache, which is off" in line for line in QueueingConfig(scheduler=p).warnings(prefix_cache=False)
-                )
-            ]
-        )
+        left_out = [] if kept or options.by_length else [p for p in options.policies if needs_prefix_cache(p)]
         policies = [p for p in options.policies if p not in left_out]
         cases = []
         with ProcessPoolExecutor(options.processes) as workers:

@@ -198,3 +198,15 @@ def test_every_key_of_a_bundle_has_an_effect(maitred: Any, before: str, after: s
         return Path("r.json").read_text()
 
     assert outcome(before) != outcome(after)
+
+
+@pytest.mark.parametrize("scheduler", ["lpm", "sglang(lpm)", "sglang(shortest-prefill-first)"])
+def test_blis_always_has_a_prefix_cache_to_order_by(maitred: Any, scheduler: str) -> None:
+    result = maitred("simulate", *LOAD, "--flavour", "blis", "--scheduler", scheduler)
+    assert (result.code, "prefix cache" in result.err) == (0, False), result.err
+
+
+def test_an_order_that_sglang_refuses_is_an_error_before_the_run(maitred: Any) -> None:
+    result = maitred("simulate", *LOAD, "--scheduler", "sglang(shortest-prefill-first)")
+    refusal = "maitred: error: SGLang refuses shortest-prefill-first without a prefix cache"
+    assert (result.code != 0, result.err.startswith(refusal), result.err.count("\n")) == (True, True, 1), result.err

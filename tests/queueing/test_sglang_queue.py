@@ -165,6 +165,14 @@ def test_without_a_prefix_cache_the_fallback_that_is_printed_makes_the_queue(pol
     assert after_a_pass(waiting) == [0, 1, 2]  # SGLang has no front: a preempted request goes to the end
 
 
+@pytest.mark.parametrize("wrap", ["{}", "bounded({}, max_wait=1)"])
+def test_what_sglang_refuses_without_a_prefix_cache_is_an_error_and_no_warning(wrap: str) -> None:
+    config = QueueingConfig(scheduler=wrap.format("sglang(shortest-prefill-first)"))
+    assert config.warnings(prefix_cache=True) == []
+    with pytest.raises(ConfigError, match="SGLang refuses shortest-prefill-first without a prefix cache"):
+        config.warnings(prefix_cache=False)
+
+
 class ShortestUntilCached(SGLang):
     fallback = "sjf"
 

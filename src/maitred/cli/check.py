@@ -191,7 +191,7 @@ def _class_lines(config: AdmissionConfig, capacity: int) -> Iterator[str]:
 
 def _warnings(config: Config, capacity: int) -> Iterator[str]:
     yield from config.admission.warnings()
-    yield from config.instance.warnings(prefix_cache=config.instance.enable_prefix_caching)
+    yield from config.instance.warnings(prefix_cache=config.instance.caches_prefixes)
     yield from config.routing.warnings()
     if config.admission.mode == "priority":
         yield from _overcommit_warnings(config.admission, capacity)

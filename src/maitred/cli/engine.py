@@ -79,6 +79,6 @@ def _serve(config: Config) -> None:
 
     app = EngineApp(engine, config.instance)
     instance = config.instance
-    for warning in (*instance.warnings(prefix_cache=instance.enable_prefix_caching), *_about_overheads(instance)):
+    for warning in (*instance.warnings(prefix_cache=instance.caches_prefixes), *_about_overheads(instance)):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
     run_server(app, host=engine.host, port=engine.port, drain_secs=_DRAIN_SECS, on_ready=ready)

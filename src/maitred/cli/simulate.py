@@ -244,7 +244,7 @@ def _check_none_of(flags: SimulateFlags, section: str, fields: Iterable[str], wi
 
 def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     """Yield a warning for each setting that has no effect or is probably a mistake. `config` is as stated."""
-    caching = config.instance.enable_prefix_caching
+    caching = config.instance.caches_prefixes
     yield from config.admission.policy_warnings()
     if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"

@@ -292,6 +292,11 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         return NO_FLAVOUR if self.flavour is None else FLAVOURS[self.flavour]
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether KV blocks of equal prompts are reused, by the key or by the flavour."""
+        return self.enable_prefix_caching or self.flavour_rules.always_caches_prefixes
+
+    @property
     def has_model(self) -> bool:
         """Whether it says which model runs."""
         return bool(self.model or self.model_config_folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import msgspec
 
@@ -45,8 +46,11 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return policy
 
     def warnings(self, *, prefix_cache: bool) -> list[str]:
-        """Return warnings of what works but is hardly meant, a line each. Raises ConfigError as `policy` does."""
+        """Return warnings of what works but is hardly meant, a line each. Raises ConfigError as `policy` does, and for an order
+        that there is not without a prefix cache."""
         policy, priority = self._scheduler()
+        if not prefix_cache:
+            policy.make_queue(None, Random(0))
         return [*self._priority_warnings(policy, priority), *self._layer_warnings(policy, prefix_cache)]
 
     @property

@@ -148,7 +148,7 @@ def _instance_policies(instance: InstanceConfig) -> Iterator[str]:
         yield f"flavour {instance.flavour}"
     if instance.batching is not None:
         yield f"batching {instance.batching}"
-    if instance.enable_prefix_caching or instance.flavour_rules.always_caches_prefixes:
+    if instance.caches_prefixes:
         yield "prefix caching"
 
 

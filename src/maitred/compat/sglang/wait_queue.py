@@ -55,8 +55,9 @@ class SGLang(QueuePolicy):
         cache_aware=CacheAware.AS_INNER,
     )
 
-    fallback = "sglang(fcfs)"
-    """The policy that takes the place of a cache-aware one where there is no prefix cache, written as users write policies."""
+    fallback: str | None = "sglang(fcfs)"
+    """The policy that takes the place of a cache-aware one where there is no prefix cache, written as users write policies; or
+    None, where SGLang refuses the policy."""
 
     def __init__(
         self,
@@ -71,19 +72,21 @@ class SGLang(QueuePolicy):
         self.policy = policy
         self.in_batch = InBatchCaching(check, deprioritize)
         self.sign = None if priority is None else _SIGNS[priority]
+        if policy is SGLangPolicy.SHORTEST_PREFILL_FIRST:
+            self.fallback = None
         cache_aware = CacheAware.YES if policy in CACHE_AWARE else CacheAware.NO
         self.about = msgspec.structs.replace(SGLang.about, cache_aware=cache_aware)
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
-        """Raises ConfigError for `shortest-prefill-first` without a prefix cache; the others are fcfs there."""
-        if prefix is None and self.policy is SGLangPolicy.SHORTEST_PREFILL_FIRST:
+        """Raises ConfigError without a prefix cache where there is no fallback: for `shortest-prefill-first`."""
+        if prefix is not None or self.policy not in CACHE_AWARE:
+            return SGLangQueue(self, prefix, rng)
+        if self.fallback is None:
             raise ConfigError(
                 f"SGLang refuses {self.policy} without a prefix cache",
                 hint=f"write {self.policy} for ours, which is fcfs then, or turn the prefix cache on",
             )
-        if prefix is None and self.policy in CACHE_AWARE:
-            return SCHEDULERS.create(self.fallback).make_queue(None, rng)
-        return SGLangQueue(self, prefix, rng)
+        return SCHEDULERS.create(self.fallback).make_queue(None, rng)
 
 
 class _PageOrder(PrefixCacheListener):
