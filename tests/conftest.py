@@ -49,6 +49,12 @@ def garbage_collection() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture
+def samples() -> Path:
+    """Return the folder of tiny traces."""
+    return Path(__file__).parent / "samples"
+
+
 class CommandResult(msgspec.Struct):
     """The exit code of a command, and what it printed."""
 

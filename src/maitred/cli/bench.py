@@ -185,6 +185,7 @@ def _ramped_jobs(flags: BenchFlags, strategy: str) -> Iterable[Job]:
 
 def _plan(flags: BenchFlags, sends_at_once: bool) -> BenchPlan:
     """Return how the flags want requests to be sent; `sends_at_once` says that all are planned at once. Raises ConfigError."""
+    from maitred.emulator.clients.prompts import tokenizer_words
     from maitred.emulator.clients.sender import SendTarget
     from maitred.study.live.benchmark import BenchPlan, check_plan
     from maitred.wire.origin import Origin
@@ -206,7 +207,7 @@ def _plan(flags: BenchFlags, sends_at_once: bool) -> BenchPlan:
         ignore_eos=not flags.no_ignore_eos,
         stream=not flags.no_stream,
         extra_body=_extra_body(flags.extra_body),
-        words=_words(flags.tokenizer),
+        words=() if flags.tokenizer is None else tokenizer_words(flags.tokenizer, where="--tokenizer"),
         horizon=horizon(flags),
     )
     check_plan(plan)
@@ -234,12 +235,6 @@ def _headers(flags: BenchFlags) -> Iterator[tuple[bytes, bytes]]:
         if not (equals and name.strip().isascii() and name.strip() and "\n" not in value and "\r" not in value):
             raise ConfigError(f"{name + equals + value!r} is no header", where="--header", hint="such as x-trace=1")
         yield name.strip().lower().encode(), value.strip().encode()
-
-
-def _words(tokenizer: Path | None) -> tuple[str, ...]:
-    from maitred.emulator.clients.prompts import tokenizer_words
-
-    return () if tokenizer is None else tokenizer_words(tokenizer, where="--tokenizer")
 
 
 def _extra_body(text: str | None) -> bytes:

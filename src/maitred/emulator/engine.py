@@ -227,7 +227,9 @@ class EmulatedEngine:
         self.check_model(body.model)
         body.reject_unsupported()
         requests = [self._make_request(body, prompt, routing_key) for prompt in body.prompts()]
-        self._check_room(requests)
+        overload = self._instance.overload_reason([request.prompt_tokens for request in requests])
+        if overload is not None:
+            raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
         plan = ResponsePlan(
             endpoint_format=endpoint_format,
             id=f"{endpoint_format.id_prefix}{self._id_suffix}-{requests[0].id}",
@@ -278,18 +280,10 @@ class EmulatedEngine:
             stream=bool(body.stream),
             priority=-(body.priority or 0.0),  # For vLLM smaller is more urgent.
         )
-        self._check_size(request)  # Before the head is sent: a streamed response could not become a 400 any more.
-        return request
-
-    def _check_size(self, request: Request) -> None:
         rejection = self._instance.lengths.rejection_reason(request)
-        if rejection is not None:
+        if rejection is not None:  # Said before the head is sent: a streamed response could not become a 400 any more.
             raise bad_request(rejection, code="context_length_exceeded")
-
-    def _check_room(self, requests: Sequence[Request]) -> None:
-        overload = self._instance.overload_reason([request.prompt_tokens for request in requests])
-        if overload is not None:
-            raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
+        return request
 
     def _plan_finish(self, body: GenerationBody, request: Request) -> PlannedFinish:
         room = self._model_len - request.prompt_tokens

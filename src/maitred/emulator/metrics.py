@@ -113,15 +113,12 @@ class EngineMetrics:
         if course.output_tokens > 1:
             self._mean_gap.observe(decode / (course.output_tokens - 1))
         self._request_preemptions.observe(course.preemptions)
-        self._observe_lengths(request, course.output_tokens)
-        self._n.observe(1)
-        self.on_end(reason)
-
-    def _observe_lengths(self, request: Request, output_tokens: int) -> None:
         self._prompt_length.observe(request.prompt_tokens)
-        self._output_length.observe(output_tokens)
+        self._output_length.observe(course.output_tokens)
         if request.max_output_tokens is not None:
             self._most_tokens.observe(request.max_output_tokens)
+        self._n.observe(1)
+        self.on_end(reason)
 
     def on_end(self, reason: FinishReason) -> None:
         self._num_ended[reason].inc()

@@ -146,18 +146,15 @@ def measured_lookup(results: Results) -> MeasuredLookup:
         place = int(np.searchsorted(ids, request_id))
         if place == len(ids) or ids[place] != request_id:
             return None
-        return _measurement(results, int(order[place]))
+        row = int(order[place])
+        return RequestMeasurement(
+            first_token=int(results.first_token[row]),
+            finished=int(results.finished[row]),
+            output_tokens=int(results.output_tokens[row]),
+            outcome=Outcome(results.outcome[row]).name.lower(),
+        )
 
     return of
-
-
-def _measurement(results: Results, row: int) -> RequestMeasurement:
-    return RequestMeasurement(
-        first_token=int(results.first_token[row]),
-        finished=int(results.finished[row]),
-        output_tokens=int(results.output_tokens[row]),
-        outcome=Outcome(results.outcome[row]).name.lower(),
-    )
 
 
 class _Completed(msgspec.Struct):

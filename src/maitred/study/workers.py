@@ -275,18 +275,12 @@ def _fetch(done: Any) -> bytes:
     return result
 
 
-def _require_ray() -> None:
-    try:
-        import ray  # noqa: F401
-    except ImportError as error:
-        raise missing_library("Ray", "ray", _FLAG) from error
-
-
 def _connect(address: str) -> bool:
     """Connect to the cluster, and return whether this call has made the connection. Raises ConfigError."""
-    _require_ray()
-    import ray
-
+    try:
+        import ray
+    except ImportError as error:
+        raise missing_library("Ray", "ray", _FLAG) from error
     if ray.is_initialized():
         return False
     where = _cluster_of_this_machine() if address == "auto" else address

@@ -179,14 +179,10 @@ class RateSource(ArrivalSource):
         session = client.start_session(window)
         if not self._ignores_answers:
             return generator.next_round(session, at)
-        return _begin_script(ScriptedSession(session, at), generator)
-
-
-def _begin_script(script: ScriptedSession, generator: JobGenerator) -> Job:
-    """Return the first job of `script`, and let `generator` take the others when they are due."""
-    job = script.next_job(generator)
-    generator.add_source(script)
-    return job
+        script = ScriptedSession(session, at)
+        job = script.next_job(generator)
+        generator.add_source(script)  # which takes the other rounds when they are due
+        return job
 
 
 class ScriptedSession(ArrivalSource):

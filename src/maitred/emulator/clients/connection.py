@@ -127,13 +127,10 @@ class LoadConnection(asyncio.Protocol):
         self._end("the connection was closed before the end of the response")
         self._on_closed(self)
 
-    def _now(self) -> Micros:
-        return self._instants_of((monotonic_ns(),))[0]
-
     def _handle(self, events: Sequence[object], now: Micros | None = None) -> None:
         """Take the events of a read that came at `now`; None: just now."""
         for event in events:
-            now = self._now() if now is None else now
+            now = self._instants_of((monotonic_ns(),))[0] if now is None else now
             if type(event) is bytes:
                 self._answer.on_piece(event, now)
             elif type(event) is ResponseHead:

@@ -209,7 +209,7 @@ class RequestSender:
         origin = self._endpoint.origin
         try:
             _, connection = await self._loop.create_connection(
-                lambda: LoadConnection(self._instants_of, self._forget), origin.host, origin.port, ssl=self._tls
+                lambda: LoadConnection(self._instants_of, self._connections.discard), origin.host, origin.port, ssl=self._tls
             )
         except OSError as error:
             if sent.is_open:
@@ -289,9 +289,6 @@ class RequestSender:
             self._finish(sent, connection, TIMED_OUT)
             if connection is not None:
                 connection.close()
-
-    def _forget(self, connection: LoadConnection) -> None:
-        self._connections.discard(connection)
 
 
 @contextlib.contextmanager

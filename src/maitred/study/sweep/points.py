@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from maitred.config import Config
-from maitred.config.merged import MergedConfig, Setting, environment_settings, flag_settings
+from maitred.config.merged import MergedConfig, environment_settings, flag_settings
 from maitred.config.root import POLICY_KEYS
 from maitred.config.sources import flavour_defaults, with_simulation_defaults
 from maitred.core.errors import ConfigError, missing_library
@@ -107,7 +107,8 @@ class SweepPlan:
         return [self._point(number, values) for number, values in enumerate(all_values, first)]
 
     def _point(self, number: int, values: Mapping[str, Any]) -> SweepPoint:
-        settings = self._settings(values)
+        above = ("grid",) if self.spec.grid is not None else ("search", "parameters")
+        settings = [*self._env, *flag_settings(values, {key: self.locate(*above, key) for key in values})]
         config = with_simulation_defaults(MergedConfig(_PointConfig, self._layers, settings, POLICY_KEYS, flavour_defaults))
         candidate = Candidate.from_config(config)
         load = self._load(config.workload)
@@ -117,10 +118,6 @@ class SweepPlan:
         except ConfigError as error:
             runs, problem = (), str(error)
         return SweepPoint(number=number, values=dict(values), candidate=candidate, costs=costs, runs=runs, problem=problem)
-
-    def _settings(self, values: Mapping[str, Any]) -> list[Setting]:
-        above = ("grid",) if self.spec.grid is not None else ("search", "parameters")
-        return [*self._env, *flag_settings(values, {key: self.locate(*above, key) for key in values})]
 
     def _run_settings(self, load: Load) -> RunSettings:
         spec, workload = self.spec, load.workload_spec
