@@ -7,24 +7,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trtllm_conformance.block_needs import BlockGeometry, SequenceNeed, blocks_to_completion
+from trtllm_conformance.kv_cache_manager import KvCacheManager
 
 from maitred.batching import (
-    BlockGeometry,
     CapacityScheduler,
     ChunkingPolicy,
     ContextChunkingConfig,
     GuaranteedNoEvict,
-    KvCacheManager,
     LlmRequest,
     LlmRequestState,
     MaxUtilization,
     MicroBatchScheduler,
     RequestList,
     SchedulerResources,
-    SequenceNeed,
     SimpleScheduler,
     TokenBudgetScheduler,
-    blocks_to_completion,
     make_scheduler,
 )
 from maitred.compat.trtllm import StrictMaxUtilization

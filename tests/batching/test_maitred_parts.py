@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trtllm_conformance.kv_cache_manager import KvCacheManager
 
-from maitred.batching import KvCacheManager, LlmRequest, LlmRequestState
+from maitred.batching import LlmRequest, LlmRequestState
 from maitred.batching.maitred.answer_lengths import AnswerLengths
 from maitred.batching.maitred.memory_forecast import MemoryForecast
 from maitred.batching.maitred.prompt_shares import PromptRest, PromptShares

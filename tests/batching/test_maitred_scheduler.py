@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_driver import Event, config, drive, request
+from trtllm_conformance.kv_cache_manager import KvCacheManager
 
 from maitred.batching import (
     ContextChunkingConfig,
-    KvCacheManager,
     LlmRequest,
     LlmRequestState,
     SchedulerResources,

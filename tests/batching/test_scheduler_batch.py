@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_driver import config, drive, request
+from trtllm_conformance.kv_cache_manager import KvCacheManager
 
-from maitred.batching import GuaranteedNoEvict, KvCacheManager, SimpleScheduler, TokenBudgetScheduler
+from maitred.batching import GuaranteedNoEvict, SimpleScheduler, TokenBudgetScheduler
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.instance import InstanceConfig

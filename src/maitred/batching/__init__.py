@@ -22,13 +22,6 @@ from maitred.batching.batch_schedulers import BATCH_SCHEDULERS, SchedulerResourc
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
 from maitred.batching.running_batch import RunningBatch, StepPlan
 from maitred.batching.scheduler_batch import SchedulerBatch
-from maitred.batching.trtllm.block_needs import (
-    BlockGeometry,
-    SequenceNeed,
-    blocks_of_first_chunk,
-    blocks_of_generation_step,
-    blocks_to_completion,
-)
 from maitred.batching.trtllm.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
 from maitred.batching.trtllm.capacity_budgets import PeftCacheView
 from maitred.batching.trtllm.context_chunking import (
@@ -38,7 +31,6 @@ from maitred.batching.trtllm.context_chunking import (
     ContextChunkingConfig,
     reuse_adjusted_cost,
 )
-from maitred.batching.trtllm.kv_cache_manager import CrossKvCacheManager, KvCacheManager
 from maitred.batching.trtllm.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
 from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.trtllm.micro_batch import TokenBudgetScheduler
@@ -56,16 +48,13 @@ __all__ = [
     "BATCH_SCHEDULERS",
     "AheadBatch",
     "BatchLimits",
-    "BlockGeometry",
     "CapacityScheduler",
     "ChunkAssignment",
     "ChunkLimits",
     "ChunkingPolicy",
     "ContextChunkingConfig",
     "ContinuousBatch",
-    "CrossKvCacheManager",
     "GuaranteedNoEvict",
-    "KvCacheManager",
     "KvCacheView",
     "LlmRequest",
     "LlmRequestState",
@@ -83,14 +72,10 @@ __all__ = [
     "SchedulerBatch",
     "SchedulerOutput",
     "SchedulerResources",
-    "SequenceNeed",
     "SimpleScheduler",
     "StaticBatch",
     "StepPlan",
     "TokenBudgetScheduler",
-    "blocks_of_first_chunk",
-    "blocks_of_generation_step",
-    "blocks_to_completion",
     "context_spread",
     "make_scheduler",
     "reuse_adjusted_cost",

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from maitred.batching.instance_kv_cache import InstanceKvCache
 from maitred.batching.trtllm.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
 from maitred.batching.trtllm.capacity_budgets import PeftCacheView
 from maitred.batching.trtllm.context_chunking import ContextChunkingConfig
-from maitred.batching.trtllm.kv_cache_manager import KvCacheManager
 from maitred.batching.trtllm.kv_cache_view import KvCacheView
 from maitred.batching.trtllm.micro_batch import TokenBudgetScheduler
 from maitred.batching.trtllm.schedulers import (
@@ -27,6 +27,7 @@ from maitred.batching.trtllm.schedulers import (
     StateWindow,
 )
 from maitred.core.registry import Registry
+from maitred.kv import BlockManager
 
 BatchScheduler: TypeAlias = CapacityScheduler | MicroBatchScheduler | RequestScheduler
 
@@ -54,7 +55,7 @@ class SchedulerResources(msgspec.Struct, frozen=True):
         return {**values, "scheduler_capacity": self.max_num_requests}
 
 
-_SAMPLE: Final = SchedulerResources(1, KvCacheManager({16: 1}, 16), 1)
+_SAMPLE: Final = SchedulerResources(1, InstanceKvCache(BlockManager(1, 16), {}, lambda: 0), 1)
 
 BATCH_SCHEDULERS: Final[Registry[Any]] = Registry(
     "batch scheduler",

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from maitred.batching import (
     BATCH_SCHEDULERS,
     ContextChunkingConfig,
-    KvCacheManager,
+    KvCacheView,
     LlmRequest,
     LlmRequestState,
+    ReleaseSimulation,
+    ReusedPrefix,
     SchedulerOutput,
     SchedulerResources,
     make_scheduler,
 )
 from maitred.batching.trtllm.context_chunking import reusable_tokens, reuse_adjusted_cost
+from maitred.batching.trtllm.kv_cache_view import NO_MATCH
 from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.instance import Instance, InstanceConfig, LinearLatency
@@ -35,7 +39,70 @@ def check_batch_scheduler(scheduler: str, *, seeds: int = 20) -> None:
             )
 
 
-def _random_resources(rng: Random, kv_cache: KvCacheManager) -> SchedulerResources:
+class CountedKvCache(KvCacheView):
+    """KV memory of which only the blocks are counted: no two requests share any."""
+
+    def __init__(self, total: int, tokens_per_block: int) -> None:
+        """`total` is in blocks."""
+        self.tokens_per_block = tokens_per_block
+        self._total = total
+        self._held: dict[int, int] = {}
+        """Blocks of each request that has begun."""
+
+    @property
+    def free_blocks(self) -> Sequence[int]:
+        return (self._total - sum(self._held.values()),)
+
+    def hold_prompt(self, request: LlmRequest) -> None:
+        """Give `request` the blocks of its prompt."""
+        self._held[request.request_id] = self._blocks_for(request.prompt_len)
+
+    def num_held(self, request: LlmRequest) -> int:
+        """Return the blocks of `request`."""
+        return self._held.get(request.request_id, 0)
+
+    def get_max_resource_count(self) -> int:
+        return self._total
+
+    def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
+        return self._blocks_for(request.prompt_len + request.max_new_tokens)
+
+    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
+        return (self.get_needed_resource_to_completion(request) - self.num_held(request),)
+
+    def blocks_for_next_step(
+        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
+    ) -> Sequence[int]:
+        tokens = request.prompt_len
+        if request.is_generation_in_progress_state:
+            cached = request.num_tokens - 1  # the token that came out last has no KV yet
+            tokens = min(cached + (2 if two_step_lookahead else 1), request.prompt_len + request.max_new_tokens)
+        return (max(0, self._blocks_for(tokens) - self.num_held(request)),)
+
+    def match_prefix(self, request: LlmRequest) -> ReusedPrefix:
+        return NO_MATCH
+
+    def start_scheduling(self) -> ReleaseSimulation:
+        return _CountedReleases(self)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.tokens_per_block)
+
+
+class _CountedReleases(ReleaseSimulation):
+    def __init__(self, kv_cache: CountedKvCache) -> None:
+        self._kv_cache = kv_cache
+        self._released = 0
+
+    @property
+    def free_blocks(self) -> Sequence[int]:
+        return (self._kv_cache.free_blocks[0] + self._released,)
+
+    def release(self, request: LlmRequest) -> None:
+        self._released += self._kv_cache.num_held(request)
+
+
+def _random_resources(rng: Random, kv_cache: CountedKvCache) -> SchedulerResources:
     return SchedulerResources(
         max_num_requests=rng.randint(1, 12),
         kv_cache_manager=kv_cache,
@@ -48,7 +115,7 @@ def _random_resources(rng: Random, kv_cache: KvCacheManager) -> SchedulerResourc
 def check_one_step(scheduler: str, seed: int) -> None:
     """Check the answer about some active requests, of which some are in flight."""
     rng = Random(seed)
-    kv_cache = KvCacheManager({4096: 200}, 16)
+    kv_cache = CountedKvCache(200, 16)
     resources = _random_resources(rng, kv_cache)
     active = [_request(rng, number, kv_cache) for number in range(rng.randint(1, 20))]
     given, inflight = list(active), {request.request_id for request in active if rng.random() < 0.2}
@@ -81,14 +148,14 @@ def check_output(output: SchedulerOutput, active: list[LlmRequest], inflight: se
     assert resources.max_num_tokens is None or tokens <= resources.max_num_tokens, f"{tokens} tokens are scheduled"
 
 
-def _request(rng: Random, number: int, kv_cache: KvCacheManager) -> LlmRequest:
+def _request(rng: Random, number: int, kv_cache: CountedKvCache) -> LlmRequest:
     """Return a request that waits, computes its prompt, generates or is complete, with its blocks."""
     request = LlmRequest(number, rng.randint(1, 100), rng.randint(1, 100), state=rng.choice(_STATES))
     if request.state == LlmRequestState.GENERATION_IN_PROGRESS:
-        kv_cache.add_sequence(request)
+        kv_cache.hold_prompt(request)
         request.context_current_position, request.num_generated_tokens = request.prompt_len, 1
     elif request.state == LlmRequestState.CONTEXT_INIT and request.prompt_len > 16 and rng.random() < 0.3:
-        kv_cache.add_sequence(request)
+        kv_cache.hold_prompt(request)
         request.context_current_position = 16
     request.context_chunk_size = request.context_remaining_length
     return request

@@ -7,9 +7,7 @@ from typing import Any
 
 from maitred.batching import (
     CapacityScheduler,
-    CrossKvCacheManager,
     GuaranteedNoEvict,
-    KvCacheManager,
     KvCacheView,
     LlmRequest,
     LlmRequestState,
@@ -19,6 +17,7 @@ from maitred.batching import (
 from maitred.batching.trtllm.schedulers import capacity_lists
 from maitred.compat.trtllm import StrictMaxUtilization
 
+from .kv_cache_manager import CrossKvCacheManager, KvCacheManager
 from .requests import AdapterCache, Case, ConstantCostCache, block_hashes, ids, insert_by_priority, prompt_tokens, request_of
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from maitred.batching import (
-    BlockGeometry,
     LlmRequest,
-    SequenceNeed,
-    blocks_of_first_chunk,
-    blocks_of_generation_step,
-    blocks_to_completion,
     reuse_adjusted_cost,
 )
 
 from .attention_dp import ContextBalance, RankRequest, RankState, route_to_ranks
 from .batch_waiting import BatchWaiting, PromptTokens
+from .block_needs import (
+    BlockGeometry,
+    SequenceNeed,
+    blocks_of_first_chunk,
+    blocks_of_generation_step,
+    blocks_to_completion,
+)
 from .requests import Case, ids, insert_by_priority
 from .waiting_queue import create_waiting_queue
 

@@ -13,18 +13,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from maitred.batching.trtllm.block_needs import (
+from maitred.batching.trtllm.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
+from maitred.batching.trtllm.llm_request import LlmRequest
+from maitred.core.errors import InvariantError
+from maitred.kv import BlockPool
+from maitred.kv.block_runs import RunLock
+
+from .block_needs import (
     BlockGeometry,
     SequenceNeed,
     blocks_of_first_chunk,
     blocks_of_generation_step,
     blocks_to_completion,
 )
-from maitred.batching.trtllm.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
-from maitred.batching.trtllm.llm_request import LlmRequest
-from maitred.core.errors import InvariantError
-from maitred.kv import BlockPool
-from maitred.kv.block_runs import RunLock
 
 
 class KvCacheManager(KvCacheView):
