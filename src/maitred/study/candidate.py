@@ -12,14 +12,13 @@ stream, because the same latency model errs.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from maitred.admission import AdmissionConfig
 from maitred.config import NO_VALUES, Config, ConfigSources
@@ -30,6 +29,12 @@ from maitred.programs import ProgramsConfig
 from maitred.report import RunSetup, derived_keys
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
+from maitred.workload.lengths import standard_normal
+
+if TYPE_CHECKING:
+    from maitred.core.units import Micros
+    from maitred.sim import Results
+    from maitred.workload import Job
 
 _MIN_FACTOR: Final = 0.05
 _IDENTITY_KEYS: Final = ("model", "model_config_folder", "hardware", "hardware_config", "latency")
@@ -71,22 +76,21 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises ConfigError for an impossible candidate, such as a model that does not fit.
         """
+        resolved = replace(self, instance=resolve_instance(self.instance))
+        resolved.simulate(())
+        return resolved
+
+    def simulate(self, jobs: Iterable[Job], *, seed: int = 42, horizon: Micros | None = None, log_itl: bool = False) -> Results:
+        """Return the results of a run of `jobs`. Raises ConfigError as `maitred.simulate` does."""
         from maitred.sim import simulate
 
-        resolved = replace(self, instance=resolve_instance(self.instance))
-        simulate((), resolved.cluster, resolved.instance, resolved.routing, resolved.admission, resolved.programs)
-        return resolved
+        sections = (self.cluster, self.instance, self.routing, self.admission, self.programs)
+        return simulate(jobs, *sections, seed=seed, horizon=horizon, log_itl=log_itl)
 
     def in_one_line(self, seeds: Sequence[int]) -> str:
         """Return what runs with these seeds simulate: model, GPUs, latency model and its error, KV blocks, policies."""
         instance = resolve_instance(self.instance)
-        sections: dict[str, msgspec.Struct] = {
-            "cluster": self.cluster,
-            "instance": instance,
-            "routing": self.routing,
-            "admission": self.admission,
-            "programs": self.programs,
-        }
+        sections: dict[str, msgspec.Struct] = {**asdict(self), "instance": instance}
         setup = RunSetup(seed=seeds[0], sections=sections, derived=derived_keys(self.instance, instance))
         return setup.in_one_line("" if len(seeds) == 1 else f"{len(seeds)} seeds from {seeds[0]} on")
 
@@ -95,10 +99,7 @@ def draw_latency_scale(instance: InstanceConfig, seed: int) -> float:
     """Return the `latency_scale` of one run. `instance` is as configured, before the catalogue has filled it."""
     if not instance.latency_error:
         return instance.latency_scale
-    uniform = Random(f"{seed}/latency_error/{latency_identity(instance)}").random
-    # Box and Muller by hand: random.gauss may change between versions of Python, and its results must not.
-    radius = math.sqrt(-2.0 * math.log(1.0 - uniform()))
-    z = radius * math.cos(2.0 * math.pi * uniform())
+    z = standard_normal(Random(f"{seed}/latency_error/{latency_identity(instance)}").random)
     return instance.latency_scale * max(_MIN_FACTOR, 1.0 + instance.latency_error * z)
 
 

@@ -109,22 +109,11 @@ def _run(task: Task) -> TaskResult:
 
 def _figures(task: Task) -> dict[str, float | None]:
     from maitred.report import summarise
-    from maitred.sim import simulate
     from maitred.study.metrics import metric_values, needed_breakdowns
 
-    candidate = task.candidate
     with task.load.jobs(task.seed) as jobs:
-        results = simulate(
-            jobs,
-            candidate.cluster,
-            candidate.instance,
-            candidate.routing,
-            candidate.admission,
-            candidate.programs,
-            seed=task.seed,
-            horizon=task.horizon,
-            log_itl=any(".itl_" in name for name in task.metrics),
-        )
+        log_itl = any(".itl_" in name for name in task.metrics)
+        results = task.candidate.simulate(jobs, seed=task.seed, horizon=task.horizon, log_itl=log_itl)
     summary = summarise(results, task.slo, needed_breakdowns(task.metrics))
     return metric_values(summary, task.metrics, _named_groups(task.load))
 

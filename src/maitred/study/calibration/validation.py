@@ -159,15 +159,7 @@ def predict(jobs: Iterable[Job], candidate: Candidate, measured: Results, *, see
     Raises ConfigError if no request completed in either.
     """
     sent = as_measured(jobs, measured)
-    predicted = simulate(
-        sent,
-        candidate.cluster,
-        candidate.instance,
-        candidate.routing,
-        candidate.admission,
-        candidate.programs,
-        seed=seed,
-    )
+    predicted = candidate.simulate(sent, seed=seed)
     if isinstance(sent, list):
         # The arrivals that the measured latencies count from.
         planned = dict(zip(measured.request_id.tolist(), measured.arrival.tolist(), strict=True))
