@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trtllm_conformance.block_needs import BlockGeometry, SequenceNeed, blocks_to_completion
 from trtllm_conformance.kv_cache_manager import KvCacheManager
+from trtllm_conformance.requests import EngineRequest
 
 from maitred.batching import (
     CapacityScheduler,
     ChunkingPolicy,
     ContextChunkingConfig,
     GuaranteedNoEvict,
-    LlmRequest,
     LlmRequestState,
     MaxUtilization,
     MicroBatchScheduler,
@@ -33,9 +33,9 @@ CONTEXT, GENERATING = LlmRequestState.CONTEXT_INIT, LlmRequestState.GENERATION_I
 POLICIES = ["max-requests", "guaranteed-no-evict", "static-batch", "max-utilization", "trtllm-max-utilization", "maitred"]
 
 
-def generating(number: int, prompt: int, answer: int, kv_cache: KvCacheManager, **fields: Any) -> LlmRequest:
+def generating(number: int, prompt: int, answer: int, kv_cache: KvCacheManager, **fields: Any) -> EngineRequest:
     """Return a request that has emitted its first token."""
-    request = LlmRequest(number, prompt, answer, **fields)
+    request = EngineRequest(number, prompt, answer, **fields)
     kv_cache.add_sequence(request)
     request.context_current_position, request.state, request.num_generated_tokens = prompt, GENERATING, 1
     return request
@@ -48,7 +48,7 @@ def ids(requests: RequestList) -> list[int]:
 def test_each_window_has_a_budget_of_its_own() -> None:
     # 40 + 40 tokens in blocks of 10: 8 blocks in the window of 100, and 2 in that of 20, of which 3 and 1 slides: 3.
     kv_cache = KvCacheManager({100: 20, 20: 5}, 10)
-    requests = [LlmRequest(number, 40, 40) for number in range(2)]
+    requests = [EngineRequest(number, 40, 40) for number in range(2)]
     fitting, _, _ = GuaranteedNoEvict(4, kv_cache).schedule_request(requests)
     assert ids(fitting) == [0]  # 16 of 20 blocks would do, but 6 of 5 in the small window do not
     assert blocks_to_completion(SequenceNeed(40, 40), BlockGeometry(10, 20, is_sliding=True)) == 3
@@ -57,7 +57,7 @@ def test_each_window_has_a_budget_of_its_own() -> None:
 
 def test_a_half_computed_prompt_makes_its_duplicates_wait() -> None:
     kv_cache = KvCacheManager({100: 50}, 10, enable_block_reuse=True)
-    requests = [LlmRequest(number, 35, 10) for number in range(3)]
+    requests = [EngineRequest(number, 35, 10) for number in range(3)]
     requests[0].block_hashes = requests[1].block_hashes = [1, 2, 3]
     requests[2].block_hashes = [7, 8, 9]
     kv_cache.add_sequence(requests[0])
@@ -71,7 +71,7 @@ def test_a_half_computed_prompt_makes_its_duplicates_wait() -> None:
 
 def test_a_dry_run_changes_no_request() -> None:
     kv_cache = KvCacheManager({1000: 50}, 10, enable_block_reuse=True)
-    first, second = LlmRequest(0, 35, 10), LlmRequest(1, 35, 10)
+    first, second = EngineRequest(0, 35, 10), EngineRequest(1, 35, 10)
     first.block_hashes = second.block_hashes = [1, 2, 3]
     kv_cache.add_sequence(first)
     kv_cache.store_context(first)
@@ -79,13 +79,13 @@ def test_a_dry_run_changes_no_request() -> None:
     scheduler = SimpleScheduler(GuaranteedNoEvict(4, kv_cache), TokenBudgetScheduler(4))
     assert scheduler.can_schedule([second])
     assert second.estimated_reusable_tokens == 0
-    assert not scheduler.can_schedule([LlmRequest(2, 35, 500)])
+    assert not scheduler.can_schedule([EngineRequest(2, 35, 500)])
 
 
 @pytest.mark.parametrize(("policy", "fitting"), [(MaxUtilization, [1]), (StrictMaxUtilization, [])])
 def test_a_request_that_made_another_pause_does_not_wait_for_itself(policy: type[MaxUtilization], fitting: list[int]) -> None:
     kv_cache = KvCacheManager({100: 5}, 10, enable_block_reuse=True)
-    old, new = generating(0, 30, 20, kv_cache), LlmRequest(1, 30, 10)
+    old, new = generating(0, 30, 20, kv_cache), EngineRequest(1, 30, 10)
     new.block_hashes = [1, 2, 3]
     scheduled, _, paused = policy(4, kv_cache).schedule_request([new, old])
     assert (ids(scheduled), ids(paused)) == (fitting, [0])
@@ -93,9 +93,9 @@ def test_a_request_that_made_another_pause_does_not_wait_for_itself(policy: type
 
 def test_disagg_requests_are_reserved_for_and_listed_apart() -> None:
     kv_cache = KvCacheManager({100: 8}, 10)
-    waiting = LlmRequest(0, 30, 30, state=LlmRequestState.DISAGG_GENERATION_INIT)
+    waiting = EngineRequest(0, 30, 30, state=LlmRequestState.DISAGG_GENERATION_INIT)
     scheduler = SimpleScheduler(GuaranteedNoEvict(4, kv_cache), TokenBudgetScheduler(4))
-    output = scheduler.schedule_request([LlmRequest(1, 30, 30), waiting], set())
+    output = scheduler.schedule_request([EngineRequest(1, 30, 30), waiting], set())
     assert ids(output.fitting_disagg_gen_init_requests) == [0]
     assert output.context_requests == []
     assert output.num_fitting_requests == 0
@@ -130,7 +130,7 @@ def resources(**fields: Any) -> SchedulerResources:
 
 def test_pairs_are_taken_and_names_are_supplied() -> None:
     scheduler = make_scheduler(f"{__name__}:Newest", resources())
-    output = scheduler.schedule_request([LlmRequest(number, 10, 10) for number in range(3)], set())
+    output = scheduler.schedule_request([EngineRequest(number, 10, 10) for number in range(3)], set())
     assert ids(output.context_requests) == [1, 2]
     assert not scheduler.repeats_its_answer
 
@@ -145,7 +145,7 @@ def test_a_stage_that_is_not_given_is_the_default() -> None:
     scheduler = make_scheduler(f"{__name__}:PromptsOnly", resources())
     assert isinstance(scheduler, SimpleScheduler)
     assert isinstance(scheduler.capacity_scheduler, GuaranteedNoEvict)
-    output = scheduler.schedule_request([LlmRequest(0, 10, 10)], set())
+    output = scheduler.schedule_request([EngineRequest(0, 10, 10)], set())
     assert (ids(output.context_requests), output.generation_requests) == ([0], [])
 
 
@@ -159,14 +159,14 @@ def test_what_is_no_batch_scheduler_is_a_clear_error() -> None:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, set[int]]:
+def situations(draw: st.DrawFn) -> tuple[list[EngineRequest], SchedulerResources, set[int]]:
     """Draw active requests in all states with their KV blocks, limits, and which of them are in flight."""
     size = draw(st.sampled_from([1, 4, 10]))
     kv_cache = KvCacheManager({1000: draw(st.integers(60, 400))}, size, enable_block_reuse=draw(st.booleans()))
     active = []
     for number in range(draw(st.integers(0, 14))):
         prompt, prefix = draw(st.integers(1, 40)), draw(st.integers(0, 2))
-        request = LlmRequest(
+        request = EngineRequest(
             number,
             prompt,
             draw(st.integers(1, 40)),
@@ -202,7 +202,9 @@ def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, s
 
 @given(situations(), st.sampled_from(POLICIES))
 @settings(max_examples=50, deadline=None)
-def test_no_step_is_larger_than_its_limits(situation: tuple[list[LlmRequest], SchedulerResources, set[int]], name: str) -> None:
+def test_no_step_is_larger_than_its_limits(
+    situation: tuple[list[EngineRequest], SchedulerResources, set[int]], name: str
+) -> None:
     active, limits, inflight = situation
     free = list(limits.kv_cache_manager.free_blocks)
     given_requests = list(active)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_driver import Event, config, drive, request
 from trtllm_conformance.kv_cache_manager import KvCacheManager
+from trtllm_conformance.requests import EngineRequest
 
 from maitred.batching import (
     ContextChunkingConfig,
-    LlmRequest,
     LlmRequestState,
     SchedulerResources,
     make_scheduler,
@@ -37,14 +37,14 @@ def scheduler(spec: str = "maitred", *, blocks: int = 100, tokens: int = 1000, p
     return make_scheduler(spec, SchedulerResources(places, kv_cache, places, tokens, chunking)), kv_cache
 
 
-def generating(kv_cache: KvCacheManager, number: int, prompt: int, answer: int, **fields: Any) -> LlmRequest:
-    made = LlmRequest(number, prompt, answer, **fields)
+def generating(kv_cache: KvCacheManager, number: int, prompt: int, answer: int, **fields: Any) -> EngineRequest:
+    made = EngineRequest(number, prompt, answer, **fields)
     kv_cache.add_sequence(made)
     made.context_current_position, made.state, made.num_generated_tokens = prompt, GENERATING, 1
     return made
 
 
-def ids(requests: list[LlmRequest]) -> list[int]:
+def ids(requests: list[EngineRequest]) -> list[int]:
     return [each.request_id for each in requests]
 
 
@@ -65,7 +65,7 @@ def test_the_long_one_keeps_its_share_of_the_tokens() -> None:
 
 def test_a_shorter_prompt_takes_no_tokens_without_which_one_before_it_could_not_begin() -> None:
     """Of 100 tokens the first prompt keeps 90, and the second one begins with the others."""
-    prompts = [LlmRequest(number, tokens, 1) for number, tokens in enumerate((1000, 100, 50))]
+    prompts = [EngineRequest(number, tokens, 1) for number, tokens in enumerate((1000, 100, 50))]
     made, _ = scheduler(blocks=1000, tokens=100)
     output = made.schedule_request(prompts, frozenset())
     assert {each.request_id: each.context_chunk_size for each in output.context_requests} == {0: 90, 1: 10}
@@ -146,8 +146,8 @@ def test_an_urgent_request_takes_the_memory_of_a_less_urgent_one() -> None:
 def test_a_request_that_gave_way_waits_until_another_one_has_ended() -> None:
     active, kv_cache = scheduler(blocks=12)
     running = generating(kv_cache, 1, 50, 20, priority=0.1)
-    active.schedule_request([running, LlmRequest(2, 10, 10, priority=0.1)], set())
-    urgent = LlmRequest(3, 80, 10, priority=0.9)
+    active.schedule_request([running, EngineRequest(2, 10, 10, priority=0.1)], set())
+    urgent = EngineRequest(3, 80, 10, priority=0.9)
     assert ids(active.schedule_request([running, urgent], set()).paused_requests) == [1]
     kv_cache.remove_sequence(running)
     running.pause(1 << 20)
@@ -193,7 +193,7 @@ def test_prompts_take_a_bounded_part_of_a_step_that_generates() -> None:
 def test_by_default_prompts_beside_decodes_get_sixteen_times_the_prefill_speed() -> None:
     """Alone they get the whole step, and so they do if they are computed whole, since a larger one would never begin."""
     active, kv_cache = scheduler("maitred(prefill_speed=10)", blocks=1000)
-    running, long = generating(kv_cache, 1, 100, 50), LlmRequest(2, 700, 10)
+    running, long = generating(kv_cache, 1, 100, 50), EngineRequest(2, 700, 10)
     active.schedule_request([running, long], set())
     assert long.context_chunk_size == 160
     active.schedule_request([long], set())
@@ -211,11 +211,11 @@ def test_a_paused_request_waits_until_another_one_has_ended() -> None:
     assert (ids(output.paused_requests), ids(output.generation_requests)) == ([2], [1])
     kv_cache.remove_sequence(second)
     second.pause(1 << 20)
-    small = LlmRequest(3, 10, 5)
+    small = EngineRequest(3, 10, 5)
     small.num_pauses = 1
     assert active.schedule_request([first, small], set()).context_requests == []
     assert active.why_waiting(small) == "it was paused, and no request has ended since"
-    active.on_request_end(LlmRequest(4, 10, 10), is_complete=True)
+    active.on_request_end(EngineRequest(4, 10, 10), is_complete=True)
     assert ids(active.schedule_request([first, small], set()).context_requests) == [3]
 
 
@@ -223,14 +223,14 @@ def test_what_a_pause_frees_is_for_those_that_generate() -> None:
     """The blocks of request 2 would hold the small one, and it begins in the next step at the earliest."""
     active, kv_cache = scheduler(blocks=10)
     first, second = (generating(kv_cache, number, 50, 1000) for number in (1, 2))
-    output = active.schedule_request([first, second, LlmRequest(3, 10, 5)], set())
+    output = active.schedule_request([first, second, EngineRequest(3, 10, 5)], set())
     assert (ids(output.paused_requests), ids(output.context_requests)) == ([2], [])
 
 
 def test_an_empty_step_is_explained() -> None:
     active, kv_cache = scheduler(blocks=30, tokens=10, places=2)
     running = generating(kv_cache, 1, 100, 50)
-    waiting = [LlmRequest(2, 300, 10), LlmRequest(3, 90, 500), LlmRequest(4, 10, 10), LlmRequest(5, 10, 10)]
+    waiting = [EngineRequest(2, 300, 10), EngineRequest(3, 90, 500), EngineRequest(4, 10, 10), EngineRequest(5, 10, 10)]
     output = active.schedule_request([running, *waiting], set())
     assert (ids(output.generation_requests), ids(output.context_requests)) == ([1], [4])
     assert active.why_waiting(waiting[0]) == "its prompt needs 30 KV blocks, and 19 are free"  # the running one opens a block
@@ -243,7 +243,7 @@ def test_a_block_that_another_request_computes_is_waited_for() -> None:
     """Two prompts of 30 tokens, of which the first 20 are the same. The second one finds those when they are computed."""
     kv_cache = KvCacheManager({1 << 20: 100}, 10, enable_block_reuse=True)
     active = make_scheduler("maitred", SchedulerResources(9, kv_cache, 9, 1000, ContextChunkingConfig(chunk_unit_size=10)))
-    alike = [LlmRequest(number, 30, 10) for number in (1, 2)]
+    alike = [EngineRequest(number, 30, 10) for number in (1, 2)]
     for each in alike:
         each.block_hashes = [7, 8, 100 + each.request_id]
     assert ids(active.schedule_request([*alike], set()).context_requests) == [1]
@@ -255,14 +255,14 @@ def test_shared_blocks_that_only_their_users_hold_are_counted_once() -> None:
     and of request 3. These need 159 tokens just before request 2 ends."""
     kv_cache = KvCacheManager({1 << 20: 20}, 10, enable_block_reuse=True)
     active = make_scheduler("maitred", SchedulerResources(9, kv_cache, 9, 1000, ContextChunkingConfig(chunk_unit_size=10)))
-    owner, user = (LlmRequest(number, 60, 40) for number in (1, 2))
+    owner, user = (EngineRequest(number, 60, 40) for number in (1, 2))
     for each in (owner, user):
         each.block_hashes = [11, 12, 13, 14, 15, 100 + each.request_id]
         kv_cache.add_sequence(each)
         each.context_current_position, each.state, each.num_generated_tokens = 60, GENERATING, 1
     user.num_shared_blocks = 5
     kv_cache.remove_sequence(owner)
-    late = LlmRequest(3, 60, 40)
+    late = EngineRequest(3, 60, 40)
     assert active.schedule_request([user, late], set()).context_requests == []
     assert active.why_waiting(late) == "it is predicted to need 105 KV tokens, 9 more than there will be"
 
@@ -337,12 +337,12 @@ def test_no_request_is_paused_more_often_than_it_may_be(
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, set[int]]:
+def situations(draw: st.DrawFn) -> tuple[list[EngineRequest], SchedulerResources, set[int]]:
     """Draw some requests that have begun, with their blocks, requests that wait, and which are in flight."""
     kv_cache = KvCacheManager({1 << 20: draw(st.integers(5, 60))}, 10)
     active = []
     for number in range(draw(st.integers(1, 12))):
-        made = LlmRequest(
+        made = EngineRequest(
             number, draw(st.integers(1, 80)), draw(st.integers(1, 200)), priority=draw(st.sampled_from([0.1, 0.5]))
         )
         made.num_pauses = draw(st.sampled_from([0, 0, 1, 2, 3]))
@@ -362,7 +362,7 @@ def situations(draw: st.DrawFn) -> tuple[list[LlmRequest], SchedulerResources, s
 @given(situations())
 @settings(max_examples=50, deadline=None)
 def test_a_step_does_nothing_only_if_nothing_can_be_done(
-    situation: tuple[list[LlmRequest], SchedulerResources, set[int]],
+    situation: tuple[list[EngineRequest], SchedulerResources, set[int]],
 ) -> None:
     active, limits, inflight = situation
     made = make_scheduler("maitred", limits)

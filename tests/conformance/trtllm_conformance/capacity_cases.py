@@ -9,7 +9,6 @@ from maitred.batching import (
     CapacityScheduler,
     GuaranteedNoEvict,
     KvCacheView,
-    LlmRequest,
     LlmRequestState,
     MaxRequests,
     StaticBatch,
@@ -18,7 +17,17 @@ from maitred.batching.trtllm.schedulers import capacity_lists
 from maitred.compat.trtllm import StrictMaxUtilization
 
 from .kv_cache_manager import CrossKvCacheManager, KvCacheManager
-from .requests import AdapterCache, Case, ConstantCostCache, block_hashes, ids, insert_by_priority, prompt_tokens, request_of
+from .requests import (
+    AdapterCache,
+    Case,
+    ConstantCostCache,
+    EngineRequest,
+    block_hashes,
+    ids,
+    insert_by_priority,
+    prompt_tokens,
+    request_of,
+)
 
 
 def scheduler_of(case: Case, kv_cache: KvCacheView | None, cross: KvCacheView | None) -> CapacityScheduler:
@@ -65,7 +74,7 @@ class CapacityTrace:
         self.arrivals = list(case["requests"])
         self.tokens = {each["id"]: prompt_tokens(each) for each in self.arrivals}
         self.chunks = {each["id"]: each.get("context_chunk_size") for each in self.arrivals}
-        self.active: list[LlmRequest] = []
+        self.active: list[EngineRequest] = []
         self.reused_blocks = 0
 
     def step(self, number: int) -> Mapping[str, Any]:
@@ -94,11 +103,11 @@ class CapacityTrace:
             else:
                 self.active.append(request)
 
-    def _set_hashes(self, request: LlmRequest) -> None:
+    def _set_hashes(self, request: EngineRequest) -> None:
         tokens = self.tokens[request.request_id]
         request.block_hashes = block_hashes(tokens, self.config["tokens_per_block"], request.lora_task_id)
 
-    def _pause(self, request: LlmRequest) -> None:
+    def _pause(self, request: EngineRequest) -> None:
         self._free(request)
         before = request.prompt_len
         request.pause(self.config["max_input_len_on_pause"])
@@ -107,12 +116,12 @@ class CapacityTrace:
         self.tokens[request.request_id] += generated
         self._set_hashes(request)
 
-    def _free(self, request: LlmRequest) -> None:
+    def _free(self, request: EngineRequest) -> None:
         self.kv_cache.remove_sequence(request)
         if self.cross is not None:
             self.cross.remove_sequence(request)
 
-    def _advance(self, request: LlmRequest) -> bool:
+    def _advance(self, request: EngineRequest) -> bool:
         """Run `request` for one step. Return whether it is complete."""
         if request.is_context_init_state:
             if request.is_first_context_chunk:
@@ -131,15 +140,15 @@ class CapacityTrace:
         self._free(request)
         return True
 
-    def _chunk_of(self, request: LlmRequest) -> int:
+    def _chunk_of(self, request: EngineRequest) -> int:
         return self.chunks[request.request_id] or request.prompt_len
 
-    def _add(self, request: LlmRequest) -> None:
+    def _add(self, request: EngineRequest) -> None:
         self.reused_blocks += self.kv_cache.add_sequence(request)
         if self.cross is not None:
             self.cross.add_sequence(request)
 
-    def _start_disagg(self, request: LlmRequest) -> None:
+    def _start_disagg(self, request: EngineRequest) -> None:
         self._add(request)
         request.context_current_position = request.prompt_len
         request.state, request.num_generated_tokens = LlmRequestState.GENERATION_IN_PROGRESS, 1
@@ -207,7 +216,7 @@ def _differences_of_numbers(number: int, expected: Case, found: Case) -> Iterato
             yield f"step {number}, request {request_id}: {numbers} expected, {found[request_id]} found"
 
 
-def _numbers(request: LlmRequest) -> dict[str, int]:
+def _numbers(request: EngineRequest) -> dict[str, int]:
     return {
         "max_new_tokens": request.max_new_tokens,
         "prompt_len": request.prompt_len,

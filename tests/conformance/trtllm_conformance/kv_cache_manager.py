@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from maitred.batching.trtllm.kv_cache_view import KvCacheView, ReleaseSimulation, ReusedPrefix
-from maitred.batching.trtllm.llm_request import LlmRequest
 from maitred.core.errors import InvariantError
 from maitred.kv import BlockPool
 from maitred.kv.block_runs import RunLock
@@ -26,6 +25,7 @@ from .block_needs import (
     blocks_of_generation_step,
     blocks_to_completion,
 )
+from .requests import EngineRequest
 
 
 class KvCacheManager(KvCacheView):
@@ -53,10 +53,10 @@ class KvCacheManager(KvCacheView):
     def get_max_resource_count(self) -> int:
         return min(pool.total for pool in self._pools)
 
-    def get_needed_resource_to_completion(self, request: LlmRequest) -> int:
+    def get_needed_resource_to_completion(self, request: EngineRequest) -> int:
         return max(blocks_to_completion(_need(request), geometry) for geometry in self._geometries)
 
-    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
+    def blocks_to_completion(self, request: EngineRequest, match: ReusedPrefix) -> Sequence[int]:
         need, sequence = self._need(request), self._sequences.get(request.request_id)
         reusable = match.num_referenced_blocks if sequence is None and self._is_single_window else 0
         return [
@@ -67,7 +67,7 @@ class KvCacheManager(KvCacheView):
         ]
 
     def blocks_for_next_step(
-        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
+        self, request: EngineRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
     ) -> Sequence[int]:
         need = self._need(request)
         if request.is_generation_in_progress_state:
@@ -83,7 +83,7 @@ class KvCacheManager(KvCacheView):
             return [blocks_of_first_chunk(need, geometry, reusable) for geometry in self._geometries]
         return [0] * len(self._geometries)
 
-    def match_prefix(self, request: LlmRequest) -> ReusedPrefix:
+    def match_prefix(self, request: EngineRequest) -> ReusedPrefix:
         full = request.block_hashes[: request.prompt_len // self.tokens_per_block]
         pool, references = self._pools[0], self._references[0]
         cached = pool.num_cached_blocks(full)
@@ -95,12 +95,12 @@ class KvCacheManager(KvCacheView):
     def start_scheduling(self) -> ReleaseSimulation:
         return _Releases(self)
 
-    def cached_tokens(self, request: LlmRequest) -> int:
+    def cached_tokens(self, request: EngineRequest) -> int:
         """Return the tokens of `request` that have KV blocks; 0 if it has none."""
         sequence = self._sequences.get(request.request_id)
         return 0 if sequence is None else sequence.tokens
 
-    def add_sequence(self, request: LlmRequest) -> int:
+    def add_sequence(self, request: EngineRequest) -> int:
         """Take the blocks of the prompt of `request`. Return how many leading blocks are shared; with reuse the request
         continues behind them. Raises ValueError if too few blocks are free."""
         shared = 0
@@ -115,7 +115,7 @@ class KvCacheManager(KvCacheView):
         request.context_current_position = request.prepopulated_prompt_len = shared * self.tokens_per_block
         return shared
 
-    def store_context(self, request: LlmRequest) -> None:
+    def store_context(self, request: EngineRequest) -> None:
         """Note that the prompt of `request` is computed, so that its full blocks can be shared."""
         hashes, sequence = self._usable_hashes(request), self._sequences[request.request_id]
         for window, (pool, lock) in enumerate(zip(self._pools, sequence.locks, strict=True)):
@@ -124,14 +124,14 @@ class KvCacheManager(KvCacheView):
                 pool.commit_blocks(lock, fresh)
                 self._references[window].update(fresh)
 
-    def add_token(self, request: LlmRequest) -> None:
+    def add_token(self, request: EngineRequest) -> None:
         """Append a token to `request`. Raises ValueError if a block is needed and none is free."""
         sequence = self._sequences[request.request_id]
         sequence.tokens += 1
         for window, geometry in enumerate(self._geometries):
             self._grow(sequence, window, geometry, sequence.tokens)
 
-    def remove_sequence(self, request: LlmRequest) -> None:
+    def remove_sequence(self, request: EngineRequest) -> None:
         """Give the blocks of `request` back, if it has any. What is cached in them stays cached until they are needed."""
         sequence = self._sequences.pop(request.request_id, None)
         if sequence is None:
@@ -151,10 +151,10 @@ class KvCacheManager(KvCacheView):
     def _is_single_window(self) -> bool:
         return len(self._pools) == 1
 
-    def _need(self, request: LlmRequest) -> SequenceNeed:
+    def _need(self, request: EngineRequest) -> SequenceNeed:
         return _need(request)
 
-    def _usable_hashes(self, request: LlmRequest) -> Sequence[int]:
+    def _usable_hashes(self, request: EngineRequest) -> Sequence[int]:
         """Return the hashes of the blocks that may be shared: the last token is always computed."""
         if not (self.enable_block_reuse and self._is_single_window):
             return ()
@@ -179,20 +179,20 @@ class CrossKvCacheManager(KvCacheManager):
     """The KV memory of cross attention in an encoder-decoder model: the output of the encoder, shared by the beams, which takes
     its blocks with the first chunk and does not grow."""
 
-    def _need(self, request: LlmRequest) -> SequenceNeed:
+    def _need(self, request: EngineRequest) -> SequenceNeed:
         return SequenceNeed(request.encoder_output_len, 0)
 
-    def blocks_to_completion(self, request: LlmRequest, match: ReusedPrefix) -> Sequence[int]:
+    def blocks_to_completion(self, request: EngineRequest, match: ReusedPrefix) -> Sequence[int]:
         if request.context_current_position or request.is_generation_in_progress_state:
             return [0] * len(self._geometries)
         return [geometry.blocks_for(request.encoder_output_len) for geometry in self._geometries]
 
     def blocks_for_next_step(
-        self, request: LlmRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
+        self, request: EngineRequest, match: ReusedPrefix, *, two_step_lookahead: bool = False
     ) -> Sequence[int]:
         return self.blocks_to_completion(request, match)
 
-    def add_sequence(self, request: LlmRequest) -> int:
+    def add_sequence(self, request: EngineRequest) -> int:
         sequence = self._sequences[request.request_id] = _CachedSequence(1, len(self._pools))
         for window, (pool, geometry) in enumerate(zip(self._pools, self._geometries, strict=True)):
             sequence.locks.append(pool.lock(()))
@@ -224,7 +224,7 @@ class _Releases(ReleaseSimulation):
     def free_blocks(self) -> Sequence[int]:
         return self._free
 
-    def release(self, request: LlmRequest) -> None:
+    def release(self, request: EngineRequest) -> None:
         sequence = self._manager._sequences.get(request.request_id)
         if sequence is None:
             return
@@ -237,5 +237,5 @@ class _Releases(ReleaseSimulation):
                 self._free[window] += released[block_hash] == held[block_hash]
 
 
-def _need(request: LlmRequest) -> SequenceNeed:
+def _need(request: EngineRequest) -> SequenceNeed:
     return SequenceNeed(request.prompt_len, request.max_new_tokens, request.beam_width, request.num_draft_tokens)

@@ -9,7 +9,6 @@ from maitred.batching import (
     ChunkingPolicy,
     ChunkLimits,
     ContextChunkingConfig,
-    LlmRequest,
     LlmRequestState,
     TokenBudgetScheduler,
     reuse_adjusted_cost,
@@ -17,7 +16,7 @@ from maitred.batching import (
 from maitred.batching.trtllm.schedulers import micro_batch_lists
 
 from .older_chunks import FixedUnitAssignment, additive_cost
-from .requests import Case, ids, request_of
+from .requests import Case, EngineRequest, ids, request_of
 
 
 def assignment_of(case: Case, *, has_snapshots: bool) -> ChunkAssignment:
@@ -63,7 +62,7 @@ def run_chunking(case: Case) -> Iterator[str]:
     config, expected = case["config"], case["expected"]
     limits = ChunkLimits(config["chunk_unit"], config["token_capacity"], config["max_context_length"])
     assignment = assignment_of(case, has_snapshots="snapshot_points" in config)
-    requests = [LlmRequest(index, length, 1) for index, length in enumerate(case["context_lengths"])]
+    requests = [EngineRequest(index, length, 1) for index, length in enumerate(case["context_lengths"])]
     for request, drafts in zip(requests, case["draft_lengths"], strict=True):
         request.num_draft_tokens = drafts
         request.snapshot_points = config.get("snapshot_points", ())
@@ -86,8 +85,8 @@ class MicroBatchTrace:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.scheduler = scheduler_of(case)
-        self.slots = [list[LlmRequest]() for _ in range(case["config"]["num_pipeline_slots"])]
-        self.active: list[LlmRequest] = []
+        self.slots = [list[EngineRequest]() for _ in range(case["config"]["num_pipeline_slots"])]
+        self.active: list[EngineRequest] = []
 
     def step(self, number: int) -> dict[str, object]:
         slot = number % len(self.slots)

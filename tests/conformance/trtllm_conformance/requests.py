@@ -11,10 +11,38 @@ from maitred.batching import KvCacheView, LlmRequest, LlmRequestState, ReleaseSi
 Case = Mapping[str, Any]
 
 
-def request_of(described: Case) -> LlmRequest:
+class EngineRequest(LlmRequest):
+    """A request with what its engine knows of it and does with it."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.block_hashes: Sequence[int] = ()
+        """Hashes of the full blocks of the prompt, first block first; empty if nothing is known of its content."""
+
+    def move_to_next_context_chunk(self) -> None:
+        """Note that the chunk is computed."""
+        self.context_current_position += self.context_chunk_size
+
+    def pause(self, max_input_len: int) -> None:
+        """Note that its KV is lost. The tokens generated so far are appended to the prompt, as far as it stays within
+        `max_input_len`; with several beams they are lost."""
+        kept = max(0, min(self.num_generated_tokens, max_input_len - self.prompt_len)) if self.beam_width == 1 else 0
+        self.prompt_len += kept
+        self.num_tokens_before += kept
+        self.max_new_tokens -= kept
+        self.num_pauses += 1
+        self.num_shared_blocks = 0
+        self.num_generated_tokens = 0
+        self.context_current_position = self.prepopulated_prompt_len = 0
+        self.context_chunk_size = self.prompt_len
+        self.estimated_reusable_tokens = 0
+        self.state = LlmRequestState.CONTEXT_INIT
+
+
+def request_of(described: Case) -> EngineRequest:
     """Return the request as it is before the first step. One that is described as generating has computed its prompt."""
     state = described.get("state", described.get("initial_state", "CONTEXT_INIT"))
-    request = LlmRequest(
+    request = EngineRequest(
         described["id"],
         described.get("prompt_len", 10),
         described.get("max_new_tokens", 10),

@@ -39,7 +39,6 @@ class LlmRequest:
 
     __slots__ = (
         "beam_width",
-        "block_hashes",
         "context_chunk_size",
         "context_current_position",
         "encoder_output_len",
@@ -107,8 +106,6 @@ class LlmRequest:
         """Tokens of the prompt that a first chunk is expected to find in the cache."""
         self.snapshot_points: Sequence[int] = ()
         """Positions in the prompt at which a recurrent state is saved, in ascending order."""
-        self.block_hashes: Sequence[int] = ()
-        """Hashes of the full blocks of the prompt, first block first; empty if nothing is known of its content."""
 
     @property
     def context_remaining_length(self) -> int:
@@ -152,25 +149,6 @@ class LlmRequest:
         if self.is_context_init_state:
             return not self.is_first_context_chunk
         return self.is_generation_in_progress_state
-
-    def move_to_next_context_chunk(self) -> None:
-        """Note that the chunk is computed."""
-        self.context_current_position += self.context_chunk_size
-
-    def pause(self, max_input_len: int) -> None:
-        """Note that its KV is lost. The tokens generated so far are appended to the prompt, as far as it stays within
-        `max_input_len`; with several beams they are lost."""
-        kept = max(0, min(self.num_generated_tokens, max_input_len - self.prompt_len)) if self.beam_width == 1 else 0
-        self.prompt_len += kept
-        self.num_tokens_before += kept
-        self.max_new_tokens -= kept
-        self.num_pauses += 1
-        self.num_shared_blocks = 0
-        self.num_generated_tokens = 0
-        self.context_current_position = self.prepopulated_prompt_len = 0
-        self.context_chunk_size = self.prompt_len
-        self.estimated_reusable_tokens = 0
-        self.state = LlmRequestState.CONTEXT_INIT
 
 
 RequestList: TypeAlias = list[LlmRequest]
