@@ -36,6 +36,18 @@ def test_a_reservation_that_is_used_holds_nothing_back() -> None:
     assert [pool.free(k) for k in (BULK, SYSTEM)] == [95, 95]
 
 
+def test_the_ceiling_of_a_class_is_what_higher_ones_do_not_hold_back() -> None:
+    pool = slots(32, system=2, interactive=8)
+    pool.take(BULK, 5)
+    assert [pool.ceiling(k) for k in (BULK, INTERACTIVE, SYSTEM)] == [22, 30, 32]
+    pool.take(INTERACTIVE, 12)
+    assert [pool.ceiling(k) for k in (BULK, INTERACTIVE, SYSTEM)] == [30, 30, 32]
+    pool.headroom = [0, 0, 0, 1]  # With `reserve: adaptive` less is held back, but for the floor.
+    assert pool.ceiling(BULK) == 31
+    pool.floors = [0, 0, 0, 2]
+    assert pool.ceiling(BULK) == 30
+
+
 def test_a_lower_class_cannot_reserve_against_a_higher_one() -> None:
     pool = slots(4)
     pool.reserved = [4, 0, 0, 0]

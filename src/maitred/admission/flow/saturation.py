@@ -13,8 +13,7 @@ Example: 2 instances with 30 and 50 requests in flight, and max_concurrency 100.
 0.45 with 10 unseen requests.
 
 A fleet without instances is saturated. An instance that says neither what waits there nor how much of its KV memory is used
-counts under `utilization` with what was sent there: in flight / max_concurrency. Taken for idle it would hide how loaded the
-fleet is, and taken for saturated it would keep everything out.
+counts under `utilization` with what was sent there: in flight / max_concurrency.
 """
 
 from __future__ import annotations
@@ -78,6 +77,8 @@ def utilization(load: FleetLoad, queue_depth: float, kv_usage: float, max_concur
     total = 0.0
     for each in instances:
         if each.waiting is None and each.kv_usage is None:
+            # Taken for idle it would hide how loaded the fleet is, and taken for saturated it would keep everything out. This
+            # is as good as the guess of what an instance can carry.
             total += each.in_flight / max_concurrency
         else:
             total += max((each.waiting or 0) / queue_depth, (each.kv_usage or 0.0) / kv_usage)

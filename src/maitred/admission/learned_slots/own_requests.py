@@ -10,8 +10,7 @@ time that streams spent answering, divided by the pieces that they gave. 16 stre
 gap of 16 · 100 / 80 = 20 ms. Streams that are silent are left out of it.
 
 With a gap g, a request without any data is *unanswered* after 10 ms + 2 g, and *overdue* after 20 ms + (6 + prompt /
-1000) g. A stream that gave nothing for 10 g is *silent*: engines give each running request a token per step, so it runs no
-more.
+1000) g. A stream that gave nothing for 10 g is *silent*.
 
 **Output lengths.** What a request holds in the long run is its prompt and the mean age of its answer when met at random,
 E[o²] / (2 E[o]): answers of 100 and 900 tokens, equally often, are 410 tokens old on average, not 250, because the long ones
@@ -169,7 +168,7 @@ class OwnRequests:
             return
         gap = self._token_gap
         for request in self._requests:
-            # A silent stream is no ruler.
+            # A silent stream is no ruler: engines give each running request a token per step, so it runs no more.
             if request.pieces and (not gap or now - request.last_data_at <= 10 * gap):
                 self._account(request, now)
             request.seen_pieces = request.pieces

@@ -13,8 +13,7 @@ weight with each request that is served, and the queue with the smallest virtual
 
     served in the order   a1 b1 b2 a2 b3 a3      (equal virtual times: the queue that reached its own first)
 
-A tenant with an empty queue resumes at the virtual time of the lane, or at its own if that is larger. So a tenant
-saves nothing up while it is idle, and still pays for a request that has just been served.
+A tenant with an empty queue resumes at the virtual time of the lane, or at its own if that is larger.
 
 The cost is an estimate, by limits that clients set. When the request has ended, its tenant is charged for the tokens that it
 had instead (`settle`), unless the lane was idle meanwhile.
@@ -323,6 +322,7 @@ class LaneQueue:
         name = self._queue_name(ticket)
         queue = self._tenant_queues.get(name)
         if queue is None:
+            # A tenant saves nothing up while it is idle, and still pays for a request that has just been served.
             virtual_time = max(self._virtual_time, self._idle_virtual_times.pop(name, 0))
             queue = self._tenant_queues[name] = _TenantQueue(name, ticket.tenant_account, virtual_time)
         return queue
