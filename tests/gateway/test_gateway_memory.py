@@ -58,7 +58,6 @@ def _without_collector() -> Iterator[None]:
     yield
     tracemalloc.stop()
     gc.enable()
-    gc.unfreeze()
 
 
 Once = Callable[[GatewayWorld], Awaitable[object]]
