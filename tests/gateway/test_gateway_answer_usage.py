@@ -18,7 +18,7 @@ from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 
 from maitred.gateway import answer_usage
 from maitred.gateway.answer_usage import AnswerReader, read_usage
-from maitred.programs import ProgramStatus, Usage
+from maitred.programs import ProgramPhase, Usage
 from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError
 
@@ -302,7 +302,7 @@ def test_a_client_sees_the_usage_of_a_stream_only_if_it_has_asked(options: dict[
 
             assert (status, answer) == (200, events(*[CONTENT] * 5, *([LAST] if shown else []), b"[DONE]"))
             assert msgspec.json.decode(backend.received[0].body)["stream_options"] == {"include_usage": True}
-            assert (program(w, "p").tokens, program(w, "p").status) == (260, ProgramStatus.ACTING)
+            assert (program(w, "p").tokens, program(w, "p").phase) == (260, ProgramPhase.ACTING)
 
     run(scenario())
 
@@ -318,7 +318,7 @@ def test_a_program_grows_while_its_answer_streams() -> None:
             estimate = len(msgspec.json.encode(ASKED)) // 5
             await w.wait_until(lambda: driver(w).steps and program(w, "p").tokens == estimate + 40)
             client.disconnect()
-            await w.wait_until(lambda: program(w, "p").status is ProgramStatus.ACTING)
+            await w.wait_until(lambda: program(w, "p").phase is ProgramPhase.ACTING)
             assert program(w, "p").tokens == estimate + 40
 
     run(scenario())
@@ -402,9 +402,9 @@ def test_a_usage_that_cannot_be_true_leaves_the_estimate(usage: bytes) -> None:
         async with world(Backend(lambda r: r.send(whole(b'{"usage":%b}' % usage))), programs={}) as w:
             body = {"model": "m", "program_id": "p"}
             assert (await w.request(body=body))[0] == 200
-            assert (program(w, "p").tokens, program(w, "p").status) == (
+            assert (program(w, "p").tokens, program(w, "p").phase) == (
                 len(msgspec.json.encode(body)) // 5,
-                ProgramStatus.ACTING,
+                ProgramPhase.ACTING,
             )
 
     run(scenario())

@@ -12,7 +12,7 @@ from test_gateway_programs import Counted, body, driver, program, refusal, start
 from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
 
 from maitred.core.decisions import DecisionLog
-from maitred.programs import ProgramAction, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs import ProgramAction, ProgramPhase, ProgramReason, ProgramState
 from maitred.replay import replay
 
 ROOMY = {"backend_capacity_tokens": 10_000}
@@ -74,7 +74,7 @@ def test_a_backend_that_breaks_before_its_answer_is_tried_again_and_then_given_u
         async with world(backend, programs=ROOMY) as w:
             assert refusal(await w.request(body=body("a"))) == (502, "upstream_disconnected", "2")
             assert w.gateway.counters.upstream_failures["disconnected"] == 3  # max_attempts
-            assert program(w, "a").status is ProgramStatus.ACTING
+            assert program(w, "a").phase is ProgramPhase.ACTING
 
     run(scenario())
 
@@ -95,7 +95,7 @@ def test_a_request_waits_for_memory_elsewhere_and_holds_no_slot_meanwhile() -> N
             gated.open.set()
             assert (await other.read_response())[0] == 200
             driver(w).release("ip:127.0.0.1", "b")
-            await w.wait_until(lambda: program(w, "a").status is ProgramStatus.ACTING)
+            await w.wait_until(lambda: program(w, "a").phase is ProgramPhase.ACTING)
             assert program(w, "a").backend == 1
 
     run(scenario())
@@ -114,7 +114,7 @@ def test_a_program_that_waits_for_a_backend_that_comes_back_is_resumed_there() -
             await backend.start()
 
             assert (await client.read_response())[0] == 200
-            assert program(w, "a").step_count == 1
+            assert program(w, "a").num_requests == 1
 
     run(scenario())
 
@@ -130,7 +130,7 @@ def test_concurrent_requests_of_a_program_move_together() -> None:
 
             assert [(await client.read_response())[0] for client in clients] == [200] * 3
             assert len(second.received) == 3
-            assert (program(w, "a").backend, program(w, "a").status) == (1, ProgramStatus.ACTING)
+            assert (program(w, "a").backend, program(w, "a").phase) == (1, ProgramPhase.ACTING)
 
     run(scenario())
 
@@ -146,7 +146,7 @@ def test_nothing_is_sent_twice_after_the_first_byte() -> None:
             assert b"upstream_truncated" in (await client.read_response())[2]
             await w.wait_until(lambda: not driver(w).steps)
 
-            assert program(w, "a").status is ProgramStatus.ACTING
+            assert program(w, "a").phase is ProgramPhase.ACTING
             assert [len(backend.received) for backend in w.backends] == [1, 0]
 
     run(scenario())
@@ -166,7 +166,7 @@ def test_in_mode_default_a_program_without_any_backend_gets_a_503() -> None:
             answers = [refusal(await client.read_response()) for client in clients]
 
             assert answers == [(503, "no_healthy_backend", "2")] * 2
-            assert all(p.status is ProgramStatus.ACTING for p in driver(w).core.programs)
+            assert all(p.phase is ProgramPhase.ACTING for p in driver(w).core.programs)
 
     run(scenario())
 

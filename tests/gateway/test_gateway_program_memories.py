@@ -13,7 +13,7 @@ from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorl
 
 from maitred.gateway.kv_pages import KvMemory
 from maitred.gateway.program_memories import measure_shared_tokens
-from maitred.programs import BackendStatus, ProgramRequest, Programs, ProgramsConfig, ProgramState, ProgramStatus
+from maitred.programs import BackendStatus, ProgramPhase, ProgramRequest, Programs, ProgramsConfig, ProgramState
 
 
 def page(capacity: object, engine: int = 0, **series: object) -> bytes:
@@ -230,7 +230,7 @@ def registered(*tokens: int) -> Any:
         core.begin(ProgramRequest(id=number, model="m", program=f"p{number}", prompt_tokens=size), 0)
     core.end(len(tokens), None, 0)
     (memory,) = core.backends
-    assert [p.status for p in memory.programs].count(ProgramStatus.ACTING) == 1
+    assert [p.phase for p in memory.programs].count(ProgramPhase.ACTING) == 1
     return memory
 
 

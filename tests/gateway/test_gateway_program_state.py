@@ -24,7 +24,7 @@ from maitred.core.request import PriorityClass
 from maitred.gateway import background_writer
 from maitred.gateway.background_writer import BackgroundWriter, BatchSource
 from maitred.gateway.program_store import ProgramStore, StateChanges, StoredProgram
-from maitred.programs import ProgramKey, ProgramStatus
+from maitred.programs import ProgramKey, ProgramPhase
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -43,7 +43,7 @@ def rows(path: Path) -> dict[str, tuple[str, int, int]]:
 def where(w: GatewayWorld) -> dict[str, tuple[str, int | None, int, int]]:
     assert w.gateway.programs is not None
     core = w.gateway.programs.core
-    return {p.key.name: (p.state.value, p.backend, p.tokens, p.step_count) for p in core.programs}
+    return {p.key.name: (p.state.value, p.backend, p.tokens, p.num_requests) for p in core.programs}
 
 
 def test_programs_come_back_where_they_were(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_programs_come_back_where_they_were(tmp_path: Path) -> None:
         async with world(first, second, programs=keeping(path)) as w:
             assert where(w) == before
             assert w.gateway.programs is not None
-            assert {p.status for p in w.gateway.programs.core.programs} == {ProgramStatus.ACTING}
+            assert {p.phase for p in w.gateway.programs.core.programs} == {ProgramPhase.ACTING}
             assert program(w, "a").tools.mean == tools.mean > 0
             assert program(w, "child").parent is program(w, "a")
             assert program(w, "child").priority_class is PriorityClass.BULK

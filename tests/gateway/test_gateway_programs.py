@@ -21,7 +21,7 @@ from world import (
 )
 
 from maitred.gateway.program_driver import RealTimePrograms
-from maitred.programs import Program, ProgramAction, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs import Program, ProgramAction, ProgramPhase, ProgramReason, ProgramState
 
 ONE_AT_A_TIME = {"backend_capacity_tokens": 2000}
 """Of two programs of 1,500 tokens, one waits."""
@@ -80,13 +80,13 @@ def test_a_program_waits_until_another_is_released() -> None:
             second = await start(w, "b")
             await waiting(w, 1)
 
-            assert (program(w, "a").state, program(w, "a").status) == (ProgramState.ACTIVE, ProgramStatus.REASONING)
-            assert (program(w, "b").state, program(w, "b").status) == (ProgramState.PAUSED, ProgramStatus.REASONING)
+            assert (program(w, "a").state, program(w, "a").phase) == (ProgramState.ACTIVE, ProgramPhase.REASONING)
+            assert (program(w, "b").state, program(w, "b").phase) == (ProgramState.PAUSED, ProgramPhase.REASONING)
             assert (w.state.in_flight, w.state.waiting) == (1, 0)  # What waits for memory holds no slot, and asks for none.
 
             gated.open.set()
             assert (await first.read_response())[0] == 200
-            assert program(w, "a").status is ProgramStatus.ACTING
+            assert program(w, "a").phase is ProgramPhase.ACTING
             assert driver(w).core.num_waiting == 1  # An acting program keeps its place.
             assert driver(w).release("ip:127.0.0.1", "a")
             assert (await second.read_response())[0] == 200
@@ -246,9 +246,9 @@ def test_a_step_ends_when_its_client_leaves_in_the_middle_of_the_answer() -> Non
         async with world(Backend(stream), programs={}) as w:
             client = await w.start_request(body("a", stream=True))
             await client.read_head()
-            assert program(w, "a").status is ProgramStatus.REASONING
+            assert program(w, "a").phase is ProgramPhase.REASONING
             client.disconnect()
-            await w.wait_until(lambda: program(w, "a").status is ProgramStatus.ACTING)
+            await w.wait_until(lambda: program(w, "a").phase is ProgramPhase.ACTING)
 
     run(scenario())
 
@@ -273,7 +273,7 @@ def test_a_step_ends_however_its_answer_fails(respond: Any) -> None:
         async with world(Backend(respond), programs={}) as w:
             await w.start_request(body("a"))
             await w.wait_until(lambda: w.backends[0].received and not driver(w).steps)
-            assert program(w, "a").status is ProgramStatus.ACTING
+            assert program(w, "a").phase is ProgramPhase.ACTING
 
     run(scenario())
 
@@ -294,10 +294,10 @@ def test_concurrent_requests_of_one_program_are_counted() -> None:
             await w.wait_until(lambda: len(gates) == 2)
             gates[0].set()
             await first.read_response()
-            assert program(w, "a").status is ProgramStatus.REASONING
+            assert program(w, "a").phase is ProgramPhase.REASONING
             gates[1].set()
             await second.read_response()
-            assert program(w, "a").status is ProgramStatus.ACTING
+            assert program(w, "a").phase is ProgramPhase.ACTING
 
     run(scenario())
 
@@ -313,9 +313,9 @@ def test_memory_comes_before_the_slot() -> None:
             await w.wait_until(lambda: w.state.waiting == 1)
 
             assert driver(w).core.num_waiting == 0
-            assert (program(w, "b").state, program(w, "b").status) == (ProgramState.ACTIVE, ProgramStatus.REASONING)
+            assert (program(w, "b").state, program(w, "b").phase) == (ProgramState.ACTIVE, ProgramPhase.REASONING)
             second.disconnect()
-            await w.wait_until(lambda: program(w, "b").status is ProgramStatus.ACTING)
+            await w.wait_until(lambda: program(w, "b").phase is ProgramPhase.ACTING)
             gated.open.set()
             assert (await first.read_response())[0] == 200
 
@@ -334,7 +334,7 @@ def test_the_step_of_a_request_that_admission_refuses_ends() -> None:
             await start(w, "a")
             await w.wait_until(lambda: w.backends[0].received)
             assert refusal(await w.request(body=body("b")))[:2] == (429, "admission_queue_full")
-            assert program(w, "b").status is ProgramStatus.ACTING
+            assert program(w, "b").phase is ProgramPhase.ACTING
             gated.open.set()
 
     run(scenario())
@@ -372,9 +372,9 @@ def test_a_victim_of_slot_preemption_that_waits_again_keeps_its_memory() -> None
             preemptor = await start(w, "p", x_smg_priority="interactive")
             await w.wait_until(lambda: len(w.backends[0].received) == 2)
 
-            assert (program(w, "v").state, program(w, "v").status) == (ProgramState.ACTIVE, ProgramStatus.REASONING)
+            assert (program(w, "v").state, program(w, "v").phase) == (ProgramState.ACTIVE, ProgramPhase.REASONING)
             gated.open.set()
             assert [(await c.read_response())[0] for c in (preemptor, victim)] == [200, 200]
-            assert program(w, "v").step_count == 1
+            assert program(w, "v").num_requests == 1
 
     run(scenario())

@@ -68,7 +68,7 @@ class Timeline:
 
     def snapshot(self, name):
         program = self.program(name)
-        return (*self.where(name), str(program.state), str(program.status), program.tokens)
+        return (*self.where(name), str(program.state), str(program.phase), program.tokens)
 
     def changes(self, since=0):
         """Return the changes of programs' states since the n-th decision as words: `pause A`."""

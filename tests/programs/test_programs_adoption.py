@@ -11,13 +11,13 @@ from maitred.core.units import SECOND
 from maitred.programs import (
     BackendStatus,
     ProgramAction,
+    ProgramPhase,
     ProgramReason,
     ProgramRecord,
     ProgramRequest,
     Programs,
     ProgramsConfig,
     ProgramState,
-    ProgramStatus,
     Usage,
     record_of,
 )
@@ -55,13 +55,13 @@ def test_where_programs_come_back() -> None:
     assert adopted(core, full, *records[1:]) == {"up": ("active", 0)} | dict.fromkeys(
         ("down", "gone", "unknown"), ("paused", None)
     )
-    assert {program.status for program in core.programs} == {ProgramStatus.ACTING}
+    assert {program.phase for program in core.programs} == {ProgramPhase.ACTING}
 
 
 def test_what_comes_back_of_a_program() -> None:
     core = a_core()
     first = record(
-        "p", tokens=4000, characters=16_000, step_count=7, tool_count=6, tool_mean=2.5e6, priority_class=PriorityClass.BULK,
+        "p", tokens=4000, characters=16_000, num_requests=7, tool_count=6, tool_mean=2.5e6, priority_class=PriorityClass.BULK,
         inherited_tokens=0, created_at=NOW - 50 * SECOND, last_active=NOW - 3 * SECOND,
     )  # fmt: skip
     core.adopt([first], NOW)
@@ -70,7 +70,7 @@ def test_what_comes_back_of_a_program() -> None:
     assert next(iter(core.backends)).used == 4100
     # Its next request is no first one, and the tool before it took 3 s.
     core.begin(ProgramRequest(id=1, model="m", tenant="t", program="p", characters=17_000), NOW)
-    assert (program.step_count, program.tools.count) == (8, 7)
+    assert (program.num_requests, program.tools.count) == (8, 7)
     assert program.tools.mean == pytest.approx(0.2 * 3e6 + 0.8 * 2.5e6)
 
 

@@ -20,7 +20,7 @@ def random_run(rng: Random, flavour: str) -> list[bytes]:
     core = Programs(config, log=DecisionLog(lines.append), now=5)
     for index in range(2):
         core.set_backend(index, 10, models=[MODEL], capacity=10_000)
-    core.adopt([ProgramRecord(tenant="t", name="p0", model=MODEL, backend=1, tokens=4000, last_active=1, step_count=3)], 20)
+    core.adopt([ProgramRecord(tenant="t", name="p0", model=MODEL, backend=1, tokens=4000, last_active=1, num_requests=3)], 20)
     under_way: set[int] = set()
     for number in range(300):
         now = 1000 + number * 200_000 + rng.randrange(200_000)
@@ -61,6 +61,7 @@ def test_a_log_replays_byte_for_byte(seed: int, flavour: str) -> None:
     again: list[bytes] = []
     replay(lines, DecisionLog(again.append))
     assert again == lines
+    assert any(b'"input":"adopt"' in line and b'"step_count":3' in line for line in lines)  # as in older logs
     for action in ("grant", "wait", "pause", "resume"):
         assert any(b'"decision"' in line and f'"action":"{action}"'.encode() in line for line in lines), action
 

@@ -47,7 +47,7 @@ from maitred.gateway.backend import Backend
 from maitred.gateway.engine_report import KvMemory
 from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.program_driver import RealTimePrograms
-from maitred.programs import BackendMemory, BackendStatus, ProgramStatus
+from maitred.programs import BackendMemory, BackendStatus, ProgramPhase
 from maitred.wire.messages import Headers
 
 _READINGS: Final = 3
@@ -163,7 +163,7 @@ def measure_shared_tokens(registered: BackendMemory, reported: KvMemory, prefill
     `prefilling` has the serial numbers of programs that may not be in memory whole."""
     if reported.capacity is None or not reported.usage or reported.running is None or reported.waiting != 0:
         return 0
-    reasoning = [program for program in registered.programs if program.status is ProgramStatus.REASONING]
+    reasoning = [program for program in registered.programs if program.phase is ProgramPhase.REASONING]
     if reported.running < len(reasoning):
         return 0
     tokens = [program.unshared_tokens for program in reasoning if program.serial not in prefilling]

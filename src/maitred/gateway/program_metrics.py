@@ -13,7 +13,7 @@ from maitred.core.units import Micros, from_seconds
 from maitred.gateway.metrics import counter, gauge, histogram
 from maitred.gateway.program_driver import ProgramStep, RealTimePrograms
 from maitred.gateway.program_memories import ProgramMemories
-from maitred.programs import BackendMemory, Program, ProgramAction, ProgramDecision, ProgramState, ProgramStatus
+from maitred.programs import BackendMemory, Program, ProgramAction, ProgramDecision, ProgramPhase, ProgramState
 
 PREFIX = "maitred_programs_"
 WAIT_BOUNDS = (*DURATION_BOUNDS, from_seconds(600), from_seconds(1800))
@@ -34,9 +34,9 @@ class ProgramCollector:
     def families(self, *, state_failed: bool | None) -> Iterator[Metric]:
         """Yield all metrics. `state_failed` says whether the state cannot be written; None: none is kept."""
         core = self._driver.core
-        states = Counter((program.state, program.status) for program in core.programs)
+        states = Counter((program.state, program.phase) for program in core.programs)
         active_or_paused = (ProgramState.ACTIVE, ProgramState.PAUSED)
-        pairs = [(state, status) for state in active_or_paused for status in ProgramStatus]
+        pairs = [(state, status) for state in active_or_paused for status in ProgramPhase]
         by_state = (([state.value, status.value], states[state, status]) for state, status in pairs)
         yield gauge(PREFIX + "known", "Programs; requests without an id are each one.", ["state", "status"], by_state)
         yield gauge(PREFIX + "waiting_requests", "Requests that wait for KV memory.", [], [([], core.num_waiting)])

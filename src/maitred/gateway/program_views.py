@@ -22,7 +22,7 @@ from maitred.gateway.fleet import BackendFleet
 from maitred.gateway.page_access import Viewer
 from maitred.gateway.program_memories import ProgramMemories
 from maitred.gateway.program_profiles import ProfileSummary, ProgramProfiler
-from maitred.programs import BackendMemory, Program, Programs, ProgramState, ProgramStatus
+from maitred.programs import BackendMemory, Program, ProgramPhase, Programs, ProgramState
 
 _PROGRAMS_IN_STEP: Final = 150
 
@@ -64,7 +64,7 @@ class ProgramCounts(msgspec.Struct):
 
     def add(self, program: Program) -> None:
         """Count a program."""
-        is_reasoning = program.status is ProgramStatus.REASONING
+        is_reasoning = program.phase is ProgramPhase.REASONING
         self.total += 1
         self.reasoning += is_reasoning
         self.acting += not is_reasoning
@@ -130,8 +130,8 @@ class _Held:
         self.tokens += program.tokens
         if program.state is ProgramState.ACTIVE:
             self.num_active += 1
-            self.num_reasoning += program.status is ProgramStatus.REASONING
-            self.acting_tokens += program.tokens if program.status is ProgramStatus.ACTING else 0
+            self.num_reasoning += program.phase is ProgramPhase.REASONING
+            self.acting_tokens += program.tokens if program.phase is ProgramPhase.ACTING else 0
 
 
 class ProgramViews:
@@ -245,8 +245,8 @@ class ProgramViews:
             backend=None if backend is None else backend.url if names_backend else f"backend-{backend.index}",
             context_len=program.characters,
             total_tokens=program.tokens,
-            step_count=program.step_count,
-            status=program.status.value,
+            step_count=program.num_requests,
+            status=program.phase.value,
             state=program.state.value,
             tenant=program.key.tenant,
             model=program.key.model,

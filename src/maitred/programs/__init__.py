@@ -22,7 +22,7 @@ from maitred.programs.adoption import ProgramRecord, record_of
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
 from maitred.programs.core import Programs
-from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramReason, ProgramState, ProgramStatus
+from maitred.programs.enums import BackendStatus, ProgramAction, ProgramDecision, ProgramPhase, ProgramReason, ProgramState
 from maitred.programs.program import Program, ProgramKey, ProgramRequest, Usage
 from maitred.programs.token_estimator import PROGRESS_TOKENS
 
@@ -36,11 +36,11 @@ __all__ = [
     "ProgramAction",
     "ProgramDecision",
     "ProgramKey",
+    "ProgramPhase",
     "ProgramReason",
     "ProgramRecord",
     "ProgramRequest",
     "ProgramState",
-    "ProgramStatus",
     "Programs",
     "ProgramsConfig",
     "ToolTimes",

@@ -41,7 +41,7 @@ class ActingEstimator(Protocol):
 
     @property
     def changes_with_time(self) -> bool:
-        """Whether the share depends on how long the program has acted. If not, it is asked for once in each step."""
+        """Whether the share depends on how long the program has acted. If not, it is asked for only as it begins to."""
         ...
 
     def share(self, acting_for: Micros, tools: ToolTimes) -> float:

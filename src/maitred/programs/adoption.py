@@ -4,8 +4,8 @@ A gateway that restarts has lost its requests, and its clients send them again. 
 engines, so the core that comes after must know which program is where; or it would place them anew as if all memory were free.
 
 A program is adopted as ACTING, since none of its requests is under way: at its backend if that is up and still serves its
-model, otherwise PAUSED. Its tokens, steps, tool times and family are as before. The adopted programs may need more than a
-backend has (it may be smaller now); then some of them are paused, as at any time.
+model, otherwise PAUSED. Its tokens, requests so far, tool times and family are as before. The adopted programs may need more
+than a backend has (it may be smaller now); then some of them are paused, as at any time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: int = 0
     characters: int = 0
     inherited_tokens: int = 0
-    step_count: int = 0
+    num_requests: int = msgspec.field(default=0, name="step_count")
+    """Requests so far. In logs it has ThunderAgent's word."""
     tool_count: int = 0
     tool_mean: float = 0.0
     """µs."""
@@ -57,7 +58,7 @@ def record_of(program: Program) -> ProgramRecord:
         tokens=program.tokens,
         characters=program.characters,
         inherited_tokens=program.inherited_tokens,
-        step_count=program.step_count,
+        num_requests=program.num_requests,
         tool_count=program.tools.count,
         tool_mean=program.tools.mean,
         created_at=program.created_at,
@@ -107,7 +108,7 @@ def _restore(program: Program, record: ProgramRecord, now: Micros) -> None:
     program.idle_contexts.end_request(max(0, record.tokens))
     program.characters = record.characters
     program.inherited_tokens = record.inherited_tokens
-    program.step_count = record.step_count
+    program.num_requests = record.num_requests
     program.tools.count, program.tools.mean = record.tool_count, record.tool_mean
     program.created_at = min(record.created_at, now)
     program.last_active = program.acting_since = min(record.last_active, now)

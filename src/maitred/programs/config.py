@@ -86,9 +86,9 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Seconds between two readings of a backend's KV memory; fewer than `health_interval_secs` shorten that as well. Null: with
     each poll of its health."""
     profile: bool = False
-    """Measure the steps of each program: prefill, decode, pause, tool and KV hit rate, at /profiles."""
+    """Measure the requests of each program: prefill, decode, pause, tool and KV hit rate, at /profiles."""
     profile_dir: str | None = None
-    """Folder of `step_profiles.csv`, with a row for each step (`profile`). Null: no file."""
+    """Folder of `step_profiles.csv`, with a row for each request (`profile`). Null: no file."""
 
     def __post_init__(self) -> None:
         self._check_times()

@@ -282,9 +282,9 @@ class Programs:
         """Count a request that has come, and learn how long the tool before it took."""
         if not program.is_busy:
             self._table.note_busy(program)
-            if program.step_count:
+            if program.num_requests:
                 program.tools.add(now - program.last_active)
-        program.step_count += 1
+        program.num_requests += 1
         program.last_active = now
         program.priority_class = request.priority_class
         program.characters = request.characters
@@ -317,7 +317,7 @@ class Programs:
         elif pool.is_oversized(needed) or not pool.backends:
             self._reject(program, request_id, ProgramReason.OVERSIZED if pool.backends else ProgramReason.NO_BACKEND, now)
         else:
-            reason = ProgramReason.NO_ROOM if program.step_count == 1 else ProgramReason.PAUSED
+            reason = ProgramReason.NO_ROOM if program.num_requests == 1 else ProgramReason.PAUSED
             self._places.wait(program, request_id, tokens, reason, now)
             if left is not None:
                 self._agenda.note_wanting(pool, [backend for backend in pool.backends if backend is not left])

@@ -10,7 +10,7 @@ from maitred.core.request import RequestId
 from maitred.core.units import Micros
 
 
-class ProgramStatus(StrEnum):
+class ProgramPhase(StrEnum):
     """What a program does now."""
 
     REASONING = "reasoning"
@@ -115,5 +115,5 @@ class BackendStatus(StrEnum):
 
     UP = "up"
     DRAINING = "draining"
-    """Programs there finish the step they are in; no program comes."""
+    """Programs there finish their requests; no program comes."""
     DOWN = "down"

@@ -164,4 +164,4 @@ def group_of(program: Program) -> int:
     """Return the group of the order of resumes."""
     if not program.waiting:
         return IDLE
-    return NEW if program.root.step_count <= 1 else RETURNING
+    return NEW if program.root.num_requests <= 1 else RETURNING

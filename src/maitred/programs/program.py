@@ -15,7 +15,7 @@ from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros
 from maitred.programs.acting_estimators import ToolTimes
-from maitred.programs.enums import ProgramState, ProgramStatus
+from maitred.programs.enums import ProgramPhase, ProgramState
 from maitred.programs.idle_contexts import IdleContexts
 
 
@@ -59,7 +59,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 class Program:
     """What is known of one program.
 
-    What it does now and whether it holds memory follow from `contexts`, `waiting` and `backend` (`status`, `state`), and
+    What it does now and whether it holds memory follow from `contexts`, `waiting` and `backend` (`phase`, `state`), and
     `needed_tokens` from these and `idle_contexts`, so that none of them can contradict the others."""
 
     __slots__ = (
@@ -77,6 +77,7 @@ class Program:
         "is_marked",
         "key",
         "last_active",
+        "num_requests",
         "origin",
         "parent",
         "pause_heap",
@@ -85,7 +86,6 @@ class Program:
         "resumed_at",
         "serial",
         "settles_at",
-        "step_count",
         "tokens",
         "tools",
         "waiting",
@@ -116,7 +116,7 @@ class Program:
         self.waiting: dict[RequestId, int] = {}
         """Tokens of each request that waits for memory, oldest first; those of an active program wait until it has left its
         backend."""
-        self.step_count = 0
+        self.num_requests = 0
         """Requests so far."""
         self.last_active = now
         """The instant at which its last request came or ended."""
@@ -146,9 +146,9 @@ class Program:
         """The heap of its backend that has it, which says as what it is counted; None before its first place."""
 
     @property
-    def status(self) -> ProgramStatus:
+    def phase(self) -> ProgramPhase:
         """What it does now."""
-        return ProgramStatus.REASONING if self.contexts or self.waiting else ProgramStatus.ACTING
+        return ProgramPhase.REASONING if self.contexts or self.waiting else ProgramPhase.ACTING
 
     @property
     def state(self) -> ProgramState:
