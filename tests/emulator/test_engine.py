@@ -238,10 +238,10 @@ def test_without_a_cache_nothing_is_looked_up():
     assert cache_counts(*[chat_of(SYSTEM)] * 2, caching=False) == (0, 0)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_the_metrics_say_whether_there_is_a_cache(caching):
+@pytest.mark.parametrize(("caching", "flavour", "has_cache"), [(True, None, True), (False, None, False), (False, "blis", True)])
+def test_the_metrics_say_whether_there_is_a_cache(caching, flavour, has_cache):
     async def scenario():
-        async with emulated(enable_prefix_caching=caching) as engine:
+        async with emulated(enable_prefix_caching=caching, flavour=flavour) as engine:
             return str(await engine.get("/metrics"))
 
-    assert f'enable_prefix_caching="{caching}"' in play(scenario())
+    assert f'enable_prefix_caching="{has_cache}"' in play(scenario())

@@ -294,3 +294,15 @@ def test_the_programs_are_ones_with_which_all_of_this_happens() -> None:
     assert programs.pauses.sum() > 0
     assert {name.count("/") for name in programs.names} == {1, 2}
     assert (programs.waited <= programs.paused).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_shared"), [({"enable_prefix_caching": True}, True), ({"flavour": "blis"}, True), ({}, False)]
+)
+def test_programs_share_memory_wherever_prefixes_are_cached(keys: dict[str, Any], is_shared: bool) -> None:
+    lines: list[bytes] = []
+    config = ProgramsConfig(mode="tr", scheduler_interval_secs=0.01)
+    instance = InstanceConfig(latency=LinearLatency((100, 1, 10)), max_num_seqs=6, total_kv_blocks=40, **keys)
+    simulate(agents(3, 8, 2).jobs(), ClusterConfig(num_instances=2), instance, programs=config, log=DecisionLog(lines.append))
+    told = [entry["shared_tokens"] for entry in map(msgspec.json.decode, lines) if entry.get("shared_tokens")]
+    assert bool(told) is is_shared

@@ -75,7 +75,7 @@ class EngineMetrics:
         self._n = self._histogram("request_params_n", "Answers per prompt.", (1, 2, 5, 10, 20))
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
-        self._caching = config.enable_prefix_caching
+        self._caching = config.caches_prefixes
         self._gauge("num_requests_running", "Requests in the running batch.", lambda: load.running)
         self._gauge("num_requests_waiting", "Requests in the wait queue.", lambda: load.waiting)
         self._gauge("num_requests_waiting_by_reason", "And why.", lambda: load.waiting, reason="capacity")
@@ -148,7 +148,7 @@ class EngineMetrics:
             "block_size": str(config.block_size_in_tokens),
             "num_gpu_blocks": str(config.kv_blocks),
             "kv_cache_size_tokens": str(config.kv_blocks * config.block_size_in_tokens),
-            "enable_prefix_caching": str(config.enable_prefix_caching),
+            "enable_prefix_caching": str(config.caches_prefixes),
         }
         Gauge("vllm:cache_config_info", "The KV cache.", labels, registry=self._registry).labels(**labels).set(1)
 

@@ -62,7 +62,7 @@ class ProgramsDriver:
         self._num_instances = cluster.num_instances
         self._capacity = config.backend_capacity_tokens or instance.kv_blocks * instance.block_size_in_tokens
         self._models: list[str] = []
-        self._shared = SharedTokens(instance.block_size_in_tokens) if instance.enable_prefix_caching else None
+        self._shared = SharedTokens(instance.block_size_in_tokens) if instance.caches_prefixes else None
         self._reported_shared = [0] * cluster.num_instances
         self._progress = StreamProgress()
         self.statistics = ProgramStatistics(cluster.num_instances, self._capacity)

@@ -256,7 +256,7 @@ class OptionSearch:
     @property
     def _has_hits(self) -> bool:
         """Whether the limit depends on what the runs find in their prefix caches."""
-        return self._resolved.enable_prefix_caching
+        return self._resolved.caches_prefixes
 
     def _can_last(self, probe: Probe, means: Figures) -> bool:
         """Return whether the rate of a probe is within the limit, with the hits that it had."""
