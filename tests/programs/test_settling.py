@@ -56,6 +56,15 @@ def test_each_refusal_of_a_backend_that_became_smaller_lets_others_in_before_the
     assert t.where("small") == ["b1"]
 
 
+def test_requests_that_are_too_large_are_refused_before_programs_are_paused():
+    t = pressed(min_stay_secs=0)
+    t.run("acts", 3000)
+    t.start("runs", 6000)
+    t.start("large", 9500)
+    decisions = t.backend(0, capacity=8000)  # 9,200 are used
+    assert [f"{d.action} {d.reason}" for d in decisions] == ["reject oversized", "end ended", "pause overflow"]
+
+
 def test_a_core_that_was_not_settled_says_so():
     t = pressed()
     t.run("a", 1000)
