@@ -13,8 +13,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# One pytest process for each core. The tests of a file stay together: they share a server, or a simulated run.
-PARALLEL := -n auto --dist loadfile
+# One pytest process for each core. The tests of a file stay together: they share a server, or a simulated run. The order of the
+# files is that of tests/conftest.py.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 COMPILED := build/compiled
 MAITRED_VLLM_VENV ?= .venv-vllm

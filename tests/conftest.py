@@ -38,6 +38,15 @@ settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "search")
 
 
+LONG = ("stress", "conformance", "demo", "docs", "study", "cli", "sim")
+"""Folders in which single files take long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with long files, so that the processes of xdist end together."""
+    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in LONG)
+
+
 gc.disable()
 
 

@@ -76,7 +76,7 @@ def compile_modules(root: Path, folder: Path) -> None:
     (folder / "mypyc.ini").write_text(SETTINGS)
     files = [f"maitred/{name.replace('.', '/')}.py" for name in modules]
     command = [sys.executable, "-m", "mypyc", "--config-file=mypyc.ini", *files]
-    environment = os.environ | {"MYPYC_OPT_LEVEL": "3", "CFLAGS": f"{os.environ.get('CFLAGS', '')} {WITHOUT_WARNING}"}
+    environment = {"MYPYC_OPT_LEVEL": "3"} | os.environ | {"CFLAGS": f"{os.environ.get('CFLAGS', '')} {WITHOUT_WARNING}"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         shutil.rmtree(folder)

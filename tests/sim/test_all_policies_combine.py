@@ -45,7 +45,7 @@ def _known(request: Request) -> Request:
     )
 
 
-JOBS = load(24, rate=400.0)
+JOBS = load(12, rate=400.0)
 
 
 @pytest.mark.parametrize("routing", list(ROUTERS))

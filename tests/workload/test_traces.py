@@ -304,10 +304,10 @@ def peak_of_reading(path: Path) -> int:
 
 
 def test_memory_does_not_grow_with_the_file(write: Write) -> None:
-    rows = [f"2023-11-17 00:00:00.{n:07d},{n},{n}\n" for n in range(1, 20_000)]
+    rows = [f"2023-11-17 00:00:00.{n:07d},{n},{n}\n" for n in range(1, 8_000)]
     head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     short, long = write(head + "".join(rows[:1_000]), "short"), write(head + "".join(rows), "long")
-    assert long.stat().st_size > 600_000
+    assert long.stat().st_size > 250_000
     # What it takes to open any trace depends on what else is installed; and another thread may allocate during a reading.
     peaks = {path: min(peak_of_reading(path) for _ in range(3)) for path in (short, long)}
     assert peaks[long] - peaks[short] < 100_000

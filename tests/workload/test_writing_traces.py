@@ -95,7 +95,7 @@ def sharing(jobs: list[Job]) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(blis_jobs(), min_size=1, max_size=12))
 def test_tracev2_brings_back_what_was_written(drawn: list[Job]) -> None:
     """All fields are equal. Groups get new names, so prefixes are compared by the blocks that requests share (one model
@@ -352,7 +352,7 @@ def arrival_of(job: Job) -> int:
     return job.request.arrival
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.lists(any_job(), min_size=1, max_size=6).flatmap(lambda jobs: with_contents(sorted(jobs, key=arrival_of))))
 def test_our_own_format_brings_back_every_field(drawn: list[Job]) -> None:
     """What a request has in any field, and what prompts share in whatever form, is the same after a trace was written."""

@@ -92,7 +92,7 @@ def test_a_table_follows_what_is_not_linear() -> None:
                 4000 + 4000 * waves + 0.002 * batch.context_tokens * (1 + batch.num_decodes / 64) + 300 * batch.num_decodes**0.5
             )
 
-    steps = measured(Bent(0, 0, 0, Overheads()), 1500)
+    steps = measured(Bent(0, 0, 0, Overheads()), 500)
     table, linear = fit_table(steps), fit_linear(steps)
 
     assert table.residuals.mape < 0.05 < linear.residuals.mape
@@ -100,7 +100,7 @@ def test_a_table_follows_what_is_not_linear() -> None:
 
 
 def test_where_a_table_has_no_measurements_it_is_the_plain_fit() -> None:
-    steps = [step for step in measured(LinearLatency((5000, 17.5, 60)).compiled(), 400) if step.shape.num_decodes < 64]
+    steps = [step for step in measured(LinearLatency((5000, 17.5, 60)).compiled(), 150) if step.shape.num_decodes < 64]
     model = fit_table(steps).latency.compiled()
 
     assert model.step_time(BatchShape(200, 200 * 900)) == pytest.approx(5000 + 60 * 200, rel=0.05)
