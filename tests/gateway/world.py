@@ -291,7 +291,7 @@ async def world(
         backends=tuple(backend.url for backend in backends),
         slots_per_backend=slots,
         slots=slots_from,
-        **{"health_interval_secs": 0.01, "health_timeout_secs": 1.0, **config},
+        **{"health_interval_secs": 0.01, "health_timeout_secs": 10.0, **config},
     )
     read = None if reload is None else partial(reload, settings)
     admitted = admission_config(**(admission or {}))

@@ -13,6 +13,7 @@ import pytest
 from sweep_samples import GRID
 
 from maitred import ConfigError, sweep
+from maitred.study import workers
 from maitred.study.workers import LostWorkersError, RayWorkers
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'maitred[ray]'")
@@ -50,19 +51,21 @@ def test_the_run_of_a_lost_worker_is_made_by_another(address: str, tmp_path: Pat
         return task.upper()
 
     tasks = [b"one", b"victim", b"two", b"three"]
-    with RayWorkers(dies_once, address) as workers:
-        done = {each.index: each.result for each in workers.run(tasks)}
+    with RayWorkers(dies_once, address) as nodes:
+        done = {each.index: each.result for each in nodes.run(tasks)}
     assert victim.exists()
     assert done == {0: b"ONE", 1: b"VICTIM", 2: b"TWO", 3: b"THREE"}
 
 
-def test_a_run_that_kills_its_workers_is_given_up(address: str) -> None:
+def test_a_run_that_kills_its_workers_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "MAX_ATTEMPTS", 2)  # each takes the start of a worker
+
     def dies(task: bytes) -> bytes:
         os.kill(os.getpid(), signal.SIGKILL)
         return task
 
-    with RayWorkers(dies, address) as workers, pytest.raises(LostWorkersError):
-        [*workers.run([b"x"])]
+    with RayWorkers(dies, address) as dying, pytest.raises(LostWorkersError):
+        [*dying.run([b"x"])]
 
 
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
