@@ -121,15 +121,7 @@ def test_a_backend_that_takes_no_more_connections_ends_what_it_has() -> None:
         async with world(leaving, other, **QUICK) as w:
             connection = await w.start_request()
             await w.wait_until(lambda: leaving.received)
-            assert leaving._server is not None
-            leaving._server.close()
-            pool = w.gateway._client.pool(w.gateway._fleet.backends[0].origin)
-
-            def refuses_polls() -> bool:
-                pool.close_idle()  # The poll under way may have brought a connection back.
-                return "refused" in w.state.backends[0].problem
-
-            await w.wait_until(refuses_polls)
+            await w.refuse_connections(leaving)
             await asyncio.sleep(0.05)  # five more polls
             gate.set()
             assert (await connection.read_response())[0] == 200

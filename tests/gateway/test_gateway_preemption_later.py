@@ -139,9 +139,7 @@ def drain(w: GatewayWorld, backend: Backend) -> Any:
 
 
 async def refuse(w: GatewayWorld, backend: Backend) -> None:
-    """Let a backend finish what it has, and accept no more connections."""
-    assert backend._server is not None
-    backend._server.close()
+    await w.refuse_connections(backend)
     down = w.backends.index(backend)
     await w.wait_until(lambda: not w.state.backends[down].healthy)
 

@@ -233,6 +233,19 @@ class GatewayWorld:
         while not true():
             await asyncio.sleep(0.001)
 
+    async def refuse_connections(self, backend: Backend) -> None:
+        """Let a backend finish what it has and accept no more connections, and wait until a poll has been refused."""
+        assert backend._server is not None
+        backend._server.close()
+        index = self.backends.index(backend)
+        pool = self.gateway._client.pool(self.gateway._fleet.backends[index].origin)
+
+        def is_refused() -> bool:
+            pool.close_idle()  # A poll that was under way brings its connection back, and the next one would use that.
+            return "refused" in self.state.backends[index].problem
+
+        await self.wait_until(is_refused)
+
     async def wait_until_idle(self) -> None:
         """Wait until no request is in flight or waiting, in admission and at the backends; then check the core's counters."""
         await self.wait_until(lambda: not (self.state.in_flight or self.state.waiting or self._at_backends()))
