@@ -38,7 +38,7 @@ def adopt_programs(w: GatewayWorld, num_programs: int) -> None:
             tokens=100,
             characters=400,
             inherited_tokens=0,
-            step_count=1,
+            num_requests=1,
             tool_count=0,
             tool_mean=0,
             created_at=now,
