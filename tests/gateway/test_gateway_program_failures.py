@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from test_gateway_programs import Counted, body, driver, program, refusal, start, waiting
+from test_gateway_retries import says
 from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
 
 from maitred.core.decisions import DecisionLog
@@ -75,6 +76,24 @@ def test_a_backend_that_breaks_before_its_answer_is_tried_again_and_then_given_u
             assert refusal(await w.request(body=body("a"))) == (502, "upstream_disconnected", "2")
             assert w.gateway.counters.upstream_failures["disconnected"] == 3  # max_attempts
             assert program(w, "a").phase is ProgramPhase.ACTING
+
+    run(scenario())
+
+
+def test_what_a_backend_fails_is_answered_by_another_although_its_program_finds_no_room_there() -> None:
+    async def scenario() -> None:
+        gated = GatedAnswer()
+        failing, full = Backend(Counted()), Backend(gated)
+        async with world(failing, full, programs={"backend_capacity_tokens": 2000}) as w:
+            assert (await w.request(body=body("a", 1000)))[0] == 200
+            other = await start(w, "b", 1500)
+            await w.wait_until(lambda: full.received)
+            failing.respond, full.respond = says("500 Internal Server Error"), Counted()
+            assert (await w.request(body=body("a", 1200)))[0] == 200
+            assert program(w, "a").backend == 0  # It stays where it has memory.
+            assert (len(failing.received), len(full.received)) == (2, 2)
+            gated.open.set()
+            assert (await other.read_response())[0] == 200
 
     run(scenario())
 

@@ -28,8 +28,8 @@ from maitred.gateway.retries import FailedAttempts
 from maitred.wire.errors import PoolTimeout
 
 Place: TypeAlias = tuple[Backend, int | None, bool]
-"""A backend; the data-parallel rank to ask for, None: the engine chooses; whether it is a half-open one, in place of that where
-the program of the request has memory."""
+"""A backend; the data-parallel rank to ask for, None: the engine chooses; whether it stands in for that where the program of the
+request has memory."""
 _NONE_TRIED: Final[Sequence[Backend]] = ()
 
 
@@ -128,7 +128,10 @@ class RoutedPlacement(Placement):
 class GrantedPlacement(Placement):
     """The places of requests of programs.
 
-    No program has memory at a half-open backend: single requests are sent there, and their programs stay where they are.
+    No program has memory at a half-open backend: single requests are sent there, and their programs stay where they are. A
+    program stays too where its backend fails a request and no other has room for all of it, or other requests of it are there.
+    That request is sent to another backend all the same, where its prompt is computed anew and nothing is set aside for it: an
+    engine that is short of memory for it preempts, which is better than an answer that is lost.
     `first` and `next` raise MemoryLost if the program has to wait for memory elsewhere, or gets none: the slot must be free
     then.
     """
@@ -143,9 +146,9 @@ class GrantedPlacement(Placement):
         step, model = proxied.step, proxied.request.model
         while step is not None and step.memory is not None:
             memory, target = step.memory, self._memories.target(step.memory)
-            probed = self._backend_to_probe(proxied, target.backend)
-            if probed is not None:
-                return probed, None, True
+            instead = self._backend_instead(proxied, target.backend)
+            if instead is not None:
+                return instead, None, True
             if target.backend.takes(model) and target.backend.circuit.rests_until is None:
                 return target.backend, target.rank, False
             if self._programs.move(step) == memory:
@@ -163,8 +166,8 @@ class GrantedPlacement(Placement):
     async def next(self, proxied: ProxyRequest, place: Place) -> Place | None:
         failed, step = proxied.failed, proxied.step
         assert failed is not None
-        backend, rank, is_probe = place
-        if step is not None and not (is_probe or isinstance(failed.failure, UsageRefused)):
+        backend, rank, stands_in = place
+        if step is not None and not (stands_in or isinstance(failed.failure, UsageRefused)):
             self._admission.set_stranded(proxied.request.id, stranded=False)  # It keeps its slot, since it has its memory.
             if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
                 await self._fleet.poll_now(backend)
@@ -174,14 +177,18 @@ class GrantedPlacement(Placement):
                 return None
         return self.first(proxied, monotonic_now())
 
-    def _backend_to_probe(self, proxied: ProxyRequest, target: Backend) -> Backend | None:
-        """Return the half-open backend that gets the request, as a probe or because all others have failed it; None if
-        its program's own backend, `target`, is to have it."""
+    def _backend_instead(self, proxied: ProxyRequest, target: Backend) -> Backend | None:
+        """Return the backend that gets the request instead of its program's own one, `target`, or None: a half-open one as a
+        probe, or the least busy of those that have not failed the request, if `target` has."""
         failed = proxied.failed
         if failed is None:
             return self._fleet.ejection.backend_to_probe(proxied.request.model)
         others = self._others(proxied) if target in failed.tried else ()
-        return others[0] if others and others[0].circuit.is_ejected else None
+        return min(others, key=_num_sequences, default=None)
+
+
+def _num_sequences(backend: Backend) -> int:
+    return backend.in_flight
 
 
 def _tried(proxied: ProxyRequest) -> Sequence[Backend]:
