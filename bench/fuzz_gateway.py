@@ -3,7 +3,8 @@
     python bench/fuzz_gateway.py [--seconds 60] [--seed 1] [--programs]
 
 The gateway stands before a good engine, an engine that is killed, and a backend that answers with mutated bytes. One phase
-follows the other, and a healthy client sends 20 requests a second to the good engine all the while, from a process of its own:
+follows the other, and a healthy client sends 20 requests a second all the while, from a process of its own and to an engine of
+its own: what it notices comes from the gateway, and not from an engine that reads a body of 1.5 MB:
 
     idle            nothing else happens, after a short warm-up; this is what the healthy client is compared with
     requests        32 connections send mutated requests: flipped, cut, doubled, glued together, in pieces, abandoned anywhere
@@ -68,7 +69,7 @@ gateway:
 def run_healthy_client(url: str) -> None:
     """Send requests until killed; for each print when it began, how long it took and its status."""
     host, port = url.removeprefix("http://").split(":")
-    body = json.dumps({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]})
+    body = json.dumps({"model": "healthy", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]})
     connection = http.client.HTTPConnection(host, int(port), timeout=30)
     while True:
         began, status = time.monotonic(), 0
@@ -152,12 +153,13 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
     files = ("--decision-log", str(outputs[0]), "--record", str(outputs[1]))
     flags = ("--config", str(config), *files, *(("--router", "tr", "--state", str(folder / "s")) if options.programs else ()))
     with contextlib.ExitStack() as stack:
-        good, killed = Engine("m", folder / "good"), Engine("killed", folder / "killed")
-        stack.callback(good.kill)
-        stack.callback(killed.kill)
+        engines = [Engine(model, folder / model) for model in ("m", "killed", "healthy")]
+        for engine in engines:
+            stack.callback(engine.kill)
+        good, killed, own = engines
         url = f"http://127.0.0.1:{hostile.sockets[0].getsockname()[1]}"
-        gateway = stack.enter_context(run_gateway([good.url, url, killed.url], *flags))
-        await until_served(gateway.url, ("m", "killed"))
+        gateway = stack.enter_context(run_gateway([good.url, url, killed.url, own.url], *flags))
+        await until_served(gateway.url, ("m", "killed", "healthy"))
         stack.enter_context(healthy_client(gateway.url, log))
         while not log.stat().st_size:
             await asyncio.sleep(0.05)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maitred.gateway.page_access import ROWS, Page, Port
+from maitred.gateway.access.page_access import ROWS, Page, Port
 
 HEADING = ["page", "operator", "key of a tenant", "no key", "anyone, while there are no keys"]
 _NAMES = {"without admin_port": Port.ONLY, "on port, beside admin_port": Port.CLIENTS, "on admin_port": Port.ADMIN}

@@ -9,7 +9,7 @@ import msgspec
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
-from maitred.gateway.metric_rows import label_names
+from maitred.gateway.observe.metric_rows import label_names
 from maitred.programs import ProgramsConfig
 
 

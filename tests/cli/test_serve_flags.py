@@ -21,10 +21,9 @@ from maitred.cli.serve import ServeFlags, default_state, run, values_of
 from maitred.cli.smg_flags import spread_values
 from maitred.config import ConfigSources, LoadedConfig
 from maitred.core.errors import ConfigError
-from maitred.gateway.config import GatewayConfig
-from maitred.gateway.ejection import EjectionConfig
-from maitred.gateway.retry_budget import RetryConfig
+from maitred.gateway.config import GatewayConfig, RetryConfig
 from maitred.routing import RoutingConfig
+from maitred.scheduler.ejection import EjectionConfig
 
 BACKEND = ("--backend", "http://a:1")
 Refused = Callable[..., list[str]]

@@ -20,10 +20,10 @@ from maitred.core.request import PriorityClass
 from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import section_keys, type_at
 from maitred.gateway import error_responses
-from maitred.gateway.reload import RELOADABLE_KEYS
-from maitred.gateway.retries import AnsweredError
+from maitred.gateway.admin.reload import RELOADABLE_KEYS
 from maitred.gateway.routes import ROUTES
 from maitred.instance.latency import LinearLatency, RooflineLatency, TableLatency, TrainedPhysicsLatency
+from maitred.scheduler.failures import AnsweredError, BackendAbandoned, UsageRefused
 from maitred.wire import refusals
 from maitred.wire.errors import ConnectError, UpstreamError
 
@@ -115,7 +115,7 @@ def test_codes() -> None:
     documented = set(
         re.findall(r"`([a-z_]+)`", " ".join(line.split("|")[1] for line in section("Errors").splitlines() if "|" in line))
     )
-    files = [*SOURCE.glob("gateway/*.py"), SOURCE / "wire" / "exchange.py", SOURCE / "wire" / "refusals.py"]
+    files = [*SOURCE.glob("gateway/**/*.py"), SOURCE / "wire" / "exchange.py", SOURCE / "wire" / "refusals.py"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     written = set(re.findall(r'code="([a-z_]+)"', text))
     admission = set(re.findall(r'"((?:scheduler|admission)_[a-z_]+)"', (SOURCE / "gateway" / "error_responses.py").read_text()))
@@ -125,9 +125,9 @@ def test_codes() -> None:
     both_paths = {
         f"{path}_{name}" for path in ("scheduler", "admission") for name in ("queue_full", "queue_timeout", "tenant_queue_full")
     }
-    failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), error_responses.BackendAbandoned)}
+    failures = {f"upstream_{kind.reason}" for kind in (*UpstreamError.__subclasses__(), BackendAbandoned)}
     # Of these the client gets the engine's own answer, the answer of another attempt, or another code.
-    never_told = {f"upstream_{kind.reason}" for kind in (ConnectError, AnsweredError, error_responses.UsageRefused)}
+    never_told = {f"upstream_{kind.reason}" for kind in (ConnectError, AnsweredError, UsageRefused)}
 
     assert {"admission_token_bucket", "admission_reject_all"} <= policies & documented
     framing = set(refusals.FRAMING_CODES.values())

@@ -59,7 +59,7 @@ def test_the_map_is_the_first_thing_that_pages_name() -> None:
 def test_the_source_of_a_name_is_printed_with_its_decorator_and_its_docstring() -> None:
     assert TOOL.source("admission/terms/tenants.py", "TenantAccount.at_limit").startswith("    @property\n    def at_limit")
     assert TOOL.source("core/units.py", "to_ms").endswith("return span / MILLISECOND")
-    limit = TOOL.source("gateway/config.py", "GatewayConfig.max_models")
+    limit = TOOL.source("scheduler/config.py", "FleetConfig.max_models")
     assert limit.splitlines()[0].startswith("    max_models: int =")
     assert limit.endswith('"""')
 
@@ -92,9 +92,9 @@ def test_words_find_rows() -> None:
 
 def test_what_no_row_names_is_found_by_its_docstring() -> None:
     (watch,) = TOOL.mentions(["watches", "descriptors"])
-    assert watch.startswith("DescriptorWatch  src/maitred/gateway/descriptor_watch.py:")
+    assert watch.startswith("DescriptorWatch  src/maitred/gateway/observe/descriptor_watch.py:")
     assert any(
-        line.startswith("src/maitred/gateway/descriptor_watch.py  DescriptorWatch:")
+        line.startswith("src/maitred/gateway/observe/descriptor_watch.py  DescriptorWatch:")
         for line in TOOL.mentions(["no file descriptors"])
     )
     assert not list(TOOL.mentions(["zeppelin"]))

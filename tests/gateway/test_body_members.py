@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.gateway import body_members
-from maitred.gateway.body_members import change_members, parts_of_changed
-from maitred.gateway.engine_priority import set_body_priority
-from maitred.gateway.large_body import LargeBody, read_large_body
+from maitred.gateway.bodies import body_members
+from maitred.gateway.bodies.body_members import change_members, parts_of_changed
+from maitred.gateway.bodies.large_body import LargeBody, read_large_body
+from maitred.gateway.intake.engine_priority import set_body_priority
 
 LARGE = "x" * (300 * 1024)
 

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.units import MILLISECOND, SECOND
-from maitred.gateway.ejection import Circuit, CircuitState, EjectionConfig, EjectionReason, OutlierDetector, Transition
+from maitred.scheduler.ejection import (
+    Circuit,
+    CircuitState,
+    EjectionConfig,
+    EjectionReason,
+    OutlierDetector,
+    Transition,
+)
 
 CLOSED, EJECTED, HALF_OPEN = CircuitState.CLOSED, CircuitState.EJECTED, CircuitState.HALF_OPEN
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from maitred.gateway.engine_metrics import parse_engine_report
-from maitred.gateway.engine_report import EngineReport
-from maitred.gateway.server_info import parse_reported_slots
+from maitred.scheduler.engines.metrics import parse_engine_report
+from maitred.scheduler.engines.report import EngineReport
+from maitred.scheduler.engines.server_info import parse_reported_slots
 
 
 def report(page: str) -> EngineReport:

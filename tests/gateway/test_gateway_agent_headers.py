@@ -9,8 +9,8 @@ import pytest
 from test_gateway_programs import driver, program, small
 from world import Backend, run, world
 
-from maitred.gateway.agent_headers import SessionReader, is_last_request
-from maitred.gateway.request_fields import RoutingHintReader
+from maitred.gateway.bodies.agent_headers import SessionReader, is_last_request
+from maitred.gateway.bodies.request_fields import RoutingHintReader
 from maitred.routing import Signals
 
 CLAUDE = "x-claude-code-session-id"

@@ -11,8 +11,8 @@ import pytest
 from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 
 from maitred.core.request import Request
-from maitred.gateway.request_metrics import RequestSeries
-from maitred.gateway.request_record import RequestRecord
+from maitred.gateway.observe.request_metrics import RequestSeries
+from maitred.gateway.observe.request_record import RequestRecord
 from maitred.wire.answer_errors import AnswerError
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'

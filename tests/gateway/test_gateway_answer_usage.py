@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from test_gateway_programs import driver, program
 from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 
-from maitred.gateway import answer_usage
-from maitred.gateway.answer_usage import AnswerReader, read_usage
+from maitred.gateway.bodies import answer_usage
+from maitred.gateway.bodies.answer_usage import AnswerReader, read_usage
 from maitred.programs import ProgramPhase, Usage
 from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError

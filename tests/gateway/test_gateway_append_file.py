@@ -18,9 +18,9 @@ from world import GatewayWorld, run, world
 from maitred import files
 from maitred.core.decisions import DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
-from maitred.gateway import append_file, background_writer, line_file
-from maitred.gateway.append_file import AppendFile
-from maitred.gateway.line_file import LineFile
+from maitred.files import append_file, background_writer, line_file
+from maitred.files.append_file import AppendFile
+from maitred.files.line_file import LineFile
 from maitred.replay import replay
 
 

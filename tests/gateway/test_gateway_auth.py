@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from world import ClientConnection, GatewayWorld, run, world
 
-from maitred.gateway.auth import ApiKeys, Caller, KeyRights
+from maitred.gateway.access.auth import ApiKeys, Caller, KeyRights
+from maitred.gateway.access.local_access import LocalAccess
 from maitred.gateway.config import hash_api_key
-from maitred.gateway.local_access import LocalAccess
 from maitred.wire.exchange import ApiError
 
 SHARED, ACME = "s3cret", "acme-key"

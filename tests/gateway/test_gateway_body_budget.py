@@ -10,8 +10,8 @@ import pytest
 from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, world
 
 from maitred.core.units import SECOND
-from maitred.gateway.body_budget import BodyBudget, BodyLease
-from maitred.gateway.deadline_timer import monotonic_now
+from maitred.gateway.bodies.body_budget import BodyBudget, BodyLease
+from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.wire.exchange import ApiError
 
 BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes

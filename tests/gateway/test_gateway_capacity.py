@@ -11,7 +11,7 @@ import pytest
 from world import ANSWER, Backend, BackendRequest, GatedAnswer, run, whole, world
 
 from maitred.core.errors import ConfigError
-from maitred.gateway.server_info import parse_reported_slots
+from maitred.scheduler.engines.server_info import parse_reported_slots
 
 TWO_AND_TWO = {"system": {"reserved_floor": 2}, "interactive": {"reserved_floor": 2}}
 
@@ -63,7 +63,7 @@ def test_who_does_not_report_is_asked_once_and_again_when_it_comes_back() -> Non
     async def scenario() -> None:
         backend = Backend()
         async with world(backend, slots=None) as w:
-            fleet = w.gateway._fleet.backends[0]
+            fleet = w.gateway.scheduler.fleet.backends[0]
             await asyncio.sleep(0.1)
             assert backend.info_polls == ["/server_info", "/get_server_info"]
             await backend.stop()
@@ -276,7 +276,7 @@ def test_the_question_waits_for_the_last_backend_and_for_a_slot() -> None:
     async def scenario() -> None:
         first, late = reporting(3), reporting(3)
         async with world(first, late, slots=None, admission={"classes": TWO_AND_TWO}, ready=False) as w:
-            await w.wait_until(lambda: w.gateway._fleet.all_polled)
+            await w.wait_until(lambda: w.gateway.scheduler.fleet.all_polled)
             assert (w.state.mode, w.state.config_fallback) == ("priority", None)
 
     run(scenario())
@@ -388,9 +388,9 @@ def test_what_could_not_be_started_with_cannot_be_reloaded() -> None:
 
         async with world(reporting(3), slots=None, admission={"classes": {}}) as w:
             with pytest.raises(ConfigError, match=r"sum of class reservations \(4\) exceeds capacity \(3\) of model `m`"):
-                w.gateway._capacity.reconfigure(admission_config(classes=TWO_AND_TWO))
+                w.gateway.scheduler.capacity.reconfigure(admission_config(classes=TWO_AND_TWO))
             assert sum(w.state.pools["m"].reserved.values()) == 0
-            w.gateway._capacity.reconfigure(admission_config(classes=TWO_AND_TWO, on_overcommit="clamp"))
+            w.gateway.scheduler.capacity.reconfigure(admission_config(classes=TWO_AND_TWO, on_overcommit="clamp"))
             assert sum(w.state.pools["m"].reserved.values()) == 2
 
     run(scenario())

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from world import CHAT, run, world
 
-from maitred.gateway import content_coding
-from maitred.gateway.content_coding import CODINGS, PIECE_BYTES, _find_library
+from maitred.gateway.bodies import content_coding
+from maitred.gateway.bodies.content_coding import CODINGS, PIECE_BYTES, _find_library
 
 BODY = msgspec.json.encode({"model": "m", "input": "hello " * 300_000})
 RAW = zlib.compressobj(wbits=-15)

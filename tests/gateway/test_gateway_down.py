@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, whole, world
 
-from maitred.gateway import descriptor_watch
+from maitred.gateway.observe import descriptor_watch
 
 QUICK = {"health_timeout_secs": 0.05, "health_failures": 2}
 
@@ -99,7 +99,7 @@ def test_nothing_is_taken_from_the_only_backend() -> None:
             connection = await w.start_request()
             await w.wait_until(lambda: hanging.received)
             hanging.hang = True
-            state = w.gateway._fleet.backends[0]
+            state = w.gateway.scheduler.fleet.backends[0]
             await w.wait_until(lambda: state.failures_in_a_row > 3)
             assert (w.state.in_flight, w.state.capacity, state.healthy) == (1, 1, False)
             await late.start()
@@ -136,7 +136,7 @@ def test_a_request_told_to_stop_as_its_backend_is_given_up_stops() -> None:
         async with world(*backends) as w:
             connection = await w.start_request()
             await w.wait_until(lambda: any(backend.received for backend in backends))
-            flight = next(flight for backend in w.gateway._fleet.backends for flight in backend.requests)
+            flight = next(flight for backend in w.gateway.scheduler.fleet.backends for flight in backend.requests)
             flight.cancel()
             flight.task.cancel()
             status, headers, _ = await connection.read_response()
@@ -220,7 +220,7 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
     async def scenario() -> None:
         async with world(Backend(), Backend()) as w:
             loop = asyncio.get_running_loop()
-            for backend in w.gateway._fleet.backends:
+            for backend in w.gateway.scheduler.fleet.backends:
                 w.gateway._client.pool(backend.origin).close_idle()
 
             async def fails(*_: Any, **__: Any) -> Any:
@@ -228,7 +228,7 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
 
             connection = await w.connect()
             w.gateway._client._pools.clear()
-            for backend in w.gateway._fleet.backends:
+            for backend in w.gateway.scheduler.fleet.backends:
                 monkeypatch.setattr(w.gateway._client.pool(backend.origin), "_loop", Starved(loop, fails))
             await asyncio.sleep(0.05)  # a few polls
             await connection.send_request()
@@ -236,7 +236,7 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
             assert (status, headers["x-smg-error-code"], headers["retry-after"]) == (503, "upstream_local", "2")
             assert "open files" in msgspec.json.decode(body)["error"]["message"].lower()
             assert all(backend.healthy for backend in w.state.backends)
-            assert all(backend.failures_in_a_row == 0 for backend in w.gateway._fleet.backends)
+            assert all(backend.failures_in_a_row == 0 for backend in w.gateway.scheduler.fleet.backends)
             monkeypatch.undo()
 
     run(scenario())
@@ -287,7 +287,7 @@ def test_a_poll_that_times_out_while_answers_flow_is_no_death() -> None:
         async with world(busy, **QUICK) as w:
             busy.hang = True
             polled = busy.health_polls
-            state = w.gateway._fleet.backends[0]
+            state = w.gateway.scheduler.fleet.backends[0]
             async with asyncio.timeout(10):
                 while busy.health_polls < polled + 8:
                     assert (await w.request())[0] == 200
@@ -360,7 +360,7 @@ def test_what_is_taken_away_again_and_again_stays_at_last() -> None:
         async with world(*backends, max_attempts=2, **QUICK) as w:
             client = await w.start_request()
             await w.wait_until(lambda: sum(not backend.healthy for backend in w.state.backends) == 3)
-            last = w.gateway._fleet.backends[next(i for i, b in enumerate(w.state.backends) if b.in_flight)]
+            last = w.gateway.scheduler.fleet.backends[next(i for i, b in enumerate(w.state.backends) if b.in_flight)]
             await w.wait_until(lambda: last.failures_in_a_row > 4)
             assert [len(backend.received) for backend in backends].count(1) == 3
             client.disconnect()

@@ -9,7 +9,7 @@ from test_gateway_programs import Counted, body, program
 from test_gateway_retries import says, sent_to, streams
 from world import ANSWER, Backend, BackendRequest, GatedAnswer, run, world
 
-from maitred.gateway.ejection import EjectionConfig
+from maitred.scheduler.ejection import EjectionConfig
 from maitred.wire.errors import UpstreamLimits
 
 EVENT = b'data: {"error":{"message":"EngineCore died","code":500}}\n\n'
@@ -255,6 +255,6 @@ def test_a_client_that_leaves_in_a_probe_frees_its_place() -> None:
             await w.wait_until(lambda: len(flaky.received) == before + 1)
             client.disconnect()
             await w.wait_until(lambda: w.state.backends[1].ejection.state == "ejected")
-            assert w.gateway._fleet.backends[1].circuit.num_probes == 0
+            assert w.gateway.scheduler.fleet.backends[1].circuit.num_probes == 0
 
     run(scenario())

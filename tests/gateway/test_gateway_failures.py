@@ -86,7 +86,7 @@ def test_one_failed_poll_is_no_reason_to_panic() -> None:
     async def scenario() -> None:
         backend = Backend()
         async with world(backend, health_failures=3) as w:
-            state = w.gateway._fleet.backends[0]
+            state = w.gateway.scheduler.fleet.backends[0]
             backend.status = b"500 Internal Server Error"
             await w.wait_until(lambda: state.failures_in_a_row == 2)
             assert state.healthy

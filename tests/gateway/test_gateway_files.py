@@ -13,9 +13,9 @@ from world import Backend, run, world
 
 from maitred.core.decisions import LOG_BEGINS
 from maitred.core.errors import ConfigError
-from maitred.gateway.line_file import LineFile
-from maitred.gateway.logs import LogOutput
-from maitred.gateway.program_store import ProgramStore
+from maitred.files.line_file import LineFile
+from maitred.gateway.observe.logs import LogOutput
+from maitred.scheduler.programs.store import ProgramStore
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ def test_a_place_that_becomes_free_is_given_away_before_the_next_poll() -> None:
         engine.metrics = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
         admission = {"mode": "flow-control", "flow_control": FLOW}
         async with world(engine, slots=None, admission=admission, health_interval_secs=3600.0) as w:
-            fleet = w.gateway._fleet
+            fleet = w.gateway.scheduler.fleet
             sent = [asyncio.create_task(w.request(body={"model": "m"})) for _ in range(2)]
             await w.wait_until(lambda: len(engine.received) == 2)
             engine.metrics = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"

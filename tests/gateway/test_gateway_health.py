@@ -11,9 +11,9 @@ import pytest
 from world import Backend, BackendRequest, run, whole, world
 
 from maitred.gateway import GatewayConfig
-from maitred.gateway.engine_readings import MAX_PAGE_BYTES
-from maitred.gateway.polling import MAX_POLL_BYTES
 from maitred.routing import RoutingConfig
+from maitred.scheduler.engines.polling import MAX_POLL_BYTES
+from maitred.scheduler.engines.readings import MAX_PAGE_BYTES
 
 
 class Odd(Backend):
@@ -118,7 +118,7 @@ def test_a_silent_backend_delays_no_other_discovery() -> None:
 def test_a_watch_that_ends_is_said_loudly(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with world() as w:
-            monkeypatch.setattr(w.gateway._fleet, "_mark_up", lambda *_: 1 / 0)
+            monkeypatch.setattr(w.gateway.scheduler.fleet, "_mark_up", lambda *_: 1 / 0)
             await w.wait_until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
             monkeypatch.undo()
 
@@ -250,7 +250,7 @@ def test_a_load_that_cannot_be_read_is_unknown_and_told_once(page: bytes, caplog
         async with world(backend, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
             await w.wait_until(lambda: backend.health_polls > 20)
             assert backend.metrics_polls <= 3
-            assert w.gateway._fleet.backends[0].waiting is None
+            assert w.gateway.scheduler.fleet.backends[0].waiting is None
 
     run(scenario())
     said = [record.message for record in caplog.records if "does not say how loaded it is: /metrics" in record.message]
@@ -263,7 +263,7 @@ def test_rows_that_fit_no_rule_are_told_once_and_their_load_is_unknown(caplog: A
         backend.metrics = b"".join(b'vllm:num_requests_running{replica="%d"} 3\n' % n for n in (0, 1))
         async with world(backend, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
             await w.wait_until(lambda: backend.metrics_polls > 3)
-            assert w.gateway._fleet.backends[0].running is None
+            assert w.gateway.scheduler.fleet.backends[0].running is None
 
     run(scenario())
     said = [record.message for record in caplog.records if "differ in the label `replica`" in record.message]
@@ -275,7 +275,7 @@ def test_metrics_that_come_back_are_used_again() -> None:
         backend = Backend()
         backend.metrics = b"vllm:num_requests_running 3\n"
         async with world(backend, routing=RoutingConfig(policy="least-loaded(load=effective)")) as w:
-            seen = w.gateway._fleet.backends[0]
+            seen = w.gateway.scheduler.fleet.backends[0]
             await w.wait_until(lambda: seen.running == 3)
             backend.metrics = None
             await w.wait_until(lambda: seen.running is None)

@@ -9,8 +9,9 @@ import pytest
 from world import Backend, BackendRequest, run, world
 
 from maitred.core.errors import InvariantError
-from maitred.gateway import app, idle_checks
-from maitred.gateway.idle_checks import IdleChecks
+from maitred.gateway import app
+from maitred.gateway.admin import idle_checks
+from maitred.gateway.admin.idle_checks import IdleChecks
 
 
 async def mute(received: BackendRequest) -> None:

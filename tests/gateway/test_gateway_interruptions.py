@@ -12,7 +12,7 @@ from world import Backend, BackendRequest, GatewayWorld, run, world
 
 from maitred.admission import ReleaseReason
 from maitred.core.request import PriorityClass, Request
-from maitred.gateway.driver import AdmissionRejected
+from maitred.scheduler.drivers.admission import AdmissionRejected
 from maitred.wire.exchange import Exchange
 from maitred.wire.messages import Headers, RequestHead
 
@@ -59,9 +59,9 @@ def preemptor(number: int = 1_000_000) -> Request:
 
 
 def interruptions(w: GatewayWorld, client: Client) -> dict[str, Callable[[], object]]:
-    (flight,) = (flight for backend in w.gateway._fleet.backends for flight in backend.requests)
+    (flight,) = (flight for backend in w.gateway.scheduler.fleet.backends for flight in backend.requests)
     return {
-        "preempted": lambda: w.gateway._admission.submit(preemptor(), 1, client.task),
+        "preempted": lambda: w.gateway.scheduler.admission.submit(preemptor(), 1, client.task),
         "abandoned": flight.cancel,
         "left": client.disconnect,
         "stopped": client.task.cancel,
@@ -98,7 +98,7 @@ def test_told_to_stop_in_one_turn_of_the_loop(on_preempt: str) -> None:
     async def scenario() -> None:
         admission = {"classes": {"interactive": {"can_preempt": True}}, "on_preempt": on_preempt}
         async with world(Backend(mute), Backend(mute), admission=admission, health_interval_secs=30.0) as w:
-            w.gateway._admission.resize_pool("m", 1)
+            w.gateway.scheduler.admission.resize_pool("m", 1)
             for order in ORDERS:
                 await interrupt(w, order, on_preempt)
 
@@ -115,7 +115,7 @@ async def interrupt(w: GatewayWorld, order: tuple[str, ...], on_preempt: str) ->
         how[interruption]()
     if "preempted" in order:
         await w.wait_until(lambda: w.state.classes["bulk"].in_flight == 0)
-        w.gateway._admission.release(preemptor().id, ReleaseReason.DRAINED)
+        w.gateway.scheduler.admission.release(preemptor().id, ReleaseReason.DRAINED)
     goes_on = not {"left", "stopped"} & set(order) and (on_preempt == "retry" or "preempted" not in order)
     await settled(w, client, order, goes_on=goes_on)
     await w.wait_until_idle()
@@ -127,7 +127,7 @@ def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
     async def scenario() -> None:
         admission = {"classes": {"interactive": {"can_preempt": True}}}
         async with world(Backend(mute), slots=1, admission=admission) as w:
-            driver = w.gateway._admission
+            driver = w.gateway.scheduler.admission
             first = preemptor(1_000_001)
             driver.submit(first, 1, asyncio.current_task())
             client = Client(w, b'{"model": "m"}')
@@ -147,7 +147,7 @@ def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
 def test_a_request_that_is_refused_is_not_there() -> None:
     async def scenario() -> None:
         async with world(slots=1, admission={"classes": {"interactive": {"queue_size": 0}}}) as w:
-            driver = w.gateway._admission
+            driver = w.gateway.scheduler.admission
             driver.submit(preemptor(), 1, asyncio.current_task())
             with pytest.raises(AdmissionRejected, match="queue_full"):
                 driver.submit(preemptor(1_000_001), 1, asyncio.current_task())

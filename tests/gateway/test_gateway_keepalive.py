@@ -10,8 +10,8 @@ import pytest
 from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatedAnswer, chunk, run, whole, world
 
 from maitred.core.request import PriorityClass
-from maitred.gateway.stream_dialects import dialect_of
-from maitred.gateway.waiting_stream import WaitingStream
+from maitred.gateway.forwarding.stream_dialects import dialect_of
+from maitred.gateway.forwarding.waiting_stream import WaitingStream
 from maitred.wire.messages import Headers
 
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}

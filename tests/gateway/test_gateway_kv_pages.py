@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from maitred.gateway.engine_report import EngineReport, has_restarted
-from maitred.gateway.kv_pages import parse_kv_report
-from maitred.gateway.server_info import parse_info_capacities
+from maitred.scheduler.engines.kv_pages import parse_kv_report
+from maitred.scheduler.engines.report import EngineReport, has_restarted
+from maitred.scheduler.engines.server_info import parse_info_capacities
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors/thunderagent_metrics_parse.json").read_text())["results"]
 """What ThunderAgent's parsers return for odd pages, which is often wrong."""

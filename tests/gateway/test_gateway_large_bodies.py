@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 from world import CHAT, run, world
 
-from maitred.gateway.agent_headers import SessionReader
-from maitred.gateway.json_slices import SLICE_BYTES
-from maitred.gateway.large_body import LARGE_BYTES, LargeBody, Steps, Turns
-from maitred.gateway.large_body_reader import LargeBodyReader, _read_json
-from maitred.gateway.program_fields import ProgramReader, withdraw_usage
-from maitred.gateway.request_fields import RoutingHintReader, decode_body_fields, parse_body_fields
-from maitred.gateway.request_work import count_sequences, output_limit
+from maitred.gateway.bodies.agent_headers import SessionReader
+from maitred.gateway.bodies.json_slices import SLICE_BYTES
+from maitred.gateway.bodies.large_body import LARGE_BYTES, LargeBody, Steps, Turns
+from maitred.gateway.bodies.program_fields import ProgramReader, withdraw_usage
+from maitred.gateway.bodies.request_fields import RoutingHintReader, decode_body_fields, parse_body_fields
+from maitred.gateway.bodies.request_work import count_sequences, output_limit
+from maitred.gateway.intake.large_body_reader import LargeBodyReader, _read_json
 from maitred.gateway.routes import ROUTES
 from maitred.routing import Signals
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange

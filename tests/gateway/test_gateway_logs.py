@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
 
-from maitred.gateway import append_file
-from maitred.gateway.logs import LogHandler, LogOutput
+from maitred.files import append_file
+from maitred.gateway.observe.logs import LogHandler, LogOutput
 
 STREAM = {"model": "m", "stream": True}
 LAST = b'data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":2}}\n\n'
@@ -169,7 +169,7 @@ def test_a_line_has_the_time_of_the_wall_clock(monkeypatch: pytest.MonkeyPatch) 
     """Also after that clock was set."""
     output, ahead = Lines(), 0
     read_clock = time.time_ns
-    monkeypatch.setattr("maitred.gateway.access_log.time.time_ns", lambda: read_clock() + ahead * 10**9)
+    monkeypatch.setattr("maitred.gateway.observe.access_log.time.time_ns", lambda: read_clock() + ahead * 10**9)
 
     async def scenario() -> None:
         nonlocal ahead

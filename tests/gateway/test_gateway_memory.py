@@ -20,8 +20,8 @@ import pytest
 from test_gateway_programs import driver
 from world import STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatedAnswer, GatewayWorld, chunk, run, whole, world
 
-from maitred.gateway.ejection import EjectionConfig
-from maitred.gateway.retry_budget import RetryConfig
+from maitred.gateway.config import RetryConfig
+from maitred.scheduler.ejection import EjectionConfig
 from maitred.wire.errors import UpstreamLimits
 
 SIZE = 400_000
@@ -332,7 +332,7 @@ def test_a_program_whose_backend_fails(responders: tuple[Any, ...], status: int)
 
 def test_a_backend_that_is_given_up_by_its_polls() -> None:
     async def once(w: GatewayWorld) -> None:
-        first, fleet = w.backends[0], w.gateway._fleet
+        first, fleet = w.backends[0], w.gateway.scheduler.fleet
         client = await w.start_request(body())
         await w.wait_until(lambda: first.received or w.backends[1].received)
         if first.received:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from maitred.core.request import Request
-from maitred.gateway.answer_usage import AnswerReader
-from maitred.gateway.request_metrics import RequestSeries
-from maitred.gateway.request_record import RequestRecord
+from maitred.gateway.bodies.answer_usage import AnswerReader
+from maitred.gateway.observe.request_metrics import RequestSeries
+from maitred.gateway.observe.request_record import RequestRecord
 
 CACHED = {"input_tokens": 1234, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 100, "output_tokens": 1}
 CREATION = {"cache_creation": {"ephemeral_5m_input_tokens": 60, "ephemeral_1h_input_tokens": 40}}

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, whole, world
 
 from maitred.core.request import PriorityClass, Request
-from maitred.gateway import loop_lag
-from maitred.gateway.request_metrics import RequestMetrics, RequestSeries
-from maitred.gateway.request_record import RequestRecord
+from maitred.gateway.observe import loop_lag
+from maitred.gateway.observe.request_metrics import RequestMetrics, RequestSeries
+from maitred.gateway.observe.request_record import RequestRecord
 from maitred.routing import RoutingConfig
 
 STREAM = {"model": "m", "stream": True}

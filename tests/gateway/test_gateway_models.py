@@ -8,8 +8,8 @@ import pytest
 from world import Backend, GatedAnswer, run, world
 
 from maitred.core.decisions import DecisionLog
-from maitred.gateway import served_models
 from maitred.replay import replay
+from maitred.scheduler.backends import served_models
 
 
 def test_of_a_backend_that_lists_thousands_the_first_are_served(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,9 +17,9 @@ from test_gateway_reload import Files, Served, reload
 from world import CHAT, Backend, GatedAnswer, GatewayWorld, run, world
 
 from maitred.gateway import GatewayConfig
-from maitred.gateway.auth import ApiKeys
-from maitred.gateway.inbound_head import HeadReader
-from maitred.gateway.page_access import Page, PageAccess, Port, Shown
+from maitred.gateway.access.auth import ApiKeys
+from maitred.gateway.access.inbound_head import HeadReader
+from maitred.gateway.access.page_access import Page, PageAccess, Port, Shown
 from maitred.wire.exchange import ApiError
 
 KEYS: dict[str, Any] = {"api_key": "shared", "tenant_api_keys": {"acme": "of-acme", "bolt": ["of-bolt", "next"]}}

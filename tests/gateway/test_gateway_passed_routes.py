@@ -11,7 +11,7 @@ import pytest
 from world import ANSWER, Backend, BackendRequest, GatedAnswer, run, whole, world
 
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.passed_routes import find_form_field
+from maitred.gateway.intake.passed_routes import find_form_field
 from maitred.routing import RoutingConfig
 
 FORM = (

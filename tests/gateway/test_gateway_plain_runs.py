@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.gateway.plain_runs import MIN_RUN_BYTES, shorten_plain_runs
-from maitred.gateway.request_fields import BodyFields, parse_body_fields
+from maitred.gateway.bodies.plain_runs import MIN_RUN_BYTES, shorten_plain_runs
+from maitred.gateway.bodies.request_fields import BodyFields, parse_body_fields
 from maitred.gateway.routes import ROUTES
 from maitred.wire.exchange import ApiError
 

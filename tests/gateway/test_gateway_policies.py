@@ -10,8 +10,8 @@ from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, wor
 from maitred.admission import AdmissionConfig, AdmissionPolicy, Refusal, Ticket
 from maitred.core.contracts import FleetLoad
 from maitred.core.units import SECOND, Micros
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.reload import GatewaySettings
 
 OFF: dict[str, Any] = {"mode": "off", "classes": {}}
 

@@ -24,8 +24,8 @@ from world import (
 )
 
 from maitred.admission.terms.lead import Lead
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.reload import GatewaySettings
 from maitred.routing import RoutingConfig
 
 LIMITED = {**PREEMPTING, "tenant_policies": {"header:a": {"max_in_flight": 1}}}
@@ -225,7 +225,7 @@ def test_a_chat_beyond_what_the_engine_runs_has_the_place_of_a_victim_soon() -> 
     async def scenario() -> None:
         chats = {"can_preempt": True, "reserved_per_slot": 0.5}
         async with world(Backend(OneAtATime()), slots=2, admission={**RETRYING, "classes": {"interactive": chats}}) as w:
-            w.gateway._admission.resize_pool("m", 2, Lead(1))
+            w.gateway.scheduler.admission.resize_pool("m", 2, Lead(1))
             running = await hold_bulk(w)
             waiting = await w.connect()
             await waiting.send_request(CHAT, STREAM, x_class="bulk", **BULK)

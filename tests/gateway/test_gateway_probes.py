@@ -11,9 +11,9 @@ from test_gateway_retries import says, sent_to, streams
 from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run, whole, world
 
 from maitred.core.request import Request
-from maitred.gateway.deadline_timer import monotonic_now
-from maitred.gateway.ejection import EjectionConfig
-from maitred.gateway.retry_budget import RetryConfig
+from maitred.gateway.config import RetryConfig
+from maitred.scheduler.drivers.deadline_timer import monotonic_now
+from maitred.scheduler.ejection import EjectionConfig
 from maitred.wire.errors import ConnectTimeout
 
 
@@ -66,7 +66,7 @@ def test_what_a_backend_has_stored_is_found_whatever_the_circuits_are() -> None:
             first.respond, second.respond = says("200 OK", stored), says("404 N")
             assert (await w.request("/v1/responses/resp_1", method="GET"))[::2] == (200, stored)
             first.respond, second.respond = says("404 N"), says("200 OK", stored)
-            ejection = w.gateway._fleet.ejection
+            ejection = w.gateway.scheduler.fleet.ejection
             ejection._settle(ejection.detector.try_early([0], monotonic_now()))
             assert w.state.backends[0].ejection.state == "half_open"
             for _ in range(3):
@@ -157,8 +157,8 @@ def test_a_request_without_a_model_makes_no_pool() -> None:
             client = await w.connect()
             await client.send_request("/v1/responses/resp_1", method="GET")
             await w.wait_until(lambda: first.received or second.received)
-            for backend in w.gateway._fleet.backends:
-                w.gateway._fleet.drain(backend)
+            for backend in w.gateway.scheduler.fleet.backends:
+                w.gateway.scheduler.fleet.drain(backend)
             gated.open.set()
             assert (await client.read_response())[0] == 200
             assert w.gateway.core.pool_names == ["m"]
@@ -170,7 +170,7 @@ def test_a_connection_that_is_not_made_in_time_is_no_death_while_a_stream_flows(
     async def scenario() -> None:
         gated = GatedAnswer()
         async with world(Backend(gated), Backend()) as w:
-            fleet, task = w.gateway._fleet, asyncio.current_task()
+            fleet, task = w.gateway.scheduler.fleet, asyncio.current_task()
             assert task is not None
             busy, unreachable = fleet.backends
             for backend, is_heard in ((busy, True), (unreachable, False)):

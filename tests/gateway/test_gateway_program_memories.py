@@ -11,9 +11,9 @@ import pytest
 from test_gateway_programs import body, program, small, usage
 from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, whole, world
 
-from maitred.gateway.kv_pages import KvMemory
-from maitred.gateway.program_memories import measure_shared_tokens
 from maitred.programs import BackendStatus, ProgramPhase, ProgramRequest, Programs, ProgramsConfig, ProgramState
+from maitred.scheduler.engines.kv_pages import KvMemory
+from maitred.scheduler.programs.memories import measure_shared_tokens
 
 
 def page(capacity: object, engine: int = 0, **series: object) -> bytes:
@@ -45,7 +45,7 @@ def test_the_capacity_is_known_before_a_backend_is_up_and_follows_its_page() -> 
             w.backends[0].metrics = page("None")
             await w.wait_until(lambda: memories(w) == {0: (UP, None)})
             w.backends[0].metrics = None
-            await w.wait_until(lambda: w.gateway._fleet.backends[0].kv is None)
+            await w.wait_until(lambda: w.gateway.scheduler.fleet.backends[0].kv is None)
             w.backends[0].metrics = page(3000)
             await w.wait_until(lambda: memories(w) == {0: (UP, 3000)})
 
@@ -300,20 +300,20 @@ def test_the_least_of_three_readings_counts() -> None:
         gated = GatedAnswer()
         engine = backend(page(20_000, kv_cache_usage_perc=0.2, num_requests_running=2, num_requests_waiting=0), gated)
         async with world(engine, programs={"metrics_interval_secs": 3600}) as w:
-            assert w.gateway.memories is not None
+            assert w.gateway.scheduler.memories is not None
             assert w.gateway.programs is not None
             for name in ("a", "b"):
                 await w.start_request(body(name, 4000))
             await w.wait_until(lambda: len(engine.received) == 2)
             (memory,) = w.gateway.programs.core.backends
-            fleet = w.gateway._fleet.backends[0]
+            fleet = w.gateway.scheduler.fleet.backends[0]
             assert fleet.kv is not None
             seen = []
             for usage in (0.2, 0.2, 0.25, 0.2, 0.2, 0.2):
                 (reported,) = fleet.kv.memories
                 fleet.kv = msgspec.structs.replace(fleet.kv, memories=(msgspec.structs.replace(reported, usage=usage),))
-                w.gateway.memories.on_backend_polled(fleet)
-                w.gateway.memories.on_backend_polled(fleet)  # the same reading counts once
+                w.gateway.scheduler.memories.on_backend_polled(fleet)
+                w.gateway.scheduler.memories.on_backend_polled(fleet)  # the same reading counts once
                 seen.append(memory.shared_tokens)
             gated.open.set()
         # The first reading, before the programs came, showed nothing shared.

@@ -12,10 +12,10 @@ from world import Backend, GatewayWorld, run, world
 
 from maitred.core.request import PriorityClass
 from maitred.core.steps import in_batches, run_at_once
-from maitred.gateway import program_views
-from maitred.gateway.page_access import Shown, Viewer
-from maitred.gateway.program_views import ProgramViews
-from maitred.gateway.shared_page import SharedPages, write_json_object
+from maitred.gateway.access.page_access import Shown, Viewer
+from maitred.gateway.observe import program_views
+from maitred.gateway.observe.program_views import ProgramViews
+from maitred.gateway.observe.shared_page import SharedPages, write_json_object
 from maitred.programs import ProgramRecord
 
 SECTION = {"backend_capacity_tokens": 100_000, "profile": True}
@@ -50,9 +50,9 @@ def adopt_programs(w: GatewayWorld, num_programs: int) -> None:
 
 
 def views_of(w: GatewayWorld) -> ProgramViews:
-    parts = w.gateway._program_parts
-    assert parts is not None
-    return parts.views
+    pages = w.gateway._program_pages
+    assert pages is not None
+    return pages.views
 
 
 @pytest.mark.parametrize(

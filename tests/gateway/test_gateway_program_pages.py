@@ -13,9 +13,10 @@ from test_gateway_programs import body, program, small
 from world import NOT_FOUND, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
 
 from maitred.core.errors import ConfigError
-from maitred.gateway import GatewayConfig, program_profiles
+from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
-from maitred.gateway.program_profiles import CSV_NAME, HEADER
+from maitred.gateway.observe import program_profiles
+from maitred.gateway.observe.program_profiles import CSV_NAME, HEADER
 from maitred.programs import ProgramsConfig
 
 CAPACITY = {"backend_capacity_tokens": 10_000}

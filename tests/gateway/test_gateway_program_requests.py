@@ -9,9 +9,9 @@ import pytest
 from test_gateway_programs import driver, program, refusal, small
 from world import CHAT, Backend, run, world
 
-from maitred.gateway.agent_headers import SessionReader
-from maitred.gateway.large_body import count_characters
-from maitred.gateway.program_fields import MAX_ID_CHARS, ProgramReader
+from maitred.gateway.bodies.agent_headers import SessionReader
+from maitred.gateway.bodies.large_body import count_characters
+from maitred.gateway.bodies.program_fields import MAX_ID_CHARS, ProgramReader
 from maitred.gateway.routes import ROUTES
 from maitred.wire.exchange import ApiError
 

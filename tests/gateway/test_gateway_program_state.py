@@ -21,10 +21,10 @@ from world import Backend, GatedAnswer, GatewayWorld, run, world
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
-from maitred.gateway import background_writer
-from maitred.gateway.background_writer import BackgroundWriter, BatchSource
-from maitred.gateway.program_store import ProgramStore, StateChanges, StoredProgram
+from maitred.files import background_writer
+from maitred.files.background_writer import BackgroundWriter, BatchSource
 from maitred.programs import ProgramKey, ProgramPhase
+from maitred.scheduler.programs.store import ProgramStore, StateChanges, StoredProgram
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -244,7 +244,7 @@ def test_a_disk_that_fails_is_logged_once_and_written_when_it_works_again(tmp_pa
     async def scenario() -> None:
         path = tmp_path / "programs.sqlite"
         async with world(Backend(small), programs=keeping(path)) as w:
-            parts = w.gateway._program_parts
+            parts = w.gateway.scheduler.program_parts
             assert parts is not None
             assert parts.keeper is not None
             keeper = parts.keeper
@@ -278,7 +278,7 @@ def test_a_disk_that_hangs_holds_up_no_request(tmp_path: Path, monkeypatch: pyte
 
     async def scenario() -> None:
         async with world(Backend(small), programs=keeping(tmp_path / "p.sqlite", backend_capacity_tokens=10**6)) as w:
-            parts = w.gateway._program_parts
+            parts = w.gateway.scheduler.program_parts
             assert parts is not None
             assert parts.keeper is not None
             parts.keeper._store.write = lambda changes: hang.wait()  # type: ignore[method-assign, assignment, return-value]
@@ -420,7 +420,7 @@ def test_a_drain_that_could_not_be_written_is_written_later(tmp_path: Path) -> N
 
     async def scenario() -> None:
         async with world(Backend(small), programs=keeping(path)) as w:
-            parts = w.gateway._program_parts
+            parts = w.gateway.scheduler.program_parts
             assert parts is not None
             assert parts.keeper is not None
             keeper, write = parts.keeper, parts.keeper._store.write

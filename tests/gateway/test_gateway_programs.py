@@ -20,8 +20,8 @@ from world import (
     world,
 )
 
-from maitred.gateway.program_driver import RealTimePrograms
 from maitred.programs import Program, ProgramAction, ProgramPhase, ProgramReason, ProgramState
+from maitred.scheduler.drivers.programs import RealTimePrograms
 
 ONE_AT_A_TIME = {"backend_capacity_tokens": 2000}
 """Of two programs of 1,500 tokens, one waits."""

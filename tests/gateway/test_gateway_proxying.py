@@ -14,9 +14,9 @@ from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, answer, ch
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.gateway import GatewayConfig
+from maitred.gateway.access.inbound_head import HeadReader
 from maitred.gateway.app import Gateway
-from maitred.gateway.inbound_head import HeadReader
-from maitred.gateway.request_fields import end_to_end_headers, parse_body_fields
+from maitred.gateway.bodies.request_fields import end_to_end_headers, parse_body_fields
 from maitred.gateway.routes import ROUTES
 from maitred.wire.exchange import ApiError, Exchange
 from maitred.wire.messages import HeadMemo, RequestHead
@@ -280,7 +280,7 @@ def test_what_is_wrong_with_a_body_is_said(body: bytes, words: str) -> None:
 def test_our_own_mistakes_are_answered_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> tuple[int, str]:
         async with world() as w:
-            monkeypatch.setattr("maitred.gateway.request_intake.parse_body_fields", lambda body, route: 1 / 0)
+            monkeypatch.setattr("maitred.gateway.intake.request_intake.parse_body_fields", lambda body, route: 1 / 0)
             status, headers, body = await w.request()
             assert msgspec.json.decode(body)["error"]["type"] == "server_error"
             return status, headers["x-smg-error-code"]

@@ -13,10 +13,10 @@ from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
-from maitred.gateway import recording
-from maitred.gateway.recording import TrafficRecorder
-from maitred.gateway.request_metrics import RequestSeries
-from maitred.gateway.request_record import RequestRecord
+from maitred.gateway.observe import recording
+from maitred.gateway.observe.recording import TrafficRecorder
+from maitred.gateway.observe.request_metrics import RequestSeries
+from maitred.gateway.observe.request_record import RequestRecord
 from maitred.workload import Job, open_trace
 
 USAGE = (

@@ -12,11 +12,11 @@ from world import ANSWER, Backend, BackendRequest, GatewayWorld, run, whole, wor
 from maitred.admission import Action, AdmissionConfig, Reason
 from maitred.core.decisions import Decision
 from maitred.core.units import SECOND
-from maitred.gateway.driver import AdmissionRejected
 from maitred.gateway.error_responses import admission_rejected, program_rejected, retry_after_header
-from maitred.gateway.program_driver import ProgramRejected
 from maitred.programs.enums import ProgramReason
 from maitred.programs.program import ProgramRequest
+from maitred.scheduler.drivers.admission import AdmissionRejected
+from maitred.scheduler.drivers.programs import ProgramRejected
 
 SMG_CLASS = {
     "reserved_floor": 0,

@@ -22,8 +22,8 @@ from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, ad
 from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
-from maitred.gateway import reload as reload_module
-from maitred.gateway.reload import GatewaySettings
+from maitred.gateway.admin import reload as reload_module
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 

@@ -11,8 +11,8 @@ import pytest
 from world import Backend, BackendRequest, GatedAnswer, run, whole, world
 
 from maitred.core.decisions import DecisionLog
-from maitred.gateway.request_fields import parse_body_fields
-from maitred.gateway.request_work import MAX_SEQUENCES, UsualOutputs, count_sequences, output_limit
+from maitred.gateway.bodies.request_fields import parse_body_fields
+from maitred.gateway.bodies.request_work import MAX_SEQUENCES, UsualOutputs, count_sequences, output_limit
 from maitred.gateway.routes import ROUTES
 from maitred.replay import replay
 

@@ -10,8 +10,8 @@ import pytest
 from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, Responder, chunk, run, whole, world
 
 from maitred.core.units import SECOND
-from maitred.gateway.retries import is_busy, read_retry_after
-from maitred.gateway.retry_budget import RetryConfig
+from maitred.gateway.config import RetryConfig
+from maitred.gateway.forwarding.retries import is_busy, read_retry_after
 
 NO_BACKOFF = RetryConfig(initial_backoff_secs=0)
 NO_BUDGET = RetryConfig(budget_share=0, budget_floor_per_sec=0)
@@ -65,7 +65,7 @@ def test_these_answers_are_the_answer(status: str) -> None:
         async with world(first, second) as w:
             assert (await w.request())[::2] == (int(status[:3]), PROBLEM)
             assert sent_to(first, second) == [1, 0]
-            assert w.gateway._fleet.backends[0].circuit.num_answers == 1  # such an engine works
+            assert w.gateway.scheduler.fleet.backends[0].circuit.num_answers == 1  # such an engine works
 
     run(scenario())
 
@@ -79,7 +79,7 @@ def test_an_error_in_the_place_of_the_first_event_is_asked_for_elsewhere() -> No
             status, _, body = await w.request(body={"model": "m", "stream": True})
             assert (status, b"error" in body, b'"x"' in body) == (200, False, True)
             assert sent_to(first, second) == [1, 1]
-            assert w.gateway._fleet.backends[0].circuit.consecutive_failures == 1
+            assert w.gateway.scheduler.fleet.backends[0].circuit.consecutive_failures == 1
             assert w.state.classes["default"].completed == 1
 
     run(scenario())

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from world import Backend, BackendRequest, answer, run, world
 
-from maitred.gateway.backend import Backend as BackendView
+from maitred.gateway.bodies.request_fields import RoutingHintReader
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.engine_report import EngineCounts, EngineReport, KvMemory
-from maitred.gateway.intake_rules import IntakeRules
-from maitred.gateway.polling import parse_reported_load
-from maitred.gateway.request_fields import RoutingHintReader
+from maitred.gateway.intake.intake_rules import IntakeRules
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
+from maitred.scheduler.backends.backend import Backend as BackendView
+from maitred.scheduler.engines.polling import parse_reported_load
+from maitred.scheduler.engines.report import EngineCounts, EngineReport, KvMemory
 
 SESSION = RoutingHintReader(Signals.SESSION)
 
@@ -265,7 +265,7 @@ def test_a_router_that_looks_at_queues_sees_those_of_the_backends() -> None:
         backends = one, other = Backend(), Backend()
         one.metrics, other.metrics = loaded(5), loaded(0)
         async with world(*backends, routing=RoutingConfig(policy="weighted", scorers="queue-depth:1")) as w:
-            views = w.gateway._fleet.backends
+            views = w.gateway.scheduler.fleet.backends
             await w.wait_until(lambda: [view.waiting for view in views] == [5, 0])
             for _ in range(4):
                 await w.request()
@@ -294,7 +294,7 @@ def in_flight_at_each(*backends: Backend, routing: RoutingConfig, bodies: Sequen
         async with world(*backends, slots=100, routing=routing) as w:
             for backend in backends:
                 backend.respond = answer_late
-            views = w.gateway._fleet.backends
+            views = w.gateway.scheduler.fleet.backends
             await w.wait_until(lambda: all(view.healthy and view.has_been_polled for view in views))
             sent = [asyncio.ensure_future(w.request(body=body)) for body in bodies]
             await w.wait_until(lambda: sum(len(backend.received) for backend in backends) == len(bodies))
@@ -312,7 +312,7 @@ def test_a_router_that_remembers_prompts_is_told_how_much_a_backend_holds(policy
         backend.metrics = loaded(0) + b'vllm:cache_config_info{block_size="16",num_gpu_blocks="27000"} 1.0\n'
         scorers = ("prefix-affinity:1",) if policy == "weighted" else ()
         async with world(backend, routing=RoutingConfig(policy=policy, scorers=scorers)) as w:
-            view = w.gateway._fleet.backends[0]
+            view = w.gateway.scheduler.fleet.backends[0]
             if "most" in policy:
                 await w.request()
                 assert view.kv_tokens is None, "nobody asked"

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 from world import CHAT, Backend, BackendRequest, run, world
 
-from maitred.gateway import shared_page, state_snapshots, tenant_views
-from maitred.gateway.shared_page import SharedPages, write_metrics
+from maitred.gateway.observe import shared_page, state_snapshots, tenant_views
+from maitred.gateway.observe.shared_page import SharedPages, write_metrics
 
 
 def test_who_asks_while_a_page_is_made_gets_the_next_one_with_all_others() -> None:

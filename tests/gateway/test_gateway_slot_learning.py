@@ -13,9 +13,9 @@ from world import NOT_FOUND, STREAM_HEAD, Backend, BackendRequest, GatewayWorld,
 from maitred.admission.learned_slots import EngineReading, SlotState
 from maitred.core.decisions import DecisionLog
 from maitred.gateway import GatewayConfig
-from maitred.gateway.engine_readings import parse_engine_reading
-from maitred.gateway.server_info import parse_reported_slots
 from maitred.replay import replay
+from maitred.scheduler.engines.readings import parse_engine_reading
+from maitred.scheduler.engines.server_info import parse_reported_slots
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 vllm:num_requests_running{engine="0",model_name="m"} 16.0
@@ -130,7 +130,7 @@ def test_a_limit_is_learned_and_told(has_metrics: bool, tmp_path: Path, caplog: 
             assert first.learned is not None
             assert (first.learned.limit, first.learned.least, first.learned.most) == (None, 2, 4096)
             load = asyncio.create_task(flood(w, 40, done))
-            controller = w.gateway._fleet.backends[0].learned_slots
+            controller = w.gateway.scheduler.fleet.backends[0].learned_slots
             assert controller is not None
             # On a busy machine the streams of the test are late by themselves, which looks like a queue in the engine.
             error = 1 if has_metrics else 3
@@ -177,7 +177,7 @@ def test_metrics_that_show_nothing_running_while_streams_answer_are_not_believed
         engine, done = Silent(16), asyncio.Event()
         async with world(engine, slots=None) as w:
             load = asyncio.create_task(flood(w, 40, done))
-            controller = w.gateway._fleet.backends[0].learned_slots
+            controller = w.gateway.scheduler.fleet.backends[0].learned_slots
             assert controller is not None
             await w.wait_until(lambda: controller.state is SlotState.BLIND)
             done.set()
@@ -199,9 +199,9 @@ def test_looks_are_close_while_requests_wait() -> None:
             await w.wait_until(lambda: engine.metrics_polls >= before + 4)
             done.set()
             await load
-            controller = w.gateway._fleet.backends[0].learned_slots
+            controller = w.gateway.scheduler.fleet.backends[0].learned_slots
             assert controller is not None
-            assert not len(w.gateway._fleet.backends[0].own_requests)
+            assert not len(w.gateway.scheduler.fleet.backends[0].own_requests)
 
     run(scenario())
 
@@ -230,7 +230,7 @@ def test_only_the_samples_that_are_read_are_asked_for_where_the_engine_can(has_s
         engine, done = PickyEngine(has_samples=has_samples), asyncio.Event()
         async with world(engine, slots=None) as w:
             load = asyncio.create_task(flood(w, 20, done))
-            controller = w.gateway._fleet.backends[0].learned_slots
+            controller = w.gateway.scheduler.fleet.backends[0].learned_slots
             assert controller is not None
             await w.wait_until(lambda: controller.limit is not None)
             done.set()
@@ -273,7 +273,7 @@ def test_sources_in_order() -> None:
     async def source(reported: int | None, **keys: object) -> tuple[int, str]:
         async with world(Engine(9, reported=reported), **{"slots": None, **keys}) as w:  # type: ignore[arg-type]
             wanted = reported is not None and "slots" not in keys
-            await w.wait_until(lambda: not wanted or w.gateway._fleet.backends[0].reported_slots == reported)
+            await w.wait_until(lambda: not wanted or w.gateway.scheduler.fleet.backends[0].reported_slots == reported)
             state = w.state.backends[0]
             return state.slots, state.source
 
@@ -319,7 +319,11 @@ def test_backends_with_free_slots_are_preferred() -> None:
             for _ in range(60):
                 await asyncio.sleep(0.01)
                 most = max(
-                    most, *(len(b.requests) - w.gateway._fleet.pools.backend_slots(b).slots for b in w.gateway._fleet.backends)
+                    most,
+                    *(
+                        len(b.requests) - w.gateway.scheduler.fleet.pools.backend_slots(b).slots
+                        for b in w.gateway.scheduler.fleet.backends
+                    ),
                 )
             done.set()
             await load
@@ -335,7 +339,7 @@ def test_a_restart_forgets_the_limit() -> None:
         engine, done = Engine(4), asyncio.Event()
         async with world(engine, slots=None) as w:
             load = asyncio.create_task(flood(w, 40, done))
-            controller = w.gateway._fleet.backends[0].learned_slots
+            controller = w.gateway.scheduler.fleet.backends[0].learned_slots
             assert controller is not None
             await w.wait_until(lambda: controller.limit is not None)
             done.set()
@@ -360,7 +364,7 @@ def test_models_share_one_backend() -> None:
                 while not done.is_set():
                     await w.request(body={"model": model, "stream": True})
 
-            backend = w.gateway._fleet.backends[0]
+            backend = w.gateway.scheduler.fleet.backends[0]
 
             def slots() -> list[int]:
                 return sorted(pool.capacity or 0 for pool in w.state.pools.values())

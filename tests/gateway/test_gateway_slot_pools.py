@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from world import Backend, BackendRequest, GatedAnswer, run, whole, world
 
-from maitred.gateway.slot_pools import base_models
+from maitred.scheduler.backends.slot_pools import base_models
 
 Card = dict[str, Any]
 
@@ -135,7 +135,7 @@ def test_learned_slots_are_those_of_the_engine_and_not_of_each_adapter() -> None
         async with world(engine, slots=None) as w:
             await w.wait_until(lambda: w.state.capacity == 8)
             await asyncio.gather(*(w.request(body={"model": name}) for name in ("base", "a", "b")))
-            assert w.gateway._fleet.backends[0].slot_shares.keys() <= {"base"}
+            assert w.gateway.scheduler.fleet.backends[0].slot_shares.keys() <= {"base"}
 
     run(scenario())
 

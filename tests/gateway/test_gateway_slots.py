@@ -22,8 +22,8 @@ from world import (
 
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass
-from maitred.gateway.append_file import AppendFile
-from maitred.gateway.line_file import LineFile
+from maitred.files.append_file import AppendFile
+from maitred.files.line_file import LineFile
 from maitred.replay import replay
 
 
@@ -283,7 +283,7 @@ def test_a_request_that_lost_its_slot_before_its_first_byte_is_not_answered_with
             connection = (await fill(w, 1))[0]
             from maitred.admission import ReleaseReason
 
-            w.gateway._admission.release(0, ReleaseReason.FAILED)
+            w.gateway.scheduler.admission.release(0, ReleaseReason.FAILED)
             gate.open.set()
             return await code(connection)
 
@@ -326,7 +326,7 @@ def test_a_log_with_victims_and_another_mode_replays_to_the_same_bytes(tmp_path:
             connections = [await w.start_request({"model": "m", "stream": True}, x_smg_priority=name) for name in names]
             for connection in connections:
                 await connection.read_response()
-            w.gateway._admission.reconfigure(admission_config(mode="legacy"))
+            w.gateway.scheduler.admission.reconfigure(admission_config(mode="legacy"))
             assert (await w.request(x_smg_priority="bulk"))[0] == 200
 
     run(scenario())

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from world import CHAT, STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatewayWorld, chunk, run, whole, world
 
-from maitred.gateway.stream_dialects import dialect_of, error_object
+from maitred.gateway.forwarding.stream_dialects import dialect_of, error_object
 from maitred.wire.exchange import messages_error_type
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -145,7 +145,7 @@ def test_a_stream_that_a_shutdown_cuts_ends_with_an_error_event(path: str) -> No
         begun = BEGINNINGS[path]
         async with world(Backend(Broken(*begun))) as w:
             client = await open_stream(w, path, b"".join(begun))
-            (flight,) = (flight for backend in w.gateway._fleet.backends for flight in backend.requests)
+            (flight,) = (flight for backend in w.gateway.scheduler.fleet.backends for flight in backend.requests)
             flight.task.cancel()
             return await rest(client)
 

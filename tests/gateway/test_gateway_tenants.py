@@ -12,10 +12,10 @@ from world import Backend, BackendRequest, GatewayWorld, answer, run, whole, wor
 
 from maitred import is_compiled
 from maitred.core.request import PriorityClass, Request
-from maitred.gateway.auth import Caller, KeyRights, resolve_tenant
-from maitred.gateway.driver import RealTimeAdmission, SlotLease
-from maitred.gateway.engine_priority import engine_priority, set_body_priority
-from maitred.gateway.inbound_head import HeadReader
+from maitred.gateway.access.auth import Caller, KeyRights, resolve_tenant
+from maitred.gateway.access.inbound_head import HeadReader
+from maitred.gateway.intake.engine_priority import engine_priority, set_body_priority
+from maitred.scheduler.drivers.admission import RealTimeAdmission, SlotLease
 from maitred.wire.exchange import ClientAddress
 
 PEER = ("10.0.0.7", 4711)

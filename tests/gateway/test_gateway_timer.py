@@ -12,7 +12,7 @@ import uvloop
 from maitred.admission import Admission, AdmissionConfig
 from maitred.admission.terms.config import ClassConfig, ClassesConfig
 from maitred.core.request import Request
-from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
+from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
 
 
 def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -> None:

@@ -12,7 +12,7 @@ import pytest
 from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, run, whole, world
 
 from maitred.core.decisions import DecisionLog
-from maitred.gateway.logs import LogOutput
+from maitred.gateway.observe.logs import LogOutput
 from maitred.replay import replay
 
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,7 @@ import pytest
 from test_gateway_programs import ONE_AT_A_TIME, body, driver, program, usage, waiting
 from world import STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatewayWorld, chunk, run, whole, world
 
-from maitred.gateway.waiting_stream import MAX_ANSWER_BYTES
+from maitred.gateway.forwarding.waiting_stream import MAX_ANSWER_BYTES
 from maitred.programs import ProgramState
 
 COMMENT = b": keepalive\n\n"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import JSON_ERRORS
-from maitred.gateway import json_slices
-from maitred.gateway.json_slices import SLICE_BYTES, JsonSlices
+from maitred.gateway.bodies import json_slices
+from maitred.gateway.bodies.json_slices import SLICE_BYTES, JsonSlices
 
 NAMES = ("model", "stream", "messages", "text")
 Whole = msgspec.defstruct("Whole", [(name, msgspec.Raw, msgspec.Raw()) for name in NAMES])

@@ -12,9 +12,9 @@ import pytest
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
-from maitred.gateway import program_store
-from maitred.gateway.program_store import ProgramStore, StateChanges, StoredProgram
 from maitred.programs import ProgramKey
+from maitred.scheduler.programs import store as program_store
+from maitred.scheduler.programs.store import ProgramStore, StateChanges, StoredProgram
 
 NUM_PROGRAMS = 60
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.core.units import SECOND
-from maitred.gateway.retry_budget import RetryBudget, RetryConfig
+from maitred.gateway.config import RetryConfig
+from maitred.gateway.forwarding.retry_budget import RetryBudget
 
 
 def spend(budget: RetryBudget, num_requests: int, now: int, most: int = 10_000) -> int:

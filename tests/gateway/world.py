@@ -13,10 +13,10 @@ import uvloop
 
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import Gateway
-from maitred.gateway.logs import LogOutput
-from maitred.gateway.reload import GatewaySettings
-from maitred.gateway.state import GatewayState
+from maitred.gateway.observe.logs import LogOutput
+from maitred.gateway.observe.state import GatewayState
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.wire.server import running_server
@@ -238,7 +238,7 @@ class GatewayWorld:
         assert backend._server is not None
         backend._server.close()
         index = self.backends.index(backend)
-        pool = self.gateway._client.pool(self.gateway._fleet.backends[index].origin)
+        pool = self.gateway._client.pool(self.gateway.scheduler.fleet.backends[index].origin)
 
         def is_refused() -> bool:
             pool.close_idle()  # A poll that was under way brings its connection back, and the next one would use that.

@@ -53,7 +53,7 @@ def run(
 
     from maitred.compat.instance_rules import instance_rules
     from maitred.config.root import known_capacity, overcommit_error
-    from maitred.gateway.port_certificates import certificate_problems
+    from maitred.gateway.admin.port_certificates import certificate_problems
 
     sources = _sources(file, admission_config)
     if capacity is not None and not sources.merged().is_given("admission", "mode"):
@@ -136,7 +136,7 @@ def _instance_lines(instance: InstanceConfig) -> Iterator[str]:
 
 def _capacity(config: Config) -> int:
     """Return the slots of a model that all backends serve, as far as they are known without asking the backends."""
-    from maitred.gateway.config import DEFAULT_SLOTS_PER_BACKEND
+    from maitred.scheduler.config import DEFAULT_SLOTS_PER_BACKEND
 
     return max(1, len(config.gateway.backends)) * (config.gateway.slots_per_backend or DEFAULT_SLOTS_PER_BACKEND)
 
@@ -199,7 +199,7 @@ def _warnings(config: Config, capacity: int) -> Iterator[str]:
 
 def _gateway_warnings(config: Config) -> Iterator[str]:
     """Yield what keeps a gateway from serving as it is meant, in a configuration that has something to say about it."""
-    from maitred.gateway.possible_tenants import tenant_warnings
+    from maitred.gateway.admin.possible_tenants import tenant_warnings
 
     if not config.gateway.backends:
         yield "gateway.backends names no backend: maitred serve needs one, there or as --backend URL"

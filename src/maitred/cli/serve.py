@@ -22,10 +22,10 @@ from maitred.core.printing import printable
 
 if TYPE_CHECKING:
     from maitred.config import ConfigSources, LoadedConfig
+    from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.app import Gateway
     from maitred.gateway.config import GatewayConfig
-    from maitred.gateway.logs import LogOutput
-    from maitred.gateway.reload import GatewaySettings
+    from maitred.gateway.observe.logs import LogOutput
 
 log = logging.getLogger("maitred.gateway")
 
@@ -64,7 +64,7 @@ def run(flags: ServeFlags) -> None:
     configuration it serves without classes, and reports that; see --strict-config. SIGHUP reads the configuration again.
     """
     from maitred.config import ConfigSources
-    from maitred.gateway.logs import log_to_stderr
+    from maitred.gateway.observe.logs import log_to_stderr
 
     sources = ConfigSources(
         file=flags.config,
@@ -201,7 +201,7 @@ def _problems(sources: ConfigSources) -> Sequence[ConfigError]:
 
 def _log_warnings(loaded: LoadedConfig) -> None:
     """Log what is wrong with a configuration, and what may be."""
-    from maitred.gateway.possible_tenants import tenant_warnings
+    from maitred.gateway.admin.possible_tenants import tenant_warnings
     from maitred.routing import Signals
 
     if loaded.problem is not None:
@@ -214,7 +214,7 @@ def _log_warnings(loaded: LoadedConfig) -> None:
 
 def _reloaded_settings(sources: ConfigSources) -> GatewaySettings:
     """Return the settings as the files are now. Raises ConfigError."""
-    from maitred.gateway.reload import GatewaySettings
+    from maitred.gateway.admin.reload import GatewaySettings
 
     config = sources.load()
     return GatewaySettings(gateway=config.gateway, admission=config.admission, routing=config.routing, programs=config.programs)

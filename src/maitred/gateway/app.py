@@ -19,42 +19,40 @@ from maitred.admission import Admission, AdmissionConfig
 from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
 from maitred.core.steps import Steps, run_at_once
+from maitred.files.append_file import AppendFile
+from maitred.files.line_file import LineFile
 from maitred.gateway import error_responses
-from maitred.gateway.access_log import AccessLog
-from maitred.gateway.append_file import AppendFile
-from maitred.gateway.capacity import CapacityController
+from maitred.gateway.access.page_access import Page, Port
+from maitred.gateway.admin.cors import CrossOrigins
+from maitred.gateway.admin.endpoints import AdminEndpoints
+from maitred.gateway.admin.idle_checks import IdleChecks
+from maitred.gateway.admin.port_certificates import PortCertificates, PortFiles
+from maitred.gateway.admin.program_pages import ProgramPages
+from maitred.gateway.admin.reload import ConfigReloader, GatewaySettings
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.cors import CrossOrigins
-from maitred.gateway.deadline_timer import monotonic_now
-from maitred.gateway.descriptor_watch import DescriptorWatch
-from maitred.gateway.driver import RealTimeAdmission
-from maitred.gateway.endpoints import AdminEndpoints
-from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.idle_checks import IdleChecks
-from maitred.gateway.line_file import LineFile
-from maitred.gateway.logs import LogOutput
-from maitred.gateway.loop_lag import LoopLag
-from maitred.gateway.metrics import GatewayCollector, ejection_families, upstream_families
-from maitred.gateway.page_access import Page, Port
-from maitred.gateway.port_certificates import PortCertificates, PortFiles
-from maitred.gateway.program_driver import RealTimePrograms
-from maitred.gateway.program_memories import ProgramMemories
-from maitred.gateway.program_parts import ProgramParts
+from maitred.gateway.intake.request_intake import RequestIntake
+from maitred.gateway.observe.access_log import AccessLog
+from maitred.gateway.observe.descriptor_watch import DescriptorWatch
+from maitred.gateway.observe.logs import LogOutput
+from maitred.gateway.observe.loop_lag import LoopLag
+from maitred.gateway.observe.metrics import GatewayCollector, ejection_families, upstream_families
+from maitred.gateway.observe.recording import TrafficRecorder
+from maitred.gateway.observe.request_ids import RequestIds
+from maitred.gateway.observe.request_metrics import RequestMetrics
+from maitred.gateway.observe.request_observer import RequestObserver
+from maitred.gateway.observe.shared_page import SharedPages
+from maitred.gateway.observe.state import GatewayCounters, GatewayState
+from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
+from maitred.gateway.observe.tenant_views import TenantViews
 from maitred.gateway.proxy import Proxy
-from maitred.gateway.recording import TrafficRecorder
-from maitred.gateway.reload import ConfigReloader, GatewaySettings
-from maitred.gateway.request_ids import RequestIds
-from maitred.gateway.request_intake import RequestIntake
-from maitred.gateway.request_metrics import RequestMetrics
-from maitred.gateway.request_observer import RequestObserver
 from maitred.gateway.routes import ROUTES, Route
-from maitred.gateway.shared_page import SharedPages
-from maitred.gateway.slot_learning import SlotLearning
-from maitred.gateway.state import GatewayCounters, GatewayState
-from maitred.gateway.state_snapshots import Snapshot, StateSnapshots
-from maitred.gateway.tenant_views import TenantViews
 from maitred.programs import ProgramsConfig
-from maitred.routing import RoutingConfig, Signals, open_router, signals_read
+from maitred.routing import RoutingConfig, Signals
+from maitred.scheduler.interface import (
+    RealTimePrograms,
+    Scheduler,
+    monotonic_now,
+)
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error
 from maitred.wire.server import App, Listener
@@ -96,39 +94,34 @@ class Gateway(App):
         self._cors = _cross_origins(config)
         self._client = UpstreamClient(config.upstream)
         self._decision_file = _open_decision_log(config)
-        self._decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
-        router = open_router(routing or RoutingConfig(), seed, self._decisions, monotonic_now())
-        self._router_signals = signals_read(router)
-        self._fleet = BackendFleet(config, self._client)
+        decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
         self._open_outputs(log_output)
-        self.core = Admission(admission or AdmissionConfig(), {}, self._fleet.pool_load, self._decisions, monotonic_now())
-        self._admission = RealTimeAdmission(self.core, self._fleet.pool_load, pool_of=self._fleet.pools.pool_of)
         self._programs_config = programs or ProgramsConfig()
-        self._program_parts = self._make_program_parts(default_state)
-        self._slot_learning = SlotLearning(config, self._fleet, self._admission, self._decisions)
-        reads_load = bool(self._router_signals & (Signals.LOAD | Signals.MEMORY))
-        self._capacity = CapacityController(
-            self._fleet, self._admission, self._slot_learning, router_reads_load=reads_load, fallback=fallback
+        self.scheduler = Scheduler(
+            config,
+            admission=admission or AdmissionConfig(),
+            routing=routing or RoutingConfig(),
+            programs=self._programs_config,
+            client=self._client,
+            decisions=decisions,
+            seed=seed,
+            fallback=fallback,
+            default_state=default_state,
+            file_mode=config.file_mode,
         )
-        self._slot_learning.choose_sources()
-        self._fleet.listen(self._capacity)
-        self._snapshots = StateSnapshots(self._admission, self._fleet, self._capacity, self.counters)
+        self._program_pages = self._make_program_pages()
+        self._snapshots = StateSnapshots(self.scheduler, self.counters)
         self._intake = self._make_intake()
         self._proxy = Proxy(
             config=config,
             intake=self._intake,
-            admission=self._admission,
-            fleet=self._fleet,
-            router=router,
+            scheduler=self.scheduler,
             client=self._client,
             counters=self.counters,
             observer=self._observer,
-            memories=self.memories,
-            programs=self.programs,
         )
-        self._poll_task: asyncio.Task[None] | None = None
         self._descriptors, self._loop_lag = DescriptorWatch(), LoopLag()
-        self._idle_checks = self._make_idle_checks()
+        self._idle_checks = IdleChecks(self.scheduler.checks(), lambda: not self.scheduler.admission.leases)
         self._server: ServerContext | None = None
         self._reloader = self._make_reloader(routing or RoutingConfig(), reload)
         self._endpoints = self._make_endpoints()
@@ -145,11 +138,11 @@ class Gateway(App):
 
     def _make_intake(self) -> RequestIntake:
         """Return what turns the head and the body of a request into what the five questions ask about."""
-        signals = self._router_signals if self._recorder is None else self._router_signals | Signals.SESSION
+        signals = self.scheduler.signals if self._recorder is None else self.scheduler.signals | Signals.SESSION
         return RequestIntake(
             config=self.config,
             core_config=lambda: self.core.config,
-            fleet=self._fleet,
+            fleet=self.scheduler.fleet,
             counters=self.counters,
             now=monotonic_now,
             observer=self._observer,
@@ -164,31 +157,24 @@ class Gateway(App):
         settings = GatewaySettings(gateway=self.config, admission=admission, routing=routing, programs=programs)
         return ConfigReloader(settings, reload, self._read_certificates, self._reconfigure, self.counters.reloads)
 
-    def _make_idle_checks(self) -> IdleChecks:
-        checks = {"admission": self.core.check, "ejection": self._fleet.ejection.detector.check}
-        if self.programs is not None:
-            checks["programs"] = self.programs.core.check
-        return IdleChecks(checks, lambda: not self._admission.leases)
-
-    def _make_program_parts(self, default_state: str | None) -> ProgramParts | None:
-        """Return what drives and shows the programs, or None if requests are routed one by one."""
-        if self._programs_config.mode == "off":
-            return None
-        return ProgramParts(
-            self._programs_config, self._fleet, self._admission.now(), default_state, self._decisions, self.config.file_mode
+    def _make_program_pages(self) -> ProgramPages | None:
+        """Return what shows the programs, or None if requests are routed one by one."""
+        parts = self.scheduler.program_parts
+        return (
+            None if parts is None else ProgramPages(self._programs_config, parts, self.scheduler.fleet, self.config.file_mode)
         )
 
     def _make_endpoints(self) -> AdminEndpoints:
         """Return the paths that the gateway answers itself."""
-        programs = self._program_parts
+        programs = self._program_pages
         families: list[Callable[[], Iterable[Metric]]] = [self.request_metrics.families, self._loop_lag.families]
-        families.append(partial(upstream_families, self._fleet.backends))
-        families.append(partial(ejection_families, self._fleet))
+        families.append(partial(upstream_families, self.scheduler.fleet.backends))
+        families.append(partial(ejection_families, self.scheduler.fleet))
         if programs is not None:
             families.append(programs.metric_families)
         tenants = TenantViews(
-            admission=self._admission,
-            fleet=self._fleet,
+            admission=self.scheduler.admission,
+            fleet=self.scheduler.fleet,
             counters=self.counters,
             parked_bytes=lambda: self._intake.parked_bytes,
             programs=None if programs is None else programs.views,
@@ -196,7 +182,7 @@ class Gateway(App):
         shared = SharedPages()
         self._collector = GatewayCollector(self.counters, self.take_snapshot, tenants, shared, families)
         endpoints = AdminEndpoints(
-            fleet=self._fleet,
+            fleet=self.scheduler.fleet,
             collector=self._collector,
             take_snapshot=self.take_snapshot,
             backends=self._snapshots.backends,
@@ -205,7 +191,7 @@ class Gateway(App):
             reloader=self._reloader,
             settings=self.settings,
             access=lambda: self._intake.access,
-            fallback=lambda: self._capacity.fallback,
+            fallback=lambda: self.scheduler.capacity.fallback,
             is_draining=lambda: self._server is not None and self._server.is_draining,
         )
         if programs is not None:
@@ -214,14 +200,14 @@ class Gateway(App):
         return endpoints
 
     @property
-    def programs(self) -> RealTimePrograms | None:
-        """The driver of the programs, or None if requests are routed one by one."""
-        return None if self._program_parts is None else self._program_parts.driver
+    def core(self) -> Admission:
+        """The admission core."""
+        return self.scheduler.admission.core
 
     @property
-    def memories(self) -> ProgramMemories | None:
-        """The KV memories of the backends, or None if requests are routed one by one."""
-        return None if self._program_parts is None else self._program_parts.memories
+    def programs(self) -> RealTimePrograms | None:
+        """The driver of the programs, or None if requests are routed one by one."""
+        return self.scheduler.programs
 
     async def start(self, server: ServerContext) -> None:
         """Start to poll the backends, and return when each has been polled, or after half a second. Connections that come
@@ -236,26 +222,19 @@ class Gateway(App):
         for file in (self._decision_file, self._recorder):
             if file is not None:
                 file.start()
-        if self._program_parts is not None:
-            self._program_parts.start()
-        self._poll_task = asyncio.create_task(self._fleet.poll_forever())
-        self._poll_task.add_done_callback(_on_polling_ended)
-        self._slot_learning.start()
-        await self._fleet.wait_until_polled(_FIRST_POLLS_SECS)
+        if self._program_pages is not None:
+            self._program_pages.start()
+        self.scheduler.start()
+        await self.scheduler.fleet.wait_until_polled(_FIRST_POLLS_SECS)
 
     async def stop(self) -> None:
         """Release all resources, after the last request has ended."""
-        if self._poll_task is not None:
-            self._poll_task.cancel()
-            await asyncio.wait({self._poll_task})
-        await self._slot_learning.stop()
-        self._fleet.ejection.close()
-        self._admission.close()
+        await self.scheduler.close()
         self._descriptors.stop()
         self._loop_lag.stop()
         self._idle_checks.stop()
-        if self._program_parts is not None:
-            await self._program_parts.close()
+        if self._program_pages is not None:
+            await self._program_pages.close()
         await self._client.close()
         for file in (self._decision_file, self._recorder):
             if file is not None:
@@ -357,19 +336,10 @@ class Gateway(App):
 
     def _reconfigure(self, settings: GatewaySettings, certificates: PortFiles) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
-        self._capacity.reconfigure(settings.admission)
+        self.scheduler.reconfigure(settings.gateway, settings.admission, settings.programs)
         self.certificates.load(certificates)
-        self._capacity.on_slots_changed(self._fleet.pools.names)
         self._cors = _cross_origins(settings.gateway)
         self._intake.reconfigure(settings.gateway, settings.programs)
-        if self.programs is not None:
-            self.programs.reconfigure(settings.programs)
-        self._fleet.reconfigure(settings.gateway)
-
-
-def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
-    if not poll_task.cancelled():
-        log.critical("backends are watched no more: restart the gateway", exc_info=poll_task.exception())
 
 
 def _cross_origins(config: GatewayConfig) -> CrossOrigins | None:

@@ -11,17 +11,15 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from maitred.admission.terms.config import MAX_SECS, MAX_SLOTS
-from maitred.core.errors import ConfigError, quote
-from maitred.gateway.ejection import EjectionConfig
-from maitred.gateway.retry_budget import RetryConfig
+from maitred.admission.terms.config import MAX_SECS
+from maitred.core.errors import quote
+from maitred.scheduler.config import FleetConfig, is_valid_api_key
 from maitred.wire.errors import UpstreamLimits
 
 HASH_PREFIX: Final = "sha256:"
 """Prefix of a hashed key; 64 hexadecimal digits follow."""
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _EMPTY_KEY_HASH: Final = HASH_PREFIX + hashlib.sha256(b"").hexdigest()
-_VISIBLE_ASCII: Final = re.compile(r"[!-~]+")
 
 
 def hash_api_key(key: str) -> str:
@@ -37,30 +35,49 @@ def hash_api_key(key: str) -> str:
     return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
-def is_valid_api_key(key: str) -> bool:
-    """Return whether `key` can be sent in a header."""
-    return bool(_VISIBLE_ASCII.fullmatch(key))
-
-
-DEFAULT_SLOTS_PER_BACKEND: Final = 64
-"""Requests that a backend may have in flight for each model, if that number is neither configured, learned nor reported. More
-than the guess of learning (`GUESSED_SLOTS`, 32): with learning off nothing corrects it, so it must fill a usual engine."""
 MAX_REFUSALS_PER_SEC: Final = 1_000_000
 ForwardPriority: TypeAlias = Literal["off", "vllm", "sglang"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
 _FILE_MODES: Final = {"owner": 0o600, "group": 0o640, "all": 0o644}
 _HOST_NAME: Final = re.compile(r"[0-9A-Za-z._-]+")
-_REQUEST_PATH: Final = re.compile(r"/[!-~]*")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s,A-Z]+")
+_MAX_SECS: Final = 1e9
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests that a backend has failed are sent again. Raises ValueError for invalid values."""
+
+    budget_share: float = 0.2
+    """Share of the requests that may be sent again, from 0 to 1."""
+    budget_floor_per_sec: float = 10.0
+    """Requests per second that may be sent again beside that share. Of both, what 10 seconds bring is kept."""
+    initial_backoff_secs: float = 0.025
+    """Seconds before the first retry of a request that a backend has had."""
+    max_backoff_secs: float = 5.0
+    """Most seconds before a retry."""
+    backoff_multiplier: float = 1.5
+    """Factor by which each further retry of a request waits longer, at least 1."""
+    backoff_jitter: float = 0.2
+    """Share by which that wait is longer or shorter at random, from 0 to 1."""
+    max_retry_after_secs: float = 60.0
+    """Longest `Retry-After` of an engine that is believed, in seconds; 0: none is."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget_share", "backoff_jitter"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1")
+        for name in ("budget_floor_per_sec", "initial_backoff_secs", "max_backoff_secs", "max_retry_after_secs"):
+            if not 0 <= getattr(self, name) <= _MAX_SECS:
+                raise ValueError(f"{name} must be from 0 to {_MAX_SECS:g}")
+        if not 1 <= self.backoff_multiplier <= _MAX_SECS:
+            raise ValueError("backoff_multiplier must be at least 1")
+
+
+class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of the live gateway. Raises ValueError for invalid values. Keeps only hashes of clients' keys."""
 
-    backends: tuple[str, ...] = ()
-    """Base URL of each OpenAI-compatible engine, as `http://host:port`."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8080
@@ -82,13 +99,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """File with the certificate of `admin_port`, as `tls_cert`. Null: `tls_cert`, with `tls_key`."""
     admin_tls_key: str | None = None
     """File with the private key of `admin_tls_cert`. Null: `admin_tls_cert` holds it as well."""
-    slots_per_backend: int | None = None
-    """Requests that one backend may have in flight, for each model it serves; a base model and its adapters count as one. Null:
-    as `slots` says."""
-    slots: Literal["auto", "learned", "fixed"] = "auto"
-    """Where the slots of a backend come from if `slots_per_backend` is null. `auto`: what it reports (`max_running_requests` or
-    `max_num_seqs` in `/server_info`), else learned of what it runs, in mode `priority`. `learned`: learned in any case, with
-    what it reports as the upper bound. `fixed`: what it reports, else 64."""
     auth: Literal["none"] | None = None
     """`none`: every client may send requests, without a key. Only with this word may a reload open a gateway that had keys.
     Null: every request needs a key as soon as one is configured."""
@@ -97,13 +107,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     there are no keys, or with `admin_auth: none`), beside addresses, `localhost`, `host` and `admin_host`."""
     api_key: str | None = None
     """The key that all clients share, as it is or as `sha256:HEX`. It is the only key that opens `/admin/*`."""
-    tenant_api_keys: dict[str, str | tuple[str, ...]] = {}
+    tenant_api_keys: dict[str, str | tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Keys of single tenants by tenant id: `{acme: KEY}` or `{acme: sha256:HEX}`. A request with such a key belongs to the
     tenant `auth:acme`. `{acme: [KEY1, KEY2]}`: each of these is valid, so that clients can change from one to the other."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the gateway from a browser, as `https://app.example`, or `*` for all."""
-    upstream_api_key: str | None = None
-    """Key sent to the backends as `Authorization: Bearer`, in place of the client's own."""
     trust_tenant_header: bool = False
     """Whether a request without a key belongs to the tenant that a header names."""
     tenant_header_name: str = "x-smg-tenant-id"
@@ -123,18 +131,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     forward_priority: ForwardPriority = "off"
     """`vllm` or `sglang`: write the class into the body's `priority` in the polarity of that engine, in place of the client's
     own; `off`: pass it on."""
-    health_interval_secs: float = 1.0
-    """Seconds between two polls of a backend's health and models."""
-    health_timeout_secs: float = 3.0
-    """Longest duration of such a poll, in seconds."""
-    health_path: str | None = None
-    """Path that a backend answers with 200 while it is well, such as `/v1/health/ready` (NIM). Null: `/health`, or, where a
-    backend has no such path, `/v1/models` alone."""
-    health_failures: int = 3
-    """Consecutive polls that must fail before a backend counts as down. Requests that it has not begun to answer then go to
-    another backend. A failure to connect takes it down at once; after a refused connection its requests are left to it."""
-    max_models: int = 256
-    """Models of one backend that are served: the first that it lists."""
     max_attempts: int = 3
     """How often one request may be sent to backends that fail it before its response begins, or that answer 408, 429, 500, 502,
     503 or 504. What was not sent does not count: a connection that could not be made, or a kept one that turns out to be dead.
@@ -172,15 +168,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     access_log: bool = False
     """Whether each request has a line in the log when it has ended."""
     upstream: UpstreamLimits = UpstreamLimits()
-    ejection: EjectionConfig = EjectionConfig()
     retry: RetryConfig = RetryConfig()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_ports()
-        if self.slots_per_backend is not None and not 1 <= self.slots_per_backend <= MAX_SLOTS:
-            raise ValueError(f"slots_per_backend must be from 1 to {MAX_SLOTS:,}")
-        if self.slots_per_backend is not None and self.slots == "learned":
-            raise ValueError("slots_per_backend and slots: learned contradict each other (leave one of them out)")
         if self.max_parked_body_bytes < self.max_body_bytes:
             raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
         if not _HEADER_NAME.fullmatch(self.tenant_header_name):
@@ -190,10 +182,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         self._check_names()
         self._check_counts()
         self._check_times()
-        self._check_health_path()
         self._hash_keys()
-        if self.backends:
-            self._check_backends()
 
     def _check_ports(self) -> None:
         for name in ("port", "admin_port"):
@@ -222,20 +211,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"passed_paths: {quote(path)} is no path: write it as /v1/video, without a query")
 
     def _check_counts(self) -> None:
-        counts = {"max_body_bytes": 1, "health_failures": 1, "max_models": 1, "max_attempts": 1}
+        counts = {"max_body_bytes": 1, "max_attempts": 1}
         for name, least in (counts | {"tenant_metric_top_n": 0, "model_metric_top_n": 0}).items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}")
 
-    def _check_health_path(self) -> None:
-        path = self.health_path
-        if path is not None and not _REQUEST_PATH.fullmatch(path):
-            raise ValueError(f"health_path must be a path such as /health, not {quote(path)}")
-
     def _check_times(self) -> None:
-        for name in ("health_interval_secs", "health_timeout_secs", "send_timeout_secs"):
-            if not 0 < getattr(self, name) <= MAX_SECS:
-                raise ValueError(f"{name} must be more than 0, and at most {MAX_SECS:g} seconds")
+        if not 0 < self.send_timeout_secs <= MAX_SECS:
+            raise ValueError(f"send_timeout_secs must be more than 0, and at most {MAX_SECS:g} seconds")
         for name in ("drain_secs", "shutdown_delay_secs"):
             if not 0 <= getattr(self, name) <= MAX_SECS:
                 raise ValueError(f"{name} must be from 0 to {MAX_SECS:g} seconds")
@@ -258,8 +241,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         msgspec.structs.force_setattr(self, "tenant_api_keys", keys)
         if self.auth == "none" and owners:
             raise ValueError(f"auth: none contradicts {next(iter(owners.values()))} (leave one of them out)")
-        if self.upstream_api_key is not None and not is_valid_api_key(self.upstream_api_key):
-            raise ValueError("upstream_api_key must be visible ASCII characters without spaces")
 
     @property
     def tls_files(self) -> tuple[str, str] | None:
@@ -275,11 +256,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.tls_files if own is None else (own, self.admin_tls_key or own)
 
     @property
-    def learns_slots(self) -> bool:
-        """Whether the slots of a backend that reports none are learned."""
-        return self.slots_per_backend is None and self.slots != "fixed"
-
-    @property
     def file_mode(self) -> int:
         """The permissions of files that are made."""
         return _FILE_MODES[self.files_readable_by]
@@ -288,19 +264,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def has_keys(self) -> bool:
         """Whether requests need a key."""
         return self.api_key is not None or bool(self.tenant_api_keys)
-
-    def _check_backends(self) -> None:
-        from maitred.wire.origin import Origin  # Not at the top, because a simulation needs no client.
-
-        seen: set[Origin] = set()
-        for url in self.backends:
-            try:
-                origin = Origin.parse(url)
-            except ConfigError as error:
-                raise ValueError(f"backends: {error}") from error
-            if origin in seen:
-                raise ValueError(f"backends: {origin} is named twice (name each backend once)")
-            seen.add(origin)
 
 
 def keys_of_tenant(given: str | tuple[str, ...]) -> tuple[str, ...]:

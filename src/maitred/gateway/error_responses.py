@@ -8,10 +8,8 @@ from typing import Final
 
 from maitred.admission import AdmissionConfig, Reason
 from maitred.core.units import Micros, to_seconds
-from maitred.gateway.driver import AdmissionRejected
-from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.program_driver import ProgramRejected
 from maitred.programs import ProgramReason
+from maitred.scheduler.interface import AdmissionRejected, BackendFleet, ProgramRejected
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 from maitred.wire.exchange import ApiError
 from maitred.wire.messages import Headers
@@ -25,24 +23,6 @@ _NOT_AGAIN = ((b"x-should-retry", b"false"),)
 MAX_RETRY_AFTER_SECS: Final = 59
 """The longest `Retry-After`, in seconds. All SDKs obey it. Beyond 60 s openai-node and Vercel's AI SDK take a pause of their
 own of at most 8 s, so a longer wait would bring them back sooner; openai-python gives up beyond 120 s."""
-
-
-class BackendAbandoned(UpstreamError):  # noqa: N818
-    """The backend was declared down before its response began."""
-
-    reason = "abandoned"  # compiled, an error of this kind would have the reason of UpstreamError
-
-
-class NotFoundThere(UpstreamError):  # noqa: N818
-    """The backend has not what a request without a model is about; another one may have it."""
-
-    reason = "not_found"
-
-
-class UsageRefused(UpstreamError):  # noqa: N818
-    """The backend rejects the `stream_options` that the gateway has added; the request is sent again without them."""
-
-    reason = "usage_refused"
 
 
 def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:

@@ -33,26 +33,28 @@ import logging
 from typing import Final
 
 from maitred.admission import ReleaseReason
-from maitred.core.contracts import Router
 from maitred.core.units import to_seconds
 from maitred.gateway import error_responses
-from maitred.gateway.attempts import Attempts
+from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.config import GatewayConfig
-from maitred.gateway.deadline_timer import monotonic_now
-from maitred.gateway.driver import AdmissionRejected, RealTimeAdmission
-from maitred.gateway.fleet import BackendFleet
-from maitred.gateway.page_access import Viewer
-from maitred.gateway.placements import MemoryLost
-from maitred.gateway.program_driver import ProgramRejected, RealTimePrograms
-from maitred.gateway.program_memories import ProgramMemories
+from maitred.gateway.forwarding.attempts import Attempts
+from maitred.gateway.forwarding.proxy_request import ProxyRequest
+from maitred.gateway.forwarding.stream_dialects import dialect_of
+from maitred.gateway.forwarding.waiting_stream import WaitingStream
+from maitred.gateway.intake.request_intake import RequestIntake
+from maitred.gateway.observe.request_ids import id_headers
+from maitred.gateway.observe.request_observer import RequestObserver
+from maitred.gateway.observe.state import GatewayCounters
 from maitred.gateway.refusal_pace import RefusalPace
-from maitred.gateway.request_ids import id_headers
-from maitred.gateway.request_intake import ProxyRequest, RequestIntake
-from maitred.gateway.request_observer import RequestObserver
-from maitred.gateway.state import GatewayCounters
-from maitred.gateway.stream_dialects import dialect_of
-from maitred.gateway.waiting_stream import WaitingStream
 from maitred.programs import ProgramRequest
+from maitred.scheduler.interface import (
+    AdmissionRejected,
+    MemoryLost,
+    ProgramRejected,
+    RealTimePrograms,
+    Scheduler,
+    monotonic_now,
+)
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
 from maitred.wire.refusals import internal_error
@@ -69,32 +71,23 @@ class Proxy:
         self,
         config: GatewayConfig,
         intake: RequestIntake,
-        admission: RealTimeAdmission,
-        fleet: BackendFleet,
-        router: Router,
+        scheduler: Scheduler,
         client: UpstreamClient,
         counters: GatewayCounters,
         observer: RequestObserver,
-        memories: ProgramMemories | None = None,
-        programs: RealTimePrograms | None = None,
     ) -> None:
-        """`programs` and `memories` are both None if requests are routed one by one."""
         self._config = config
         self._intake = intake
-        self._admission = admission
-        self._fleet = fleet
+        self._admission = scheduler.admission
+        self._fleet = scheduler.fleet
         self._observer = observer
-        self._programs = programs
+        self._programs = scheduler.programs
         self._attempts = Attempts(
             config=config,
-            admission=admission,
-            fleet=fleet,
-            router=router,
+            scheduler=scheduler,
             client=client,
             counters=counters,
             reads_usage=observer.reads_usage,
-            memories=memories,
-            programs=programs,
         )
         self._pace = RefusalPace(config.refusals_per_sec)
         self._rejections = error_responses.RejectionAnswers(config.queue_timeout_status)

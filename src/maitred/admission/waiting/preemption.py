@@ -21,7 +21,7 @@ The way of a victim:
 
     AdmissionPriority.choose_victim        chooses it for a preemptor (`FlowPool.preempt_one` does its own)
     ClassPool._preempt                     marks and links it, and tells the driver to stop it (a decision `PREEMPT_SLOT`)
-    gateway/driver.py, gateway/proxy.py    cancel its task, and then give up its slot: `release(id, SLOT_PREEMPTED)`
+    the driver, and gateway/proxy.py       cancel its task, and then give up its slot: `release(id, SLOT_PREEMPTED)`
     SlotPool._end_or_retry                 ends it (the gateway answers 503), or lets it wait again (`on_preempt: retry`)
     ClassPool._admit_preemptor             gives the slot to the preemptor
 

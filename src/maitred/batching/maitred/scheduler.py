@@ -7,7 +7,7 @@ answer becomes as long as its client allows) or from the next step alone (max-ut
        request is paused that costs least (`victims.py`).
     2. A request that waits is admitted if the blocks of its whole prompt are free, so that no half-computed prompt is stuck,
        and if the memory will suffice: how long answers become is learned (`answer_lengths.py`), and what is held at most until
-       this request ends, or until it has been worth a pause (`maitred_state.py`), must fit (`memory_forecast.py`).
+       this request ends, or until it has been worth a pause (`state.py`), must fit (`memory_forecast.py`).
     3. The prompts share the tokens that are left (`prompt_shares.py`): while requests generate, no more than
        `max_prefill_tokens`, so that none waits longer for its next token than such a step takes.
 
@@ -31,7 +31,7 @@ before each of the predicted ends, stays below 16,000 tokens.
 
 **The share of the decodes.** If v prompt tokens are computed in the time of a step that only generates, a step with p of them
 takes (p + v) / v times as long, and p / (p + v) of it goes into prompts. By default p is 32 v (v is half of `prefill_speed`,
-see `maitred_state.py`): prompts lose 3 % of their speed, and a decode that rides along waits for its next token at most 33
+see `state.py`): prompts lose 3 % of their speed, and a decode that rides along waits for its next token at most 33
 times as long as by itself, however long the prompts are.
 
 A decision stays the same through steps that only generate, for as many of them as a request that waits lacks tokens.
@@ -81,7 +81,7 @@ class MaitredScheduler(RequestScheduler):
         often one may be paused. `first_share`: share of the prompt tokens of a step that the prompt that came first keeps.
         `max_prefill_tokens`: most prompt tokens in a step that also generates; None for 16 times `prefill_speed`, or for no
         limit if prompts are computed whole.
-        `prefill_speed`: prompt tokens that are computed in the time of a step that only generates (`maitred_state.py`)."""
+        `prefill_speed`: prompt tokens that are computed in the time of a step that only generates (`state.py`)."""
         for name, value in (("look_past", look_past), ("max_skips", max_skips), ("max_pauses", max_pauses)):
             if value < 0:
                 raise ValueError(f"{name} must be at least 0, not {value}")

@@ -1,0 +1,7 @@
+"""Who a request is from, and who sees which page.
+
+inbound_head.py   tenant, class and headers of a request, by its head
+auth.py           the tenant that a key stands for
+page_access.py    the table of pages, senders and ports
+local_access.py   whether a request without a key is from this machine, and not from a page in a browser
+"""

@@ -1,0 +1,12 @@
+"""The pages that the gateway answers itself, and what changes it in service.
+
+endpoints.py           the pages and routes of the gateway
+program_endpoints.py   those about programs
+program_pages.py       what shows programs, put together
+reload.py              the configuration, read again in service
+bounded_thread.py      reading files that may hang
+port_certificates.py   TLS of each port
+possible_tenants.py    rules about tenants that no request can come from
+idle_checks.py         the checks of the cores, while the gateway is idle
+cors.py                pages of other origins that may use the gateway
+"""

@@ -1,0 +1,249 @@
+"""The paths that the gateway answers itself: its health, metrics, state and models, and what its operator may change.
+
+Beside each path stands the row of the table (`page_access`) that says who may use it, and what of it they see. Paths that only
+some gateways have are added (`add`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from maitred.core.errors import ConfigError
+from maitred.core.steps import Steps
+from maitred.gateway import error_responses
+from maitred.gateway.access.page_access import Page, PageAccess, Port, Viewer
+from maitred.gateway.admin.reload import ConfigReloader, GatewaySettings
+from maitred.gateway.observe.metrics import GatewayCollector
+from maitred.gateway.observe.shared_page import SharedPages, write_json
+from maitred.gateway.observe.state import BackendState, GatewayState
+from maitred.gateway.observe.state_snapshots import Snapshot
+from maitred.gateway.observe.tenant_views import TenantViews
+from maitred.scheduler.interface import ANY_MODEL, Backend, BackendFleet
+from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error, send_json
+
+MODEL_PATH_PREFIX: Final = "/v1/models/"
+"""The path of one model without its name, which may contain slashes."""
+READ_METHODS: Final = ("GET", "HEAD")
+WRITE_METHODS: Final = ("POST",)
+
+
+PageHandler: TypeAlias = Callable[[Exchange, Viewer], Awaitable[None]]
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """One path: what answers it, under which methods, and as which page."""
+
+    handler: PageHandler
+    page: Page
+    methods: tuple[str, ...] = READ_METHODS
+
+
+class NamedBackend(msgspec.Struct, frozen=True):
+    """The body of a request about one backend."""
+
+    backend: str
+    """Its URL."""
+
+
+_decode_named_backend = msgspec.json.Decoder(NamedBackend).decode
+_MAX_BODY_BYTES: Final = 64 * 1024
+"""Largest body of a request to these paths."""
+
+
+def _send_draining(exchange: Exchange, backend: Backend) -> None:
+    answer = {"backend": backend.url, "draining": backend.is_draining, "in_flight": len(backend.requests)}
+    send_json(exchange, 200, answer)
+
+
+class AdminEndpoints:
+    """Answers every path that is not forwarded."""
+
+    def __init__(
+        self,
+        fleet: BackendFleet,
+        collector: GatewayCollector,
+        take_snapshot: Callable[[], Steps[Snapshot]],
+        backends: Callable[[], Steps[list[BackendState]]],
+        tenants: TenantViews,
+        pages: SharedPages,
+        reloader: ConfigReloader,
+        settings: Callable[[], GatewaySettings],
+        access: Callable[[], PageAccess],
+        fallback: Callable[[], str | None],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        """`backends` returns in steps what they look like. `settings` and `access` return those in force; `fallback` returns
+        why less than the configuration is in force, or None; `is_draining` whether the gateway is about to end."""
+        self._fleet = fleet
+        self._collector = collector
+        self._take_snapshot = take_snapshot
+        self._backends = backends
+        self._pages = pages
+        self._tenants = tenants
+        self._reloader = reloader
+        self._settings = settings
+        self._access = access
+        self._fallback = fallback
+        self._is_draining = is_draining
+        self._endpoints = {
+            "/health": Endpoint(self._health, Page.HEALTH),
+            "/ready": Endpoint(self._ready, Page.HEALTH),
+            "/liveness": Endpoint(self._liveness, Page.HEALTH),
+            "/readiness": Endpoint(self._readiness, Page.HEALTH),
+            "/get_loads": Endpoint(self._loads, Page.LOADS),
+            "/metrics": Endpoint(self._metrics, Page.METRICS),
+            "/v1/models": Endpoint(self._models, Page.MODELS),
+            MODEL_PATH_PREFIX: Endpoint(self._models, Page.MODELS),
+            "/maitred/state": Endpoint(self._state, Page.STATE),
+            "/admin/config": Endpoint(self._config, Page.ADMIN),
+            "/admin/reload": Endpoint(self._reload, Page.ADMIN, WRITE_METHODS),
+            "/admin/drain": Endpoint(self._drain, Page.ADMIN, WRITE_METHODS),
+            "/admin/undrain": Endpoint(self._undrain, Page.ADMIN, WRITE_METHODS),
+        }
+        self._by_prefix = {MODEL_PATH_PREFIX: Endpoint(self._model, Page.MODELS)}
+        self._health_fields: Callable[[], Steps[Mapping[str, Any]]] | None = None
+
+    def add(
+        self,
+        by_path: Mapping[str, Endpoint],
+        by_prefix: Mapping[str, Endpoint],
+        health_fields: Callable[[], Steps[Mapping[str, Any]]],
+    ) -> None:
+        """Answer these paths as well, and all that begin with one of these prefixes. `health_fields` returns in steps
+        what /health says beside its status."""
+        self._endpoints.update(by_path)
+        self._by_prefix.update(by_prefix)
+        self._health_fields = health_fields
+
+    def answers(self, path: str) -> bool:
+        """Return whether the gateway itself answers this path."""
+        return self._endpoint(path) is not None
+
+    def _endpoint(self, path: str) -> Endpoint | None:
+        return self._endpoints.get(path) or next(
+            (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
+        )
+
+    async def answer_request(self, exchange: Exchange, port: Port) -> str:
+        """Answer a request for any path that is not forwarded, which came on `port`. Return the code of the error, or "" for
+        none."""
+        try:
+            await self._dispatch(exchange, port)
+        except ApiError as error:
+            send_error(exchange, error, exchange.path)
+            return error.code or ""
+        return ""
+
+    async def _dispatch(self, exchange: Exchange, port: Port) -> None:
+        path, method = exchange.path, exchange.method
+        endpoint = self._endpoint(path)
+        if endpoint is None:
+            raise error_responses.no_route(path)
+        viewer = self._access().viewer(endpoint.page, exchange, port)
+        if method not in endpoint.methods:
+            raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
+        await endpoint.handler(exchange, viewer)
+
+    async def _models(self, exchange: Exchange, viewer: Viewer) -> None:
+        if not self._fleet.healthy:
+            raise error_responses.upstream_failed(None)
+        send_json(exchange, 200, {"object": "list", "data": self._fleet.list_models()})
+
+    async def _model(self, exchange: Exchange, viewer: Viewer) -> None:
+        name = exchange.path.removeprefix(MODEL_PATH_PREFIX)
+        for model in self._fleet.list_models():
+            if model["id"] == name:
+                send_json(exchange, 200, model)
+                return
+        raise error_responses.model_unavailable(self._fleet, name)
+
+    async def _health(self, exchange: Exchange, viewer: Viewer) -> None:
+        """Answer 200 even if less than the configuration is in force: a restart would not help."""
+        if viewer.sees_all and self._health_fields is not None:
+            page = await self._pages.page("health", lambda: write_json(self._health_steps()))
+            send_bytes(exchange, 200, page, b"application/json")
+        else:
+            send_json(exchange, 200, self._health_status(names_problems=viewer.sees_all))
+
+    def _health_steps(self) -> Steps[Mapping[str, Any]]:
+        assert self._health_fields is not None
+        fields = yield from self._health_fields()
+        return {**self._health_status(names_problems=True), **fields}
+
+    def _health_status(self, *, names_problems: bool) -> dict[str, Any]:
+        fallback = self._fallback()
+        problems = {"problems": [fallback]} if names_problems and fallback is not None else {}
+        return {"status": "ok" if fallback is None else "degraded", **problems}
+
+    async def _ready(self, exchange: Exchange, viewer: Viewer) -> None:
+        is_ready = bool(self._fleet.healthy) and not self._is_draining()
+        answer: dict[str, Any] = {"ready": is_ready}
+        if viewer.sees_all:
+            fallback = self._fallback()
+            answer |= {} if fallback is None else {"problems": [fallback]}
+            answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: write_json(self._backends())))
+        send_json(exchange, 200 if is_ready else 503, answer)
+
+    async def _liveness(self, exchange: Exchange, viewer: Viewer) -> None:
+        send_json(exchange, 200, {"status": "alive"})
+
+    async def _readiness(self, exchange: Exchange, viewer: Viewer) -> None:
+        """Answer as SMG does: ready while a backend is, and the gateway has not been told to stop."""
+        backends, healthy = self._fleet.backends, len(self._fleet.backends_serving(ANY_MODEL))
+        is_ready = healthy > 0 and not self._is_draining()
+        status = {"status": "ready" if is_ready else "not_ready", "healthy_workers": healthy, "total_workers": len(backends)}
+        send_json(exchange, 200 if is_ready else 503, status)
+
+    async def _loads(self, exchange: Exchange, viewer: Viewer) -> None:
+        """Answer as SMG does, with the requests that each backend has from this gateway; -1 for one that is down."""
+        loads = [{"worker": b.url, "load": b.in_flight if b.healthy else -1} for b in self._fleet.backends]
+        send_json(exchange, 200, {"workers": loads})
+
+    async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
+        send_bytes(exchange, 200, await self._collector.render(viewer), b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _state(self, exchange: Exchange, viewer: Viewer) -> None:
+        if viewer.sees_all:
+            page = await self._pages.page("state", lambda: write_json(self._state_steps()))
+        else:
+            tenant = viewer.tenant
+            page = await self._pages.page(("state", tenant), lambda: write_json(self._tenants.state(tenant)))
+        send_bytes(exchange, 200, page, b"application/json")
+
+    def _state_steps(self) -> Steps[GatewayState]:
+        snapshot = yield from self._take_snapshot()
+        return snapshot.state
+
+    async def _config(self, exchange: Exchange, viewer: Viewer) -> None:
+        send_json(exchange, 200, self._settings().redacted())
+
+    async def _drain(self, exchange: Exchange, viewer: Viewer) -> None:
+        backend = await self._named_backend(exchange)
+        self._fleet.drain(backend)
+        _send_draining(exchange, backend)
+
+    async def _undrain(self, exchange: Exchange, viewer: Viewer) -> None:
+        backend = await self._named_backend(exchange)
+        self._fleet.undrain(backend)
+        _send_draining(exchange, backend)
+
+    async def _named_backend(self, exchange: Exchange) -> Backend:
+        """Return the backend that the body names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
+        try:
+            named = _decode_named_backend(await exchange.read_body(_MAX_BODY_BYTES)).backend
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise error_responses.no_backend_named(str(error)) from error
+        for backend in self._fleet.backends:
+            if backend.url == named.rstrip("/"):
+                return backend
+        raise error_responses.unknown_backend(named, [backend.url for backend in self._fleet.backends])
+
+    async def _reload(self, exchange: Exchange, viewer: Viewer) -> None:
+        try:
+            reloaded = await self._reloader.reload()
+        except ConfigError as error:
+            raise error_responses.invalid_config(str(error)) from error
+        send_json(exchange, 200, reloaded)

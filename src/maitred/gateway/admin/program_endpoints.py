@@ -1,0 +1,134 @@
+"""The paths that show and release programs: ThunderAgent's, with its answers.
+
+    GET  /programs               all that the viewer may see
+    POST /programs/release       {"program_id": ...}; the shared key may say {"tenant": ...} as well
+    GET  /profiles, /profiles/ID averages of steps, with `programs.profile`
+    GET  /programs/metrics       what ThunderAgent has at /metrics, where ours is Prometheus'
+
+Who sees what of them is in `page_access`: a tenant sees and releases its own programs, the operator all of them. Errors have
+ThunderAgent's form, `{"detail": ...}` and `{"error": ...}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from maitred.gateway.access.page_access import Page, Viewer
+from maitred.gateway.admin.endpoints import WRITE_METHODS, Endpoint
+from maitred.gateway.observe.program_views import ProgramViews
+from maitred.gateway.observe.shared_page import SharedPages, write_json, write_json_object
+from maitred.scheduler.interface import RealTimePrograms
+from maitred.wire.exchange import ClientDisconnected, Exchange, send_bytes, send_json
+
+PROFILE_PATH_PREFIX: Final = "/profiles/"
+_MAX_BODY_BYTES: Final = 64 * 1024
+"""Largest body of a request to release a program."""
+
+
+class ProgramEndpoints:
+    """The endpoints of one gateway."""
+
+    def __init__(
+        self,
+        driver: RealTimePrograms,
+        views: ProgramViews,
+        pages: SharedPages,
+        *,
+        has_profiles: bool,
+    ) -> None:
+        self._driver = driver
+        self._views = views
+        self._pages = pages
+        self._has_profiles = has_profiles
+        self.by_path: Mapping[str, Endpoint] = {
+            "/programs": Endpoint(self._programs, Page.PROGRAMS),
+            "/programs/metrics": Endpoint(self._metrics, Page.LOADS),
+            "/programs/release": Endpoint(self._release, Page.PROGRAMS, WRITE_METHODS),
+            "/profiles": Endpoint(self._profiles, Page.PROGRAMS),
+        }
+        self.by_prefix: Mapping[str, Endpoint] = {PROFILE_PATH_PREFIX: Endpoint(self._profile, Page.PROGRAMS)}
+
+    async def _programs(self, exchange: Exchange, viewer: Viewer) -> None:
+        key = ("programs", _shown_to(viewer))
+        await self._send_page(exchange, key, lambda: write_json_object(self._views.list_programs(viewer)))
+
+    async def _metrics(self, exchange: Exchange, viewer: Viewer) -> None:
+        await self._send_page(exchange, "programs' metrics", lambda: write_json(self._views.metrics_page()))
+
+    async def _send_page(self, exchange: Exchange, key: Hashable, make: Callable[[], Iterable[bytes]]) -> None:
+        send_bytes(exchange, 200, await self._pages.page(key, make), b"application/json")
+
+    async def _release(self, exchange: Exchange, viewer: Viewer) -> None:
+        try:
+            fields = msgspec.json.decode(await exchange.read_body(_MAX_BODY_BYTES))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            _send_detail(exchange, "Invalid JSON")
+            return
+        except ClientDisconnected:
+            return
+        if not isinstance(fields, dict):
+            _send_detail(exchange, "The body must be a JSON object")
+            return
+        name, tenant = fields.get("program_id"), fields.get("tenant")
+        if not name:
+            _send_detail(exchange, "Missing program_id")
+        elif not isinstance(name, str):
+            _send_detail(exchange, "program_id must be a string")
+        elif tenant is not None and not isinstance(tenant, str):
+            _send_detail(exchange, "tenant must be a string")
+        else:
+            self._release_named(viewer, name, tenant, exchange)
+
+    def _release_named(self, viewer: Viewer, name: str, tenant: str | None, exchange: Exchange) -> None:
+        """Release a program of the tenant that is named; without one, of the viewer's, else of the only one that has it."""
+        owners = self._views.owners_of(name, viewer)
+        if tenant is None:
+            tenant = viewer.tenant
+            if tenant not in owners and len(owners) > 1:
+                _send_detail(exchange, f"Several tenants have this program; name one as tenant: {', '.join(sorted(owners))}")
+                return
+            if tenant not in owners and owners:
+                (tenant,) = owners
+        released = tenant in owners and self._driver.release(tenant, name)
+        send_json(exchange, 200, {"program_id": name, "released": released})
+
+    async def _profiles(self, exchange: Exchange, viewer: Viewer) -> None:
+        if self._has_profiles:
+            key = ("profiles", _shown_to(viewer))
+            await self._send_page(exchange, key, lambda: write_json_object(self._views.list_profiles(viewer)))
+        else:
+            _send_no_profiles(exchange)
+
+    async def _profile(self, exchange: Exchange, viewer: Viewer) -> None:
+        if not self._has_profiles:
+            _send_no_profiles(exchange)
+            return
+        name = unquote(exchange.path.removeprefix(PROFILE_PATH_PREFIX))
+        key = ("profile", name, _shown_to(viewer))
+        found = await self._pages.page(key, lambda: write_json(self._views.find_profile(viewer, name)))
+        if found == b"null":
+            _send_error(exchange, 404, f"No steps of a program {name!r} are known")
+        else:
+            send_bytes(exchange, 200, found, b"application/json")
+
+
+def _shown_to(viewer: Viewer) -> str | None:
+    """Return what tells the pages of one viewer from those of others: a tenant, or None for all that there is."""
+    return None if viewer.sees_all else viewer.tenant
+
+
+def _send_detail(exchange: Exchange, detail: str) -> None:
+    send_json(exchange, 400, {"detail": detail})
+
+
+def _send_no_profiles(exchange: Exchange) -> None:
+    _send_error(exchange, 400, "Profiling is off; turn it on with --profile")
+
+
+def _send_error(exchange: Exchange, status: int, message: str) -> None:
+    answer: dict[str, Any] = {"error": message}
+    send_json(exchange, status, answer)

@@ -1,0 +1,77 @@
+"""A request that is ready to be forwarded. Compiled (`tools/compile.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from maitred.core.request import Request
+from maitred.gateway.bodies.body_budget import BodyLease
+from maitred.gateway.forwarding.waiting_stream import WaitingStream
+from maitred.gateway.observe.request_record import RequestRecord
+from maitred.gateway.routes import Route
+from maitred.programs import ProgramRequest
+from maitred.scheduler.interface import ScheduledRequest
+from maitred.wire.client_framing import HeaderBlock
+from maitred.wire.messages import Headers
+
+
+class ProxyRequest(ScheduledRequest):
+    """A request that is ready to be forwarded, and what is forwarded. If it is cancelled, its client has left."""
+
+    # What most requests leave as it is stands in the class.
+    record: RequestRecord
+    """What is known of it, for metrics and logs; set as soon as it was taken in."""
+    program: ProgramRequest | None = None
+    """What the core of the programs decides by, or None if the request needs no place in KV memory."""
+    waiting_stream: WaitingStream | None = None
+    """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
+    hides_usage = False
+    """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
+    ends_program = False
+    """Whether its program is over when it has ended."""
+    is_committed = False
+    """Whether the client gets the response of a backend (`Attempts._commit`): nothing else can be sent to it any more."""
+    token_cost = 1
+    """Tokens of its prompt and its answers, estimated (`request_work`); at least 1."""
+
+    def __init__(
+        self,
+        route: Route,
+        request: Request,
+        method: str,
+        path: str,
+        headers: Headers,
+        block: HeaderBlock,
+        body: bytes,
+        request_id: bytes,
+        body_lease: BodyLease,
+        task: asyncio.Task[None],
+    ) -> None:
+        """`task` serves it."""
+        self.task = task
+        self.route = route
+        self.asks_each = route.asks_each
+        self.request = request
+        self.method = method
+        self.path = path
+        """The path with its query string."""
+        self.headers = headers
+        """The headers for the backend that this request alone has."""
+        self.block = block
+        """All others."""
+        self.body = body
+        """The body for the backend."""
+        self.request_id = request_id
+        self.body_lease = body_lease
+        """The bytes of the budget that its body holds, until the request has ended."""
+
+    def drop_body(self) -> None:
+        """Give the memory of the body back: it is not going to be sent."""
+        self.body = b""
+        self.body_lease.release()
+
+    def forget_failures(self) -> None:
+        """Drop the attempts that have failed, and the answer that is held: both refer to this request. Idempotent."""
+        failed, self.failed = self.failed, None
+        if failed is not None:
+            failed.close()

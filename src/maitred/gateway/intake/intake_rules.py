@@ -1,0 +1,45 @@
+"""IntakeRules: what follows from one configuration for every request that is taken in, worked out once.
+
+Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from maitred.gateway.access.auth import ApiKeys
+from maitred.gateway.access.inbound_head import HeadReader
+from maitred.gateway.access.page_access import PageAccess
+from maitred.gateway.bodies.agent_headers import SessionReader
+from maitred.gateway.bodies.program_fields import OWN_HEADERS, ProgramReader
+from maitred.gateway.bodies.request_fields import API_KEY_HEADER, AUTHORIZATION_HEADER, RoutingHintReader
+from maitred.gateway.config import GatewayConfig
+from maitred.programs import ProgramsConfig
+from maitred.routing import Signals
+
+
+class IntakeRules:
+    """What follows from one configuration. A request keeps the rules that were in force when it arrived."""
+
+    def __init__(self, config: GatewayConfig, programs: ProgramsConfig, signals: Signals, *, reads_usage: bool) -> None:
+        self.config = config
+        sessions = SessionReader(programs.session_headers)
+        self.programs = None if programs.mode == "off" else ProgramReader(sessions)
+        self.hints = RoutingHintReader(signals, sessions) if signals & (Signals.SESSION | Signals.PROMPT) else None
+        self.reads_usage = reads_usage
+        self.forwards_priority = config.forward_priority != "off"
+        self.changes_forwarded = self.programs is not None or reads_usage or self.forwards_priority
+        """Whether a backend may get something else than the client has sent."""
+        self.keys = ApiKeys(config.api_key, config.tenant_api_keys)
+        self.needs_key = bool(self.keys)
+        self.passed_paths = frozenset(config.passed_paths)
+        own = config.upstream_api_key
+        self.heads = HeadReader(
+            config.tenant_header_name.lower().encode() if config.trust_tenant_header else None,
+            withheld=[
+                *((AUTHORIZATION_HEADER, API_KEY_HEADER) if self.keys or own else ()),
+                # A backend that is itself a gateway would count programs a second time.
+                *(OWN_HEADERS if self.programs is not None else []),
+            ],
+            added=[(AUTHORIZATION_HEADER, f"Bearer {own}".encode())] if own else [],
+            read_paths=self.passed_paths,
+        )
+        self.access = PageAccess(config, self.keys, self.heads)

@@ -1,0 +1,223 @@
+"""Measure the steps of programs: how long each was paused, prefilled and decoded, and how long the tool before it took.
+
+    arrival ──pause──▶ granted ──prefill──▶ first data ──decode──▶ end ──tool──▶ arrival of the next step
+
+Prefill and decode are known of streamed answers only, and are 0 otherwise. Prefill has the wait for a slot in it, if there was
+one. A step counts when data of its response has come. The KV hit rate is the cached part of the prompt, where the
+backend reports it; a step without it does not count in the average.
+
+Sums are kept for each program, and forgotten with it. With a folder, each step is a row of `step_profiles.csv` as well
+(ThunderAgent's columns), written in a thread of its own. A file of `MAX_CSV_BYTES` becomes `step_profiles.csv.1`, in place of
+the one before, so that two of that size is all the disk that profiles take.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from maitred.core.errors import ConfigError, describe_os_error
+from maitred.core.units import Micros, to_seconds
+from maitred.files import check_own_file
+from maitred.files.background_writer import BackgroundWriter, BatchSource
+from maitred.files.line_file import PRIVATE, LineFile
+from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramState
+from maitred.scheduler.interface import ProgramStep, RealTimePrograms
+
+CSV_NAME: Final = "step_profiles.csv"
+HEADER: Final = "program_id,step_id,prefill_s,decode_s,pause_s,tool_call_s,kv_hit_rate,completed_at\n"
+MAX_CSV_BYTES: Final = 64 * 1024 * 1024
+MAX_PENDING: Final = 20_000
+"""Rows that are kept while the disk does not take them; beyond, the oldest are dropped."""
+_WHERE: Final = "programs.profile_dir"
+_CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+
+
+class ProfileSummary(msgspec.Struct, frozen=True):
+    """The averages of one program, s. Null where nothing was measured."""
+
+    step_count: int
+    avg_prefill_s: float
+    avg_decode_s: float
+    avg_pause_s: float
+    avg_tool_call_s: float
+    avg_kv_hit_rate: float | None
+
+
+class ProgramProfile:
+    """The sums of one program, in µs."""
+
+    __slots__ = ("_decode", "_hit_rate", "_num_hit_rates", "_pause", "_prefill", "_tool", "last_end", "step_count")
+
+    def __init__(self) -> None:
+        self.step_count = 0
+        self.last_end: Micros | None = None
+        self._prefill = self._decode = self._pause = self._tool = 0
+        self._hit_rate = 0.0
+        self._num_hit_rates = 0
+
+    def add(self, step: StepProfile) -> None:
+        """Count a step."""
+        self.step_count += 1
+        self.last_end = step.ended_at
+        self._prefill += step.prefill
+        self._decode += step.decode
+        self._pause += step.pause
+        self._tool += step.tool
+        if step.kv_hit_rate is not None:
+            self._hit_rate += step.kv_hit_rate
+            self._num_hit_rates += 1
+
+    def summary(self) -> ProfileSummary:
+        """Return the averages; that of the tools is over all steps but the first."""
+        steps = max(1, self.step_count)
+        return ProfileSummary(
+            step_count=self.step_count,
+            avg_prefill_s=_seconds(self._prefill / steps),
+            avg_decode_s=_seconds(self._decode / steps),
+            avg_pause_s=_seconds(self._pause / steps),
+            avg_tool_call_s=_seconds(self._tool / max(1, self.step_count - 1)),
+            avg_kv_hit_rate=round(self._hit_rate / self._num_hit_rates, 4) if self._num_hit_rates else None,
+        )
+
+
+class StepProfile(msgspec.Struct, frozen=True):
+    """One step, in µs."""
+
+    prefill: Micros
+    decode: Micros
+    pause: Micros
+    tool: Micros
+    ended_at: Micros
+    kv_hit_rate: float | None
+
+
+class ProgramProfiler(BatchSource[Sequence[str]]):
+    """Profiles the programs of one gateway."""
+
+    def __init__(self, driver: RealTimePrograms, folder: str | None, file_mode: int = PRIVATE) -> None:
+        """`file_mode` is for files that are made. Raises ConfigError if `folder` cannot be written."""
+        self._driver = driver
+        self._profiles: dict[int, ProgramProfile] = {}
+        """By serial number of the program."""
+        self._rows: list[str] = []
+        self._num_written = 0  # Rows of the last batch that are in the file; the thread sets it.
+        self._path = None if folder is None else _prepare(Path(folder), file_mode)
+        self._file_mode = file_mode
+        self._writer = BackgroundWriter(self, "step profiles")
+        driver.observers.append(self._on_decisions)
+        driver.step_observers.append(self._on_step_ended)
+
+    def start(self) -> None:
+        """Begin to write, inside this event loop."""
+        if self._path is not None:
+            self._writer.start()
+
+    async def close(self) -> None:
+        """Write what is left."""
+        await self._writer.close()
+
+    def find(self, program: Program) -> ProfileSummary | None:
+        """Return the averages of a program, or None if no step of it has ended."""
+        profile = self._profiles.get(program.serial)
+        return None if profile is None else profile.summary()
+
+    def _on_decisions(self, decisions: Sequence[ProgramDecision]) -> None:
+        for decision in decisions:
+            if decision.action is ProgramAction.END:
+                self._profiles.pop(decision.program, None)
+
+    def _on_step_ended(self, step: ProgramStep, program: Program | None) -> None:
+        if program is None or program.is_anonymous or program.state is ProgramState.TERMINATED:
+            return
+        if step.granted_at is None or step.first_data_at is None:
+            return
+        profile = self._profiles.setdefault(program.serial, ProgramProfile())
+        measured = _measure(step, profile.last_end, self._driver.now())
+        profile.add(measured)
+        if self._path is not None:
+            self._rows.append(_row(program.key.name, profile.step_count, measured))
+            del self._rows[:-MAX_PENDING]
+
+    def take_batch(self) -> Sequence[str] | None:
+        batch, self._rows = self._rows, []
+        return batch or None
+
+    def write_batch(self, batch: Sequence[str]) -> None:
+        assert self._path is not None, "rows are made for a file only"
+        self._num_written = 0
+        if self._path.exists() and self._path.stat().st_size >= MAX_CSV_BYTES:
+            self._path.replace(_old(self._path))
+        # Opened for each batch, by its name: it may have been moved.
+        with closing(_open(self._path, self._file_mode)) as file:
+            rows = "".join(batch).encode()
+            try:
+                file.append(rows)
+            finally:
+                self._num_written = rows.count(b"\n", 0, file.num_written)
+
+    def give_back(self, batch: Sequence[str]) -> None:
+        self._rows = [*batch[self._num_written :], *self._rows][-MAX_PENDING:]
+
+
+def _open(path: Path, file_mode: int) -> LineFile:
+    return LineFile(path, where=_WHERE, header=HEADER.encode(), mode=file_mode)
+
+
+def _prepare(folder: Path, file_mode: int) -> Path:
+    """Return the path of the file, which may be appended to. A file with other columns is moved aside."""
+    path = folder / CSV_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_own_file(path)
+        if path.exists():
+            with path.open("rb") as file:
+                found = file.readline(len(HEADER) + 1)
+            if found not in (b"", HEADER.encode()):
+                path.replace(_old(path))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {describe_os_error(error)}", where=_WHERE) from error
+    _open(path, file_mode).close()
+    return path
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+def _measure(step: ProgramStep, last_end: Micros | None, now: Micros) -> StepProfile:
+    assert step.granted_at is not None
+    assert step.first_data_at is not None
+    usage = step.usage
+    hit_rate = None
+    if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
+        hit_rate = min(usage.cached_tokens / usage.prompt_tokens, 1.0)
+    return StepProfile(
+        prefill=step.first_data_at - step.granted_at if step.is_stream else 0,
+        decode=now - step.first_data_at if step.is_stream else 0,
+        pause=max(0, step.granted_at - step.arrival),
+        tool=0 if last_end is None else max(0, step.arrival - last_end),
+        ended_at=now,
+        kv_hit_rate=hit_rate,
+    )
+
+
+def _row(name: str, step_id: int, step: StepProfile) -> str:
+    """Return a row; the id is quoted, and control characters in it are escaped, so that a row is one line."""
+    line = io.StringIO()
+    times = [f"{to_seconds(span):.4f}" for span in (step.prefill, step.decode, step.pause, step.tool)]
+    hit_rate = "" if step.kv_hit_rate is None else f"{step.kv_hit_rate:.4f}"
+    quoted = name.translate(_CONTROL_CHARACTERS).replace('"', '""')
+    csv.writer(line, lineterminator="\n").writerow([step_id, *times, hit_rate, f"{time.time_ns() / 1e9:.4f}"])
+    return f'"{quoted}",{line.getvalue()}'
+
+
+def _seconds(span: float) -> float:
+    return round(span / 1e6, 4)

@@ -1,0 +1,13 @@
+"""The scheduler of a gateway: all that decides, behind one interface.
+
+interface.py    what a gateway knows of it
+scheduler.py    the parts, wired together
+placements.py   where a request goes, and where next
+requests.py     a request as placements see it
+failures.py     how a backend fails a request, and what is kept of that
+config.py       the keys that the scheduler goes by
+ejection.py     which backends are left alone for a while (sans-IO)
+
+The rooms: drivers (the cores in real time), programs (what is known of programs beside their core), backends (the engines
+behind a gateway), engines (what they say of themselves).
+"""

@@ -1,0 +1,224 @@
+"""Drive the outlier detector in real time: one clock, one timer, a line in the log for each change of a circuit.
+
+`AttemptOutcomes` tells what each attempt came to. `Placement` asks `candidates` where to send a request while `is_restricted`,
+that is while a half-open backend wants a probe or an engine rests. Otherwise every backend that serves the model may be chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from maitred.core.histogram import Histogram
+from maitred.core.units import Micros, from_seconds, to_seconds
+from maitred.scheduler.backends.backend import Backend, UpstreamRequest
+from maitred.scheduler.drivers.deadline_timer import DeadlineTimer, monotonic_now
+from maitred.scheduler.ejection import CircuitState, EjectionConfig, EjectionReason, OutlierDetector, Transition
+
+log = logging.getLogger("maitred.gateway")
+_WORDS: Final = {
+    EjectionReason.CONSECUTIVE_FAILURES: "{failures} failures in a row",
+    EjectionReason.FAILURE_RATE: "too many of its answers are failures",
+    EjectionReason.PROBE_FAILED: "a probe has failed",
+}
+
+
+class SilenceWatch:
+    """When each backend has last said anything.
+
+    A backend is silent if no byte of an answer has come from it while others have answered. What is usual tells how long that
+    may last: a fleet that answers within a second is not like one whose answers take minutes and are not streamed.
+    """
+
+    def __init__(self, config: EjectionConfig, backends: Sequence[Backend]) -> None:
+        self._config, self._backends = config, backends
+        self._heard = [_Heard(0, 0, 0)] * len(backends)
+
+    def silent_requests(self, backend: Backend, now: Micros) -> Sequence[UpstreamRequest]:
+        """Return the requests that wait at a silent backend for so long that they count as failures, or none if those are too
+        few to say anything. O(requests there)."""
+        num_answers, all_answers = backend.circuit.num_answers, sum(b.circuit.num_answers for b in self._backends)
+        heard = self._heard[backend.index]
+        last_data_at = max((sent.last_data_at for sent in backend.requests), default=now)
+        if num_answers != heard.num_answers or last_data_at > heard.at:
+            self._heard[backend.index] = _Heard(now, num_answers, all_answers)
+            return ()
+        if all_answers == heard.all_answers:
+            return ()
+        since = now - self._longest_silence()
+        if heard.at > since:
+            return ()
+        waiting = [
+            sent
+            for sent in backend.requests
+            if not sent.is_committed and sent.waits_since(since) and self._has_another(backend, sent.model)
+        ]
+        enough = 1 if backend.circuit.is_ejected else self._config.consecutive_failures
+        return waiting if len(waiting) >= enough else ()
+
+    def _has_another(self, backend: Backend, model: str) -> bool:
+        """Return whether another backend could have a request. Without one, a slow engine is better than none."""
+        return any(b is not backend and b.serves(model) and not b.circuit.is_ejected for b in self._backends)
+
+    def _longest_silence(self) -> Micros:
+        times = Histogram()
+        for backend in self._backends:
+            times.merge(backend.first_data_times)
+        return max(from_seconds(self._config.silence_secs), 2 * times.bound_of(0.99))
+
+
+class _Heard(NamedTuple):
+    """When a backend was last heard, and the answers until then."""
+
+    at: Micros
+    num_answers: int
+    all_answers: int
+    """Of all backends."""
+
+
+class RealTimeEjection:
+    """The only user of the outlier detector of a fleet. Used inside one event loop."""
+
+    def __init__(self, config: EjectionConfig, backends: Sequence[Backend], on_changed: Callable[[], object]) -> None:
+        """`on_changed` is called when other backends may get requests than before."""
+        self.detector = OutlierDetector(config, [backend.circuit for backend in backends])
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """How often the circuit of which backend became what, by URL and state."""
+        self.is_restricted = False
+        """Whether `candidates` must be asked."""
+        self._backends = backends
+        self._on_changed = on_changed
+        self._timer = DeadlineTimer(self._on_due)
+        self._last_problem = [""] * len(backends)
+        self._silence = SilenceWatch(config, backends)
+
+    @property
+    def num_answers(self) -> int:
+        """Requests that were answered so far without a failure."""
+        return sum(circuit.num_answers for circuit in self.detector.circuits)
+
+    def candidates(self, model: str, serving: Sequence[Backend], *, may_probe: bool) -> Sequence[Backend]:
+        """Return the backends of which one may get a request: that which wants a probe, if `may_probe`, or those of `serving`
+        that do not rest."""
+        probed = self.backend_to_probe(model) if may_probe else None
+        if probed is not None:
+            return (probed,)
+        return tuple(backend for backend in serving if backend.circuit.rests_until is None)
+
+    def backend_to_probe(self, model: str) -> Backend | None:
+        """Return the half-open backend that wants a request of `model` as a probe, or None."""
+        if not self.is_restricted:
+            return None
+        return next((b for b in self._backends if self.detector.wants_probe(b.index) and b.serves(model)), None)
+
+    def last_resort(self, model: str, tried: Sequence[Backend]) -> Sequence[Backend]:
+        """Return the ejected backend that is tried early with a request of `model`, which all others have failed, or none.
+        O(backends)."""
+        ejected = {b.index: b for b in self._backends if b.circuit.is_ejected and b.serves(model) and b not in tried}
+        detector = self.detector
+        self._settle(detector.try_early(ejected, monotonic_now()))
+        half_open = [b for b in ejected.values() if b.circuit.state is CircuitState.HALF_OPEN and b.circuit.rests_until is None]
+        # One that has answered a probe takes more requests that nobody else does.
+        return [b for b in half_open if detector.wants_probe(b.index)] or [b for b in half_open if b.circuit.probe_successes]
+
+    def rest_time(self, serving: Sequence[Backend]) -> Micros | None:
+        """Return how long all of `serving` rest, µs, or None if one of them does not."""
+        ends = [backend.circuit.rests_until for backend in serving]
+        known = [end for end in ends if end is not None]
+        return max(0, min(known) - monotonic_now()) if ends and len(known) == len(ends) else None
+
+    def begin(self, sent: UpstreamRequest) -> None:
+        """A request is sent to a backend of which the circuit needs attention."""
+        sent.is_probe = sent.is_unanswered_probe = self.detector.begin_probe(sent.backend.index)
+        self._settle(())
+
+    def on_answer_begins(self, sent: UpstreamRequest) -> None:
+        """The first data of a stream has come, which decides nothing; but if it is a probe, the next one may be sent."""
+        self._answer_probe(sent)
+        self._settle(())
+
+    def end(self, sent: UpstreamRequest) -> None:
+        """A probe has left its backend without an outcome. If it had no answer, its client may have waited in vain."""
+        sent.is_probe = False
+        if sent.is_unanswered_probe:
+            sent.is_unanswered_probe = False
+            self._settle(self.detector.lose_probe(sent.backend.index, monotonic_now()))
+
+    def on_success(self, sent: UpstreamRequest) -> None:
+        """A backend has answered a request, and its circuit needs attention."""
+        self._settle(self.detector.on_success(sent.backend.index, monotonic_now(), is_probe=self._end_probe(sent)))
+
+    def on_failure(self, sent: UpstreamRequest, problem: str) -> None:
+        """A backend has failed a request."""
+        index = sent.backend.index
+        self._last_problem[index] = problem
+        self._settle(self.detector.on_failure(index, monotonic_now(), is_probe=self._end_probe(sent)))
+
+    def on_busy(self, sent: UpstreamRequest) -> None:
+        """A backend has no room at present."""
+        was_probe = self._end_probe(sent)
+        self._settle(self.detector.on_busy(sent.backend.index, monotonic_now(), is_probe=was_probe))
+
+    def rest(self, backend: Backend, span: Micros) -> None:
+        """A backend has asked to be left alone for `span`."""
+        self.detector.rest(backend.index, span, monotonic_now())
+        self._settle(())
+
+    def find_silent(self, backend: Backend) -> Sequence[UpstreamRequest]:
+        """Count the requests as failures that wait at a backend which says nothing, and return them if it is ejected now."""
+        silent = self._silence.silent_requests(backend, monotonic_now())
+        for sent in silent:
+            self.on_failure(sent, "it says nothing while others answer")
+        return silent if backend.circuit.state is CircuitState.EJECTED else ()
+
+    def reset(self, backend: Backend) -> None:
+        """Forget the failures of a backend that is down. The caller asks anew which backends serve what."""
+        self._settle(self.detector.reset(backend.index, monotonic_now()), tells=False)
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        self._timer.cancel()
+
+    def _end_probe(self, sent: UpstreamRequest) -> bool:
+        was_probe, sent.is_probe = sent.is_probe, False
+        self._answer_probe(sent)
+        return was_probe
+
+    def _answer_probe(self, sent: UpstreamRequest) -> None:
+        if sent.is_unanswered_probe:
+            sent.is_unanswered_probe = False
+            self.detector.end_probe(sent.backend.index)
+
+    def _on_due(self) -> None:
+        self._settle(self.detector.advance(monotonic_now()))
+
+    def _settle(self, changes: Sequence[Transition], *, tells: bool = True) -> None:
+        """Carry out the changes that an input has brought about."""
+        detector = self.detector
+        for change in changes:
+            self._log(change)
+            self.counts[self._backends[change.backend].url, change.state] += 1
+        self.is_restricted = any(
+            detector.wants_probe(index) or circuit.rests_until is not None for index, circuit in enumerate(detector.circuits)
+        )
+        if changes and tells:
+            self._on_changed()
+        self._timer.set_to(detector.next_deadline())
+
+    def _log(self, change: Transition) -> None:
+        backend = self._backends[change.backend]
+        if change.state is CircuitState.EJECTED:
+            if change.reason is EjectionReason.EARLY_PROBE_FAILED:  # Nothing has changed.
+                return
+            why = _WORDS[change.reason].format(failures=backend.circuit.consecutive_failures)
+            secs, last = to_seconds((change.until or 0) - monotonic_now()), self._last_problem[change.backend]
+            log.warning("backend %s is ejected for %.3g s: %s, the last: %s", backend.url, secs, why, last)
+        elif change.state is CircuitState.HALF_OPEN:
+            if change.reason is EjectionReason.TIME_IS_UP:
+                log.info("backend %s is half-open: single requests are sent to it as probes", backend.url)
+        elif change.reason is EjectionReason.OTHERS_FAIL:
+            log.warning("backend %s is in use again before its time, because the others fail", backend.url)
+        elif change.reason is EjectionReason.PROBES_SUCCEEDED:
+            log.warning("backend %s is in use again: its probes have succeeded", backend.url)

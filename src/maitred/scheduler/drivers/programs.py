@@ -1,0 +1,215 @@
+"""Drive the core of the programs in real time: one clock, one timer, and a `ProgramStep` for each request of a program.
+
+Every input of the core passes through `RealTimePrograms`, and every decision about a request is applied to its step there. A
+step begins when its request has been read and ends exactly once, however the request ends: answered, refused, failed,
+preempted, or left by its client, also while it waits for memory. Between, it is granted memory at a backend, or waits for it;
+when its backend fails before the response has begun, `move` asks for memory elsewhere.
+
+    begin() ──GRANT──▶ memory is known ──backend fails, move()──▶ GRANT at another, or WAIT
+       │                     ▲
+       └──WAIT──▶ wait() ────┘ GRANT with a later input of the core
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from maitred.core.errors import MaitredError
+from maitred.core.request import RequestId
+from maitred.core.units import Micros
+from maitred.programs import (
+    BackendStatus,
+    Program,
+    ProgramAction,
+    ProgramDecision,
+    ProgramReason,
+    ProgramRecord,
+    ProgramRequest,
+    Programs,
+    ProgramsConfig,
+    Usage,
+)
+from maitred.scheduler.drivers.deadline_timer import DeadlineTimer, monotonic_now
+
+
+class ProgramRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
+    """The core refused a request of a program."""
+
+    def __init__(self, request: ProgramRequest, reason: ProgramReason) -> None:
+        self.request = request
+        self.reason = reason
+        super().__init__(f"refused: {reason}")
+
+
+class ProgramStep:
+    """A request of a program, from `begin` to `end`."""
+
+    __slots__ = (
+        "_changed",
+        "_refusal",
+        "arrival",
+        "asks_for_stream",
+        "ends_program",
+        "first_data_at",
+        "granted_at",
+        "is_stream",
+        "memory",
+        "request",
+        "usage",
+    )
+
+    def __init__(self, request: ProgramRequest, arrival: Micros, *, asks_for_stream: bool, ends_program: bool = False) -> None:
+        self.request = request
+        self.asks_for_stream = asks_for_stream
+        self.ends_program = ends_program
+        """Whether its program is over when it has ended."""
+        self.arrival = arrival
+        self.memory: int | None = None
+        """The index of the memory where it was granted a place, as the core numbers them; None while it waits."""
+        self.granted_at: Micros | None = None
+        """When it was last granted memory, or None if it never was."""
+        self.first_data_at: Micros | None = None
+        """When the first data of its response came, or None if none did."""
+        self.is_stream = False
+        """Whether its response is a stream; known from its first data on."""
+        self.usage: Usage | None = None
+        """What its backend has reported, or None."""
+        self._refusal: ProgramReason | None = None
+        self._changed: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Return when memory was granted. Raises ProgramRejected if it will not be."""
+        while self.memory is None:
+            if self._refusal is not None:
+                raise ProgramRejected(self.request, self._refusal)
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
+
+    def apply_decision(self, decision: ProgramDecision) -> None:
+        """Apply a decision of the core about this request."""
+        if decision.action is ProgramAction.REJECT:
+            self.refuse(decision.reason)
+        elif decision.action is ProgramAction.GRANT:
+            self.granted_at = decision.at
+            self._set_memory(decision.backend)
+        else:
+            self._set_memory(None)
+
+    def refuse(self, reason: ProgramReason) -> None:
+        """Let `wait` raise ProgramRejected."""
+        self._refusal = reason
+        self._set_memory(None)
+
+    def _set_memory(self, memory: int | None) -> None:
+        self.memory = memory
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+
+class RealTimePrograms:
+    """The only user of a core of programs. Used inside one event loop."""
+
+    def __init__(self, core: Programs) -> None:
+        self.core = core
+        self.decision_counts: Counter[tuple[ProgramAction, ProgramReason]] = Counter()
+        """How often the core has decided what for which reason."""
+        self.observers: list[Callable[[Sequence[ProgramDecision]], object]] = []
+        """Each is called with the decisions on every input, also if there are none, after they were applied."""
+        self.step_observers: list[Callable[[ProgramStep, Program | None], object]] = []
+        """Each is called when a step has ended, with its program; None if that was released or never known."""
+        self.restored = asyncio.Event()
+        """Set when the programs of the last run are known again; no request is granted memory before."""
+        self.restored.set()
+        self._steps: dict[RequestId, ProgramStep] = {}
+        self._timer = DeadlineTimer(self._on_due)
+
+    now = staticmethod(monotonic_now)
+
+    @property
+    def steps(self) -> Collection[ProgramStep]:
+        """All requests that wait for memory or have it."""
+        return self._steps.values()
+
+    def prefilling(self, memory: int) -> set[int]:
+        """Return the serial numbers of the programs at a memory that may not be there whole: a stream that they have asked for
+        has not begun, so a part of its prompt may not be computed yet."""
+        steps = (step for step in self._steps.values() if step.memory == memory)
+        unanswered = (step for step in steps if step.asks_for_stream and step.first_data_at is None)
+        programs = (self.core.program_of(step.request.id) for step in unanswered)
+        return {program.serial for program in programs if program is not None}
+
+    def begin(self, request: ProgramRequest, *, asks_for_stream: bool = False, ends_program: bool = False) -> ProgramStep:
+        """Ask for memory for the program of a request. Call `end` afterwards, even if `ProgramStep.wait` raises."""
+        now = self.now()
+        step = ProgramStep(request, now, asks_for_stream=asks_for_stream, ends_program=ends_program)
+        self._steps[request.id] = step
+        self._apply_decisions(self.core.begin(request, now))
+        return step
+
+    def add_progress(self, step: ProgramStep, tokens: int) -> None:
+        """Count `tokens` more of the response to the request of a step."""
+        self.core.progress(step.request.id, tokens, self.now())
+
+    def move(self, step: ProgramStep) -> int | None:
+        """Ask for memory elsewhere: the backend of a granted step has failed it before the response began. Afterwards the step
+        has memory again, waits for it, or is refused. Return its memory, or None."""
+        request_id = step.request.id
+        decisions = self.core.move(request_id, self.now())
+        self._apply_decisions(decisions)
+        if all(decision.request != request_id for decision in decisions):
+            step.refuse(ProgramReason.RELEASED)  # The core does not know it any more.
+        return step.memory
+
+    def end(self, step: ProgramStep) -> None:
+        """End a step, with its usage if it has one, and its program if it was the last one. Idempotent."""
+        if self._steps.pop(step.request.id, None) is None:
+            return
+        program = self.core.program_of(step.request.id)
+        self._apply_decisions(self.core.end(step.request.id, step.usage, self.now()))
+        for observe in self.step_observers:
+            observe(step, program)
+        if step.ends_program and program is not None:
+            self.release(program.key.tenant, program.key.name)
+
+    def release(self, tenant: str, name: str) -> bool:
+        """Forget a program of a tenant, and refuse its requests that wait. Return whether there was one."""
+        decisions = self.core.release(tenant, name, self.now())
+        self._apply_decisions(decisions)
+        return any(d.action is ProgramAction.END and d.reason is ProgramReason.RELEASED for d in decisions)
+
+    def adopt(self, records: Sequence[ProgramRecord]) -> None:
+        """Take over the programs of the last run. See `Programs.adopt`."""
+        self._apply_decisions(self.core.adopt(records, self.now()))
+
+    def set_backend(
+        self, index: int, models: Collection[str], status: BackendStatus, capacity: int | None, shared_tokens: int
+    ) -> None:
+        """Say what is known of a memory now. See `Programs.set_backend`."""
+        self._apply_decisions(
+            self.core.set_backend(
+                index, self.now(), models=models, status=status, capacity=capacity, shared_tokens=shared_tokens
+            )
+        )
+
+    def reconfigure(self, config: ProgramsConfig) -> None:
+        """Go by `config` from now on. Raises ValueError for a change that needs a restart."""
+        self._apply_decisions(self.core.reconfigure(config, self.now()))
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        self._timer.cancel()
+
+    def _apply_decisions(self, decisions: Sequence[ProgramDecision]) -> None:
+        for decision in decisions:
+            self.decision_counts[decision.action, decision.reason] += 1
+            step = None if decision.request is None else self._steps.get(decision.request)
+            if step is not None:
+                step.apply_decision(decision)
+        for observe in self.observers:
+            observe(decisions)
+        self._timer.set_to(self.core.next_deadline())
+
+    def _on_due(self) -> None:
+        self._apply_decisions(self.core.advance(self.now()))

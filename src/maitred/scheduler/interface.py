@@ -1,0 +1,78 @@
+"""What a gateway knows of the scheduler: it imports this module and `config`, and nothing else of the package.
+
+A `Scheduler` decides for the requests of a gateway. For a request it is asked in this order:
+
+    fleet.backends_serving     is its model served at all
+    programs.begin             may its program hold memory (`ProgramStep`, until `programs.end`)
+    admission.submit           may it enter now (`SlotLease`, until `admission.release`)
+    placement(request).first   which backend, and after a failure which one `next`
+    fleet.add_request          it is at that backend now (`UpstreamRequest`, until `fleet.remove_request`)
+    admission.confirm_first_byte    may its response begin; from there on it is no victim
+    fleet.ejection             what has become of it at that backend
+
+What an operator sees (`fleet`, `capacity`, the cores behind `admission` and `programs`) is read and not changed.
+
+Everything is called directly and answers at once, in one event loop; only `SlotLease.wait` and `ProgramStep.wait` wait. A
+decision that takes something away from a request comes as the cancellation of its scope: the slot (`SlotLease`), or the
+backend (`UpstreamRequest`).
+"""
+
+from __future__ import annotations
+
+from maitred.scheduler.backends.backend import Backend, UpstreamRequest
+from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.served_models import ANY_MODEL
+from maitred.scheduler.backends.slot_pools import SlotSource
+from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
+from maitred.scheduler.drivers.deadline_timer import monotonic_now
+from maitred.scheduler.drivers.programs import ProgramRejected, ProgramStep, RealTimePrograms
+from maitred.scheduler.ejection import Circuit, CircuitState
+from maitred.scheduler.engines.report import EngineCounts
+from maitred.scheduler.failures import (
+    RETRYABLE_ERRORS,
+    AnsweredError,
+    BackendAbandoned,
+    FailedAttempts,
+    NotFoundThere,
+    UsageRefused,
+    is_blameless,
+    is_free,
+)
+from maitred.scheduler.placements import MemoryLost, Place, Placement
+from maitred.scheduler.programs.memories import ProgramMemories, with_rank
+from maitred.scheduler.programs.parts import ProgramParts
+from maitred.scheduler.requests import ScheduledRequest
+from maitred.scheduler.scheduler import Scheduler
+
+__all__ = [
+    "ANY_MODEL",
+    "RETRYABLE_ERRORS",
+    "AdmissionRejected",
+    "AnsweredError",
+    "Backend",
+    "BackendAbandoned",
+    "BackendFleet",
+    "Circuit",
+    "CircuitState",
+    "EngineCounts",
+    "FailedAttempts",
+    "MemoryLost",
+    "NotFoundThere",
+    "Place",
+    "Placement",
+    "ProgramMemories",
+    "ProgramParts",
+    "ProgramRejected",
+    "ProgramStep",
+    "RealTimeAdmission",
+    "RealTimePrograms",
+    "ScheduledRequest",
+    "Scheduler",
+    "SlotSource",
+    "UpstreamRequest",
+    "UsageRefused",
+    "is_blameless",
+    "is_free",
+    "monotonic_now",
+    "with_rank",
+]

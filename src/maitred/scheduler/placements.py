@@ -1,0 +1,194 @@
+"""Where a request goes, and where next if a backend fails it.
+
+    RoutedPlacement     where the router wants it, among the backends that may have it
+    GrantedPlacement    where its program has memory; if that backend fails it, the program moves
+
+A backend that fails a request is not asked again by it, but in two cases: it has answered with an error, is not busy, and no
+other backend is left; or the request has waited for a slot meanwhile. A backend that was abandoned is left to its polls: they
+say when it may have the request again. Compiled (`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from maitred.core.contracts import Router
+from maitred.core.errors import MaitredError
+from maitred.core.units import Micros
+from maitred.scheduler.backends.backend import Backend, others_serving
+from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.drivers.admission import RealTimeAdmission
+from maitred.scheduler.drivers.deadline_timer import monotonic_now
+from maitred.scheduler.drivers.programs import RealTimePrograms
+from maitred.scheduler.failures import BackendAbandoned, FailedAttempts, UsageRefused
+from maitred.scheduler.programs.memories import ProgramMemories
+from maitred.scheduler.requests import ScheduledRequest
+from maitred.wire.errors import PoolTimeout
+
+Place: TypeAlias = tuple[Backend, int | None, bool]
+"""A backend; the data-parallel rank to ask for, None: the engine chooses; whether it stands in for the one where the program of
+the request has memory."""
+_NONE_TRIED: Final[Sequence[Backend]] = ()
+
+
+class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, not a fault)
+    """The program of a request has no memory any more, and the request must give its slot back while it waits."""
+
+
+class Placement:
+    """Gives a request its places in turn: `first`, and then `on_failure` and `next` while it `has_another`."""
+
+    def __init__(self, fleet: BackendFleet, admission: RealTimeAdmission) -> None:
+        self._fleet, self._admission = fleet, admission
+
+    def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
+        """Return where a request goes at `now`, or None if no backend may have it."""
+        raise NotImplementedError
+
+    def on_failure(self, place: Place, failed: FailedAttempts) -> None:
+        """Note where a request has failed."""
+        raise NotImplementedError
+
+    def has_another(self, scheduled: ScheduledRequest) -> bool:
+        """Return whether there is a place for a request that has failed; otherwise there is nothing to wait for, and nothing
+        that the budget of retries should pay."""
+        raise NotImplementedError
+
+    async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
+        """Return where a request goes that has failed at `place`, or None if no backend may have it any more."""
+        raise NotImplementedError
+
+    def _others(self, scheduled: ScheduledRequest) -> Sequence[Backend]:
+        """Return the backends that a request has not tried. If all others are ejected, one of them is tried early; what a
+        backend has stored is asked of them without that."""
+        model, tried = scheduled.request.model, _tried(scheduled)
+        others = [backend for backend in self._willing(model) if backend not in tried]
+        if others:
+            return others
+        if scheduled.asks_each:
+            return others_serving(self._fleet.backends, model, tried)
+        return self._fleet.ejection.last_resort(model, tried)
+
+    def _willing(self, model: str) -> Sequence[Backend]:
+        return self._fleet.ejection.candidates(model, self._fleet.backends_serving(model), may_probe=False)
+
+
+class RoutedPlacement(Placement):
+    """The places of requests that a router places."""
+
+    def __init__(self, fleet: BackendFleet, admission: RealTimeAdmission, router: Router) -> None:
+        super().__init__(fleet, admission)
+        self._router = router
+
+    def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
+        fleet, model = self._fleet, scheduled.request.model
+        serving: Sequence[Backend] = fleet.backends_serving(model)
+        ejection = fleet.ejection
+        if ejection.is_restricted and not scheduled.asks_each:  # What one of them has stored is asked of each.
+            serving = ejection.candidates(model, serving, may_probe=scheduled.failed is None)
+            serving = serving or ejection.last_resort(model, ())
+        return self._choose(scheduled, serving, now)
+
+    def on_failure(self, place: Place, failed: FailedAttempts) -> None:
+        if not isinstance(failed.failure, BackendAbandoned | UsageRefused):
+            failed.tried.append(place[0])
+
+    def has_another(self, scheduled: ScheduledRequest) -> bool:
+        return bool(self._untried(scheduled))
+
+    async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
+        untried = self._untried(scheduled)
+        if untried and scheduled.failed is not None and await self._admission.leave_backend(scheduled.request.id):
+            scheduled.failed.tried.clear()  # It has waited for a slot, and what has failed it may be well again.
+            untried = self._untried(scheduled)
+        return self._choose(scheduled, untried, monotonic_now())
+
+    def _choose(self, scheduled: ScheduledRequest, backends: Sequence[Backend], now: Micros) -> Place | None:
+        if not backends:
+            return None
+        fleet, request = self._fleet, scheduled.request
+        choice = self._router.choose(request, fleet.with_free_slots(backends), now)
+        backend = fleet.backends[choice.instance]
+        if scheduled.asks_each:
+            scheduled.may_be_elsewhere = bool(others_serving(fleet.backends, request.model, [*_tried(scheduled), backend]))
+        return backend, None, False
+
+    def _untried(self, scheduled: ScheduledRequest) -> Sequence[Backend]:
+        """Return the backends that may have a request next. The fleet is asked anew, because backends may have come up or gone
+        down meanwhile."""
+        untried, failed = self._others(scheduled), scheduled.failed
+        if not untried and failed is not None and failed.may_be_sent_again and failed.tried:
+            last = failed.tried[-1]
+            return (last,) if last in self._willing(scheduled.request.model) else ()
+        return untried
+
+
+class GrantedPlacement(Placement):
+    """The places of requests of programs.
+
+    No program has memory at a half-open backend: single requests are sent there, and their programs stay where they are. A
+    program stays too where its backend fails a request and no other has room for all of it, or other requests of it are there.
+    That request is sent to another backend all the same, where its prompt is computed anew and nothing is set aside for it: an
+    engine that is short of memory for it preempts, which is better than an answer that is lost.
+    `first` and `next` raise MemoryLost if the program has to wait for memory elsewhere, or gets none: the slot must be free
+    then.
+    """
+
+    def __init__(
+        self, fleet: BackendFleet, admission: RealTimeAdmission, memories: ProgramMemories, programs: RealTimePrograms
+    ) -> None:
+        super().__init__(fleet, admission)
+        self._memories, self._programs = memories, programs
+
+    def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
+        step, model = scheduled.step, scheduled.request.model
+        while step is not None and step.memory is not None:
+            memory, target = step.memory, self._memories.target(step.memory)
+            instead = self._backend_instead(scheduled, target.backend)
+            if instead is not None:
+                return instead, None, True
+            if target.backend.takes(model) and target.backend.circuit.rests_until is None:
+                return target.backend, target.rank, False
+            if self._programs.move(step) == memory:
+                return None  # No other backend takes it.
+        raise MemoryLost
+
+    def on_failure(self, place: Place, failed: FailedAttempts) -> None:
+        if not isinstance(failed.failure, UsageRefused):
+            failed.tried.append(place[0])
+
+    def has_another(self, scheduled: ScheduledRequest) -> bool:
+        failed = scheduled.failed
+        return failed is None or not failed.is_busy or bool(self._others(scheduled))
+
+    async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
+        failed, step = scheduled.failed, scheduled.step
+        assert failed is not None
+        backend, rank, stands_in = place
+        if step is not None and not (stands_in or isinstance(failed.failure, UsageRefused)):
+            self._admission.set_stranded(scheduled.request.id, stranded=False)  # It keeps its slot, since it has its memory.
+            if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
+                await self._fleet.poll_now(backend)
+            # All connections to this backend carried requests for as long as may be waited.
+            memory = self._memories.index_of(backend, rank)
+            if self._programs.move(step) == memory and isinstance(failed.failure, PoolTimeout):
+                return None
+        return self.first(scheduled, monotonic_now())
+
+    def _backend_instead(self, scheduled: ScheduledRequest, target: Backend) -> Backend | None:
+        """Return the backend that gets the request instead of its program's own one, `target`, or None: a half-open one as a
+        probe, or the least busy of those that have not failed the request, if `target` has."""
+        failed = scheduled.failed
+        if failed is None:
+            return self._fleet.ejection.backend_to_probe(scheduled.request.model)
+        others = self._others(scheduled) if target in failed.tried else ()
+        return min(others, key=_num_sequences, default=None)
+
+
+def _num_sequences(backend: Backend) -> int:
+    return backend.in_flight
+
+
+def _tried(scheduled: ScheduledRequest) -> Sequence[Backend]:
+    return _NONE_TRIED if scheduled.failed is None else scheduled.failed.tried

@@ -1,0 +1,75 @@
+"""What decides about programs, put together: their driver, the KV memories of the backends, and what keeps the programs."""
+
+from __future__ import annotations
+
+import logging
+
+from maitred.core.decisions import DecisionLog
+from maitred.core.errors import ConfigError
+from maitred.core.units import Micros
+from maitred.files.line_file import PRIVATE
+from maitred.programs import Programs, ProgramsConfig
+from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.drivers.programs import RealTimePrograms
+from maitred.scheduler.engines.polling import KvPolling
+from maitred.scheduler.programs.memories import ProgramMemories
+from maitred.scheduler.programs.state import ProgramStateKeeper
+from maitred.scheduler.programs.store import ProgramStore
+
+log = logging.getLogger("maitred.gateway")
+NO_STATE = "none"
+"""The value of `programs.state` for no file."""
+
+
+class ProgramParts:
+    """The parts of one scheduler."""
+
+    def __init__(
+        self,
+        config: ProgramsConfig,
+        fleet: BackendFleet,
+        now: Micros,
+        *,
+        default_state: str | None = None,
+        log: DecisionLog | None = None,
+        file_mode: int = PRIVATE,
+    ) -> None:
+        """`default_state` is the file that keeps the programs if the configuration names none; `log` gets every input and
+        decision, if there is one; `file_mode` is for files that are made. Raises ConfigError."""
+        self.driver = RealTimePrograms(Programs(config, now, log))
+        self.memories = ProgramMemories(fleet, self.driver)
+        self.keeper: ProgramStateKeeper | None = None
+        """What keeps the programs across restarts, or None if nothing does."""
+        store = _open_store(config, default_state, file_mode)
+        if store is not None:
+            self.keeper = ProgramStateKeeper(store, self.driver, self.memories, fleet)
+        is_read = config.mode == "tr" or config.metrics
+        kv_polling = KvPolling(config.backend_type, config.metrics_interval_secs) if is_read else None
+        fleet.observe(self.memories if self.keeper is None else self.keeper, kv_polling)
+
+    def start(self) -> None:
+        """Begin to keep the programs, inside this event loop."""
+        if self.keeper is not None:
+            self.keeper.start()
+
+    async def close(self) -> None:
+        """Stop, and write what is left."""
+        self.driver.close()
+        if self.keeper is not None:
+            await self.keeper.close()
+
+
+def _open_store(config: ProgramsConfig, default_state: str | None, file_mode: int) -> ProgramStore | None:
+    """Return the file that keeps the programs, or None if there is none. A file that the user has not named may be impossible:
+    then a warning is all."""
+    if config.state == NO_STATE:
+        return None
+    if config.state is not None:
+        return ProgramStore(config.state, file_mode)
+    if default_state is None:
+        return None
+    try:
+        return ProgramStore(default_state, file_mode)
+    except ConfigError as error:
+        log.warning("programs will not be known after a restart: %s", error)
+        return None

@@ -1,0 +1,128 @@
+"""The scheduler: the parts that decide, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from maitred.admission import Admission, AdmissionConfig
+from maitred.core.decisions import DecisionLog
+from maitred.files.line_file import PRIVATE
+from maitred.programs import ProgramsConfig
+from maitred.routing import RoutingConfig, Signals, open_router, signals_read
+from maitred.scheduler.backends.capacity import CapacityController
+from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.slot_learning import SlotLearning
+from maitred.scheduler.config import FleetConfig
+from maitred.scheduler.drivers.admission import RealTimeAdmission
+from maitred.scheduler.drivers.deadline_timer import monotonic_now
+from maitred.scheduler.drivers.programs import RealTimePrograms
+from maitred.scheduler.placements import GrantedPlacement, Placement, RoutedPlacement
+from maitred.scheduler.programs.memories import ProgramMemories
+from maitred.scheduler.programs.parts import ProgramParts
+from maitred.scheduler.requests import ScheduledRequest
+from maitred.wire.client import UpstreamClient
+
+log = logging.getLogger("maitred.gateway")
+
+
+class Scheduler:
+    """What decides for the requests of a gateway, from `start` to `close`; see `interface`."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        *,
+        admission: AdmissionConfig,
+        routing: RoutingConfig,
+        programs: ProgramsConfig,
+        client: UpstreamClient,
+        decisions: DecisionLog | None = None,
+        seed: int = 0,
+        fallback: str | None = None,
+        default_state: str | None = None,
+        file_mode: int = PRIVATE,
+    ) -> None:
+        """`client` polls the backends. `decisions` gets every input and decision. `fallback` says why less is in force than is
+        configured. `default_state` is the file that keeps the programs if the configuration names none, and `file_mode` is for
+        files that are made. Raises ConfigError."""
+        self.router = open_router(routing, seed, decisions, monotonic_now())
+        self.signals = signals_read(self.router)
+        """What the router reads of requests and backends."""
+        self.fleet = fleet = BackendFleet(config, client)
+        core = Admission(admission, {}, fleet.pool_load, decisions, monotonic_now())
+        self.admission = RealTimeAdmission(core, fleet.pool_load, pool_of=fleet.pools.pool_of)
+        self._routed = RoutedPlacement(fleet, self.admission, self.router)
+        self.program_parts: ProgramParts | None = None
+        """What decides about programs, or None if requests are routed one by one."""
+        if programs.mode != "off":
+            self.program_parts = ProgramParts(
+                *(programs, fleet, monotonic_now()), default_state=default_state, log=decisions, file_mode=file_mode
+            )
+            memories, driver = self.program_parts.memories, self.program_parts.driver
+            self._granted = GrantedPlacement(fleet, self.admission, memories, driver)
+        self._slot_learning = SlotLearning(config, fleet, self.admission, decisions)
+        reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
+        self.capacity = CapacityController(
+            fleet, self.admission, self._slot_learning, router_reads_load=reads_load, fallback=fallback
+        )
+        self._slot_learning.choose_sources()
+        fleet.listen(self.capacity)
+        self._poll_task: asyncio.Task[None] | None = None
+
+    @property
+    def programs(self) -> RealTimePrograms | None:
+        """The driver of the programs, or None if requests are routed one by one."""
+        return None if self.program_parts is None else self.program_parts.driver
+
+    @property
+    def memories(self) -> ProgramMemories | None:
+        """The KV memories of the backends, or None if requests are routed one by one."""
+        return None if self.program_parts is None else self.program_parts.memories
+
+    def placement(self, scheduled: ScheduledRequest) -> Placement:
+        """Return what says where a request goes."""
+        return self._routed if scheduled.step is None else self._granted
+
+    def start(self) -> None:
+        """Begin to poll the backends, inside this event loop."""
+        if self.program_parts is not None:
+            self.program_parts.start()
+        self._poll_task = asyncio.create_task(self.fleet.poll_forever())
+        self._poll_task.add_done_callback(_on_polling_ended)
+        self._slot_learning.start()
+
+    async def close(self) -> None:
+        """Stop, after the last request has ended, and write what is left."""
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+            await asyncio.wait({self._poll_task})
+        await self._slot_learning.stop()
+        self.fleet.ejection.close()
+        self.admission.close()
+        if self.program_parts is not None:
+            await self.program_parts.close()
+
+    def checks(self) -> Mapping[str, Callable[[], None]]:
+        """Return the `check` of every core, by name: each raises InvariantError if the core contradicts itself."""
+        checks: dict[str, Callable[[], None]] = {
+            "admission": self.admission.core.check,
+            "ejection": self.fleet.ejection.detector.check,
+        }
+        if self.programs is not None:
+            checks["programs"] = self.programs.core.check
+        return checks
+
+    def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
+        """Go by these from now on. Raises ConfigError, and changes nothing then."""
+        self.capacity.reconfigure(admission)
+        self.capacity.on_slots_changed(self.fleet.pools.names)
+        if self.programs is not None:
+            self.programs.reconfigure(programs)
+        self.fleet.reconfigure(config)
+
+
+def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
+    if not poll_task.cancelled():
+        log.critical("backends are watched no more: restart the gateway", exc_info=poll_task.exception())
