@@ -51,7 +51,6 @@ PAUSE_SECS = 0.05
 """Between two requests of the healthy client."""
 OTHER_SECS = 10.0
 """Length of the phases that are no fuzzing, and at most that of `--seconds`."""
-WARM_UP_SECS = 3.0
 SETTLE_SECS = 20.0
 """Within which the gateway must be as it was."""
 MEMORY_SHARE = 1.2
@@ -164,8 +163,8 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
         while not log.stat().st_size:
             await asyncio.sleep(0.05)
         attack = Attack(gateway.url, gateway.pid, config, outputs, killed, options.seed)
-        for phase in () if options.no_timing else WARM_UP:
-            await phase(attack, WARM_UP_SECS)
+        for phase, secs in () if options.no_timing else WARM_UP.items():
+            await phase(attack, secs)
         spans, memory = await attack_gateway(attack, options.seconds, log)
         hostile.close()
         wrong += await asyncio.to_thread(leftovers, gateway.url, gateway.pid, sys.maxsize if options.no_timing else memory)
