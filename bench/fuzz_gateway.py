@@ -2,9 +2,9 @@
 
     python bench/fuzz_gateway.py [--seconds 60] [--seed 1] [--programs]
 
-The gateway stands before a good engine, an engine that is killed, and a backend that answers with mutated bytes. One phase
-follows the other, and a healthy client sends 20 requests a second all the while, from a process of its own and to an engine of
-its own: what it notices comes from the gateway, and not from an engine that reads a body of 1.5 MB:
+The gateway stands before a good engine, an engine that is killed, a backend that answers with mutated bytes, and the engine of
+a healthy client. That sends 20 requests a second all the while, from a process of its own. What it notices comes from the
+gateway, and not from an engine that computes a prompt of 1.5 MB. One phase follows the other:
 
     idle            nothing else happens, after a short warm-up; this is what the healthy client is compared with
     requests        32 connections send mutated requests: flipped, cut, doubled, glued together, in pieces, abandoned anywhere
@@ -142,7 +142,7 @@ async def until_served(url: str, models: tuple[str, ...]) -> None:
 async def run(options: argparse.Namespace, folder: Path) -> list[str]:
     """Run everything, and return what was wrong."""
     hostile = await serve_hostile(Random(options.seed + 1))
-    config, log = folder / "maitred.yaml", folder / "healthy"
+    config, log = folder / "maitred.yaml", folder / "healthy-client"
     config.write_text(CONFIG)
     random, starts = Random(options.seed + 2), folder / "starts"
     starts.mkdir()
@@ -168,7 +168,8 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
         spans, memory = await attack_gateway(attack, options.seconds, log)
         hostile.close()
         wrong += await asyncio.to_thread(leftovers, gateway.url, gateway.pid, sys.maxsize if options.no_timing else memory)
-        for who, said in (("gateway", gateway.log_text), ("engine", good.log.read_text(errors="replace"))):
+        logs = [gateway.log_text, good.log.read_text(errors="replace"), own.log.read_text(errors="replace")]
+        for who, said in zip(("gateway", "engine", "engine of the healthy client"), logs, strict=True):
             if "Traceback" in said:
                 wrong.append(f"a traceback of the {who}:\n" + said[max(0, said.index("Traceback") - 300) :][:4_000])
     allowed = 2 * p99_of(log, *spans["idle"])[0] + 50

@@ -98,6 +98,26 @@ def test_what_a_backend_fails_is_answered_by_another_although_its_program_finds_
     run(scenario())
 
 
+def test_a_backend_that_stands_in_may_fail_too() -> None:
+    async def scenario() -> None:
+        gates = GatedAnswer(), GatedAnswer()
+        first, second, third = Backend(Counted()), Backend(gates[0]), Backend(gates[1])
+        async with world(first, second, third, programs={"backend_capacity_tokens": 2000}) as w:
+            assert (await w.request(body=body("a", 1000)))[0] == 200
+            others = [await start(w, "b", 1500), await start(w, "c", 1500)]
+            await w.wait_until(lambda: second.received and third.received)
+            first.respond, second.respond = says("500 Internal Server Error"), says("429 Too Many Requests")
+            third.respond = Counted()
+            assert (await w.request(body=body("a", 1200)))[0] == 200
+            assert program(w, "a").backend == 0
+            assert [len(backend.received) for backend in (first, second, third)] == [2, 2, 2]
+            for gate, client in zip(gates, others, strict=True):
+                gate.open.set()
+                assert (await client.read_response())[0] == 200
+
+    run(scenario())
+
+
 def test_a_request_waits_for_memory_elsewhere_and_holds_no_slot_meanwhile() -> None:
     async def scenario() -> None:
         gated = GatedAnswer()

@@ -300,7 +300,8 @@ def test_the_least_of_three_readings_counts() -> None:
         gated = GatedAnswer()
         engine = backend(page(20_000, kv_cache_usage_perc=0.2, num_requests_running=2, num_requests_waiting=0), gated)
         async with world(engine, programs={"metrics_interval_secs": 3600}) as w:
-            assert w.gateway.scheduler.memories is not None
+            parts = w.gateway.scheduler.program_parts
+            assert parts is not None
             assert w.gateway.programs is not None
             for name in ("a", "b"):
                 await w.start_request(body(name, 4000))
@@ -312,8 +313,8 @@ def test_the_least_of_three_readings_counts() -> None:
             for usage in (0.2, 0.2, 0.25, 0.2, 0.2, 0.2):
                 (reported,) = fleet.kv.memories
                 fleet.kv = msgspec.structs.replace(fleet.kv, memories=(msgspec.structs.replace(reported, usage=usage),))
-                w.gateway.scheduler.memories.on_backend_polled(fleet)
-                w.gateway.scheduler.memories.on_backend_polled(fleet)  # the same reading counts once
+                parts.memories.on_backend_polled(fleet)
+                parts.memories.on_backend_polled(fleet)  # the same reading counts once
                 seen.append(memory.shared_tokens)
             gated.open.set()
         # The first reading, before the programs came, showed nothing shared.

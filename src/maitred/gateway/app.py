@@ -1,6 +1,6 @@
 """The gateway: its parts, and which of them serves which path.
 
-A path is forwarded to a backend (`Proxy`), or the gateway answers it itself (`endpoints`).
+A path is forwarded to a backend (`Proxy`), or the gateway answers it itself (`admin.endpoints`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ class Gateway(App):
         self._client = UpstreamClient(config.upstream)
         self._decision_file = _open_decision_log(config)
         decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
-        self._open_outputs(log_output)
         self._programs_config = programs or ProgramsConfig()
         self.scheduler = Scheduler(
             config,
@@ -110,6 +109,7 @@ class Gateway(App):
             file_mode=config.file_mode,
         )
         self._program_pages = self._make_program_pages()
+        self._open_outputs(log_output)
         self._snapshots = StateSnapshots(self.scheduler, self.counters)
         self._intake = self._make_intake()
         self._proxy = Proxy(
@@ -158,7 +158,7 @@ class Gateway(App):
         return ConfigReloader(settings, reload, self._read_certificates, self._reconfigure, self.counters.reloads)
 
     def _make_program_pages(self) -> ProgramPages | None:
-        """Return what shows the programs, or None if requests are routed one by one."""
+        """Build the pages of the programs, or return None if requests are routed one by one."""
         parts = self.scheduler.program_parts
         return (
             None if parts is None else ProgramPages(self._programs_config, parts, self.scheduler.fleet, self.config.file_mode)
@@ -229,10 +229,10 @@ class Gateway(App):
 
     async def stop(self) -> None:
         """Release all resources, after the last request has ended."""
-        await self.scheduler.close()
         self._descriptors.stop()
         self._loop_lag.stop()
         self._idle_checks.stop()
+        await self.scheduler.close()
         if self._program_pages is not None:
             await self._program_pages.close()
         await self._client.close()
@@ -246,7 +246,7 @@ class Gateway(App):
         return run_at_once(self.take_snapshot()).state
 
     def take_snapshot(self) -> Steps[Snapshot]:
-        """Return in steps the state of requests, backends and capacity; see `gateway.state` for what is of one instant."""
+        """Return in steps the state of requests, backends and capacity (`observe.state_snapshots`: what is of one instant)."""
         decisions, requests = self._decision_file, self._recorder
         return self._snapshots.take(
             num_connections=0 if self._server is None else len(self._server.connections),

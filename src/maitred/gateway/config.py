@@ -42,7 +42,6 @@ LogFormat: TypeAlias = Literal["text", "json"]
 _FILE_MODES: Final = {"owner": 0o600, "group": 0o640, "all": 0o644}
 _HOST_NAME: Final = re.compile(r"[0-9A-Za-z._-]+")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s,A-Z]+")
-_MAX_SECS: Final = 1e9
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -69,9 +68,9 @@ class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1")
         for name in ("budget_floor_per_sec", "initial_backoff_secs", "max_backoff_secs", "max_retry_after_secs"):
-            if not 0 <= getattr(self, name) <= _MAX_SECS:
-                raise ValueError(f"{name} must be from 0 to {_MAX_SECS:g}")
-        if not 1 <= self.backoff_multiplier <= _MAX_SECS:
+            if not 0 <= getattr(self, name) <= MAX_SECS:
+                raise ValueError(f"{name} must be from 0 to {MAX_SECS:g}")
+        if not 1 <= self.backoff_multiplier <= MAX_SECS:
             raise ValueError("backoff_multiplier must be at least 1")
 
 

@@ -1,4 +1,4 @@
-"""The name of `maitred.scheduler.engines.readings` that scripts outside the project import from here."""
+"""`parse_engine_reading`, which scripts outside the project import from here."""
 
 from maitred.scheduler.engines.readings import parse_engine_reading
 

@@ -1,4 +1,4 @@
-"""The name of `maitred.scheduler.engines.kv_pages` that scripts outside the project import from here."""
+"""`parse_kv_report`, which scripts outside the project import from here."""
 
 from maitred.scheduler.engines.kv_pages import parse_kv_report
 

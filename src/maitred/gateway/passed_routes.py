@@ -1,4 +1,4 @@
-"""The name of `maitred.gateway.intake.passed_routes` that scripts outside the project import from here."""
+"""`find_form_field`, which scripts outside the project import from here."""
 
 from maitred.gateway.intake.passed_routes import find_form_field
 

@@ -1,4 +1,4 @@
-"""The name of `maitred.scheduler.engines.polling` that scripts outside the project import from here."""
+"""`parse_reported_load`, which scripts outside the project import from here."""
 
 from maitred.scheduler.engines.polling import parse_reported_load
 

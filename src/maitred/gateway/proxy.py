@@ -1,8 +1,8 @@
 """The life of a proxied request, from its head to the release of its slot.
 
     proxy_request()   take the request in (`request_intake`); stop it when its client disconnects; answer every failure
-    _hold_memory()    ask for KV memory for its program (`program_driver`), wait for it, and end its step exactly once
-    _hold_slot()      ask admission for a slot (`driver`), wait for it, and release it, which takes effect once
+    _hold_memory()    ask for KV memory for its program (`RealTimePrograms`), wait for it, and end its step exactly once
+    _hold_slot()      ask admission for a slot (`RealTimeAdmission`), wait for it, and release it, which takes effect once
     Attempts          send it to a backend, and to another one if that fails (`attempts`)
 
 **Slots and places in a queue** are freed in `_hold_slot` alone: by its `finally`, and by `yield_slot` for a request that is

@@ -1,4 +1,4 @@
-"""The name of `maitred.gateway.bodies.request_fields` that scripts outside the project import from here."""
+"""`RoutingHintReader`, which scripts outside the project import from here."""
 
 from maitred.gateway.bodies.request_fields import RoutingHintReader
 

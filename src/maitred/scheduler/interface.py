@@ -10,11 +10,12 @@ A `Scheduler` decides for the requests of a gateway. For a request it is asked i
     admission.confirm_first_byte    may its response begin; from there on it is no victim
     fleet.ejection             what has become of it at that backend
 
-What an operator sees (`fleet`, `capacity`, the cores behind `admission` and `programs`) is read and not changed.
+What an operator sees (`fleet`, `capacity`, the cores behind `admission` and `programs`) is read; an operator drains backends
+(`fleet.drain`) and releases programs (`programs.release`).
 
-Everything is called directly and answers at once, in one event loop; only `SlotLease.wait` and `ProgramStep.wait` wait. A
-decision that takes something away from a request comes as the cancellation of its scope: the slot (`SlotLease`), or the
-backend (`UpstreamRequest`).
+Everything is called directly, in one event loop. What a request waits for is awaited: memory (`ProgramStep.wait`), a slot
+(`SlotLease.wait`), another place after a failure (`Placement.next`). A decision that takes something away from a request comes
+as the cancellation of its scope: the slot (`SlotLease`), or the backend (`UpstreamRequest`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from maitred.scheduler.failures import (
     is_blameless,
     is_free,
 )
-from maitred.scheduler.placements import MemoryLost, Place, Placement
+from maitred.scheduler.placements import MemoryLost, Place
 from maitred.scheduler.programs.memories import ProgramMemories, with_rank
 from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
@@ -59,7 +60,6 @@ __all__ = [
     "MemoryLost",
     "NotFoundThere",
     "Place",
-    "Placement",
     "ProgramMemories",
     "ProgramParts",
     "ProgramRejected",

@@ -1,7 +1,8 @@
 """Where a request goes, and where next if a backend fails it.
 
     RoutedPlacement     where the router wants it, among the backends that may have it
-    GrantedPlacement    where its program has memory; if that backend fails it, the program moves
+    GrantedPlacement    where its program has memory; if that backend fails it, the program moves, or, where no other has room,
+                        the request alone goes elsewhere
 
 A backend that fails a request is not asked again by it, but in two cases: it has answered with an error, is not busy, and no
 other backend is left; or the request has waited for a slot meanwhile. A backend that was abandoned is left to its polls: they
@@ -128,8 +129,8 @@ class GrantedPlacement(Placement):
     """The places of requests of programs.
 
     No program has memory at a half-open backend: single requests are sent there, and their programs stay where they are. A
-    program stays too where its backend fails a request and no other has room for all of it, or other requests of it are there.
-    That request is sent to another backend all the same, where its prompt is computed anew and nothing is set aside for it: an
+    program keeps its place too, without its KV, where its backend fails a request and no other has room for all of it, or other
+    requests of it are there. That request is sent to another backend all the same, where nothing is set aside for it: an
     engine that is short of memory for it preempts, which is better than an answer that is lost.
     `first` and `next` raise MemoryLost if the program has to wait for memory elsewhere, or gets none: the slot must be free
     then.
@@ -166,13 +167,15 @@ class GrantedPlacement(Placement):
         failed, step = scheduled.failed, scheduled.step
         assert failed is not None
         backend, rank, stands_in = place
-        if step is not None and not (stands_in or isinstance(failed.failure, UsageRefused)):
+        if step is not None and not isinstance(failed.failure, UsageRefused):
             self._admission.set_stranded(scheduled.request.id, stranded=False)  # It keeps its slot, since it has its memory.
+        if step is not None and not (stands_in or isinstance(failed.failure, UsageRefused)):
             if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
                 await self._fleet.poll_now(backend)
-            # All connections to this backend carried requests for as long as may be waited.
             memory = self._memories.index_of(backend, rank)
-            if self._programs.move(step) == memory and isinstance(failed.failure, PoolTimeout):
+            stays = self._programs.move(step) == memory
+            # All connections to this backend carried requests for as long as may be waited.
+            if stays and isinstance(failed.failure, PoolTimeout) and not self._others(scheduled):
                 return None
         return self.first(scheduled, monotonic_now())
 
@@ -182,7 +185,8 @@ class GrantedPlacement(Placement):
         failed = scheduled.failed
         if failed is None:
             return self._fleet.ejection.backend_to_probe(scheduled.request.model)
-        others = self._others(scheduled) if target in failed.tried else ()
+        # If the target is down, its program moves first, and may wait for memory elsewhere.
+        others = self._others(scheduled) if target in failed.tried and target.takes(scheduled.request.model) else ()
         return min(others, key=_num_sequences, default=None)
 
 

@@ -19,7 +19,6 @@ from maitred.scheduler.drivers.admission import RealTimeAdmission
 from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.placements import GrantedPlacement, Placement, RoutedPlacement
-from maitred.scheduler.programs.memories import ProgramMemories
 from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.wire.client import UpstreamClient
@@ -51,14 +50,22 @@ class Scheduler:
         self.signals = signals_read(self.router)
         """What the router reads of requests and backends."""
         self.fleet = fleet = BackendFleet(config, client)
+        """The backends."""
         core = Admission(admission, {}, fleet.pool_load, decisions, monotonic_now())
         self.admission = RealTimeAdmission(core, fleet.pool_load, pool_of=fleet.pools.pool_of)
+        """The driver of admission."""
         self._routed = RoutedPlacement(fleet, self.admission, self.router)
+        self._granted: GrantedPlacement | None = None
         self.program_parts: ProgramParts | None = None
         """What decides about programs, or None if requests are routed one by one."""
         if programs.mode != "off":
             self.program_parts = ProgramParts(
-                *(programs, fleet, monotonic_now()), default_state=default_state, log=decisions, file_mode=file_mode
+                programs,
+                fleet,
+                monotonic_now(),
+                default_state=default_state,
+                log=decisions,
+                file_mode=file_mode,
             )
             memories, driver = self.program_parts.memories, self.program_parts.driver
             self._granted = GrantedPlacement(fleet, self.admission, memories, driver)
@@ -76,17 +83,15 @@ class Scheduler:
         """The driver of the programs, or None if requests are routed one by one."""
         return None if self.program_parts is None else self.program_parts.driver
 
-    @property
-    def memories(self) -> ProgramMemories | None:
-        """The KV memories of the backends, or None if requests are routed one by one."""
-        return None if self.program_parts is None else self.program_parts.memories
-
     def placement(self, scheduled: ScheduledRequest) -> Placement:
-        """Return what says where a request goes."""
-        return self._routed if scheduled.step is None else self._granted
+        """Return the placement of a request: by the router, or where its program has memory."""
+        if scheduled.step is None:
+            return self._routed
+        assert self._granted is not None
+        return self._granted
 
     def start(self) -> None:
-        """Begin to poll the backends, inside this event loop."""
+        """Begin to poll the backends, to learn slots and to keep the programs, inside this event loop."""
         if self.program_parts is not None:
             self.program_parts.start()
         self._poll_task = asyncio.create_task(self.fleet.poll_forever())
@@ -115,7 +120,7 @@ class Scheduler:
         return checks
 
     def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
-        """Go by these from now on. Raises ConfigError, and changes nothing then."""
+        """Use these configurations from now on. Raises ConfigError if the reservations do not fit, and changes nothing then."""
         self.capacity.reconfigure(admission)
         self.capacity.on_slots_changed(self.fleet.pools.names)
         if self.programs is not None:

@@ -1,7 +1,7 @@
 """The paths that the gateway answers itself: its health, metrics, state and models, and what its operator may change.
 
-Beside each path stands the row of the table (`page_access`) that says who may use it, and what of it they see. Paths that only
-some gateways have are added (`add`).
+Beside each path stands the row of the table (`access.page_access`) that says who may use it, and what of it they see. Paths
+that only some gateways have are added (`add`).
 """
 
 from __future__ import annotations

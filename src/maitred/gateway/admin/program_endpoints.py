@@ -5,8 +5,8 @@
     GET  /profiles, /profiles/ID averages of steps, with `programs.profile`
     GET  /programs/metrics       what ThunderAgent has at /metrics, where ours is Prometheus'
 
-Who sees what of them is in `page_access`: a tenant sees and releases its own programs, the operator all of them. Errors have
-ThunderAgent's form, `{"detail": ...}` and `{"error": ...}`.
+Who sees what of them is in `access.page_access`: a tenant sees and releases its own programs, the operator all of them. Errors
+have ThunderAgent's form, `{"detail": ...}` and `{"error": ...}`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from maitred.scheduler.interface import BackendFleet, ProgramParts
 
 
 class ProgramPages:
-    """The pages of one gateway."""
+    """Pages, profiles and metrics of the programs of one gateway."""
 
     def __init__(self, config: ProgramsConfig, parts: ProgramParts, fleet: BackendFleet, file_mode: int) -> None:
         """`file_mode` is for files that are made. Raises ConfigError."""

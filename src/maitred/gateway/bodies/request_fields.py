@@ -1,7 +1,7 @@
 """Read from a request what decisions depend on: a few fields of its body.
 
-Everything else passes through untouched. Headers are read as bytes; those of the request are sorted in `inbound_head`. Which
-paths there are is in `routes`.
+Everything else passes through untouched. Headers are read as bytes; those of the request are sorted in `access.inbound_head`.
+Which paths there are is in `routes`.
 
 **Routing hints** are what a router may know of a request beside its model and class. They need a second pass over the body, so
 they are read only if the router in use looks at them (`Signals`).

@@ -1,4 +1,5 @@
-"""What an attempt has come to, told to everything that counts: metrics, the circuit of its backend (`ejection`), the polls.
+"""What an attempt has come to, told to everything that counts: metrics, the circuit of its backend (`scheduler.ejection`), the
+polls.
 
 Compiled (`tools/compile.py`).
 """

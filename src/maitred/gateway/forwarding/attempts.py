@@ -1,16 +1,17 @@
 """The attempts of a request: it is sent to one backend, and to another one if that fails.
 
-    Placement      which backend has it first, and which one next (`placements`)
+    Placement      which backend has it first, and which one next (`scheduler.placements`)
     Attempt        the request at that backend (`attempt`)
     RetryPolicy    whether and when it is sent again (`retries`)
 
 **A backend that fails**, or answers with an error that another one may not give, is replaced by another one while the response
-is not committed. What every attempt came to is told to `ejection`, so a backend that fails many requests gets no more of them.
+is not committed. What every attempt came to is told to `scheduler.ejection`, so a backend that fails many requests gets no more
+of them.
 
 For example, with `max_attempts: 2` and four backends of which two refuse connections and the third disconnects, the fourth is
 still tried. A timeout or a malformed response is not retried: the request would only keep the next backend busy as well. After
 an error of an engine that is not busy, the same one is tried again where no other backend is left. A kept connection that was
-dead before the request came is no attempt: the client makes a new one (`wire/client`).
+dead before the request came is no attempt: the client makes a new one (`wire.client`).
 
 **The response** is withheld until its first data, and then committed (`_commit`): admission is asked whether the request still
 has its slot, and from there on it is no victim, is not taken away from its backend, and is not sent again. The rest must come

@@ -6,7 +6,7 @@ A failure is tried again while no byte of a response has gone to the client. Thr
   not reached, or that was given up before it had answered, costs no attempt.
 - *the retry budget*: a request that is sent twice doubles the load just when backends fail. Retries are at most `budget_share`
   of the requests, and `budget_floor_per_sec` more, so that a quiet gateway may retry as well.
-- *`Retry-After`* of an engine: until then it is not asked again by any request (`ejection`).
+- *`Retry-After`* of an engine: until then it is not asked again by any request (`scheduler.ejection`).
 
 Between two attempts passes `initial_backoff_secs * backoff_multiplier ** (attempts - 1)`, at most `max_backoff_secs`, more or
 less by `backoff_jitter`. Nothing is waited for where a backend was not reached.

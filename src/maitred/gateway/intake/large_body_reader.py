@@ -1,4 +1,4 @@
-"""What of a large body is read: the parts that the readers of usual bodies look for (`large_body`)."""
+"""What of a large body is read: the parts that the readers of usual bodies look for (`bodies.large_body`)."""
 
 from __future__ import annotations
 

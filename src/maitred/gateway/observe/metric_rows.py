@@ -1,5 +1,5 @@
-"""Which rows of the metrics a viewer gets (`page_access`): all; those with its tenant's label; or a summary, which names no
-tenant and no backend.
+"""Which rows of the metrics a viewer gets (`access.page_access`): all; those with its tenant's label; or a summary, which names
+no tenant and no backend.
 
     maitred_scheduler_inflight{class="default"} 5                       in a summary, as it is
     maitred_tenant_inflight{tenant="auth:acme"} 3, {tenant="..."} 2     in a summary the sum over tenants, 5; the first row

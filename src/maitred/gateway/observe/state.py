@@ -165,7 +165,7 @@ class LoadState(msgspec.Struct):
 
 
 class EjectionState(msgspec.Struct):
-    """What the answers of one backend have come to. See `gateway.ejection`."""
+    """What the answers of one backend have come to. See `scheduler.ejection`."""
 
     state: CircuitState
     failures_in_a_row: int

@@ -1,4 +1,4 @@
-"""A backend as the gateway knows it, the requests that it has, and what wants to know how it is (`BackendObserver`).
+"""A backend as the scheduler knows it, the requests that it has, and what wants to know how it is (`BackendObserver`).
 
 `fleet` keeps all backends up to date; nothing else changes one, except for the requests in flight.
 Compiled (`tools/compile.py`).

@@ -1,9 +1,10 @@
 """The backends: which are up, and which models they serve.
 
-Each backend is polled in a loop of its own (`polling`), so that none delays another. One good answer makes a backend healthy. A
-refused connection, in a poll or in service, takes it down at once; other failures take it down after `health_failures` in a
-row, because a busy engine is slow to answer and not down. A poll that times out while answers to requests come is no failure
-at all: the engine lives. A backend whose polls are good and whose answers are bad is the matter of `ejection`.
+Each backend is polled in a loop of its own (`engines.polling`), so that none delays another. One good answer makes a backend
+healthy. A refused connection, in a poll or in service, takes it down at once; other failures take it down after
+`health_failures` in a row, because a busy engine is slow to answer and not down. A poll that times out while answers to
+requests come is no failure at all: the engine lives. A backend whose polls are good and whose answers are bad is the matter of
+`ejection`.
 
 **Requests in flight at a backend that is down.** If connections are refused, the process has ended, and its requests with it;
 or it finishes them and accepts no more. They are left to it. If polls fail otherwise, it may never answer: then requests of

@@ -2,7 +2,7 @@
 
 Three scopes nest in the task of a proxied request, and each has a reason of its own to be cancelled:
 
-    client     ProxyRequest      the client disconnects: the request ends without an answer
+    client     ScheduledRequest  the client disconnects: the request ends without an answer
     slot       SlotLease         the slot is preempted: the request waits again, or gets its 503
     attempt    UpstreamRequest   the backend goes down: another backend gets the request
 

@@ -1,6 +1,6 @@
 """The pages of engines that write their metrics as JSON: the iterations of TensorRT-LLM, and the engines behind SkyRL.
 
-What they mean is in `engine_metrics`.
+What they mean is in `metrics`.
 """
 
 from __future__ import annotations

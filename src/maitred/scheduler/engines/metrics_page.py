@@ -2,9 +2,9 @@
 
 An engine writes one metric in several rows, told apart by their labels, and what the rows are to each other differs:
 
-    parts     each row is a part of the engine, and all count: data-parallel ranks, models, reasons copies    each row is the
-    same number, from another process: tensor-parallel ranks, pipeline stages. The first process counts totals    one row, in
-    which the label is empty, is the sum of the others, and counts alone: SGLang's priorities
+    parts     each row is a part of the engine, and all count: data-parallel ranks, models, reasons
+    copies    each row is the same number, from another process: tensor-parallel ranks, pipeline stages. The first one counts
+    totals    one row, in which the label is empty, is the sum of the others, and counts alone: SGLang's priorities
 
 Rows that differ in any other label are neither added up nor dropped, because either may be wrong by a factor: the metric is
 unknown, and `Misfit` says why.

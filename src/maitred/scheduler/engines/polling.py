@@ -9,7 +9,7 @@
 501), as Ollama and NIM have none, is up as long as `/v1/models` answers. It is asked for `/health` again when it has been down.
 
 **The others are optional.** A backend that answers /server_info with 404 or another 4xx is not asked for it again until it has
-been down; how often /metrics is asked for is in `engine_readings`. Any other problem keeps the last value, because a busy
+been down; how often /metrics is asked for is in `readings`. Any other problem keeps the last value, because a busy
 engine is not a smaller one."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 **The page.** A poll reads it if something goes by the load or the memory of the engine, and learned slots read it while
 requests are in flight. It costs the engine's own processor: vLLM's has 48 KB and takes 3 ms, twenty times per second while a
-limit is searched for. So learned slots ask for the samples alone that the table has (`engine_metrics`), by the parameter
+limit is searched for. So learned slots ask for the samples alone that the table has (`metrics`), by the parameter
 `name[]` of Prometheus' client library, which the page has under `/metrics/` (1.4 KB, 0.2 ms). An engine that answers this with
 anything but its load is asked for the whole page from then on.
 

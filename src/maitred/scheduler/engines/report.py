@@ -1,6 +1,6 @@
 """EngineReport: what one reading of an engine's `/metrics` says, whatever the engine and the format of its page.
 
-`engine_metrics` makes reports. Everything that goes by the load or the memory of an engine reads one: routing and flow control
+`metrics` makes reports. Everything that goes by the load or the memory of an engine reads one: routing and flow control
 (`Backend.waiting`, `running`, `kv_usage`), learned slots (`EngineReport.reading`), and agent programs (`memories`, `counts`).
 
 **What is not said is unknown**, not 0: a series that is absent, has no number (`num_gpu_blocks="None"` while an engine starts,

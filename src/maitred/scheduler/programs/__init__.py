@@ -2,6 +2,6 @@
 
 memories.py   the KV memory of each backend
 state.py      what keeps the programs across restarts
-store.py      the file that they are in
-parts.py      all of it, put together
+store.py      the SQLite file of the programs
+parts.py      builds these parts
 """
