@@ -18,6 +18,8 @@ from maitred.core.errors import ConfigError
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
 from maitred.queueing import SCHEDULERS, QueueingConfig
+from maitred.queueing.base import CacheAware, PolicyInfo
+from maitred.queueing.orders import FirstComeFirstServed
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "sglang_policies.jsonl.gz"
 
@@ -173,12 +175,31 @@ def test_what_sglang_refuses_without_a_prefix_cache_is_an_error_and_no_warning(w
         config.warnings(prefix_cache=False)
 
 
+class BrokenWithoutCache(FirstComeFirstServed):
+    about = PolicyInfo(summary="by the cache", complexity="O(1)", starves="nothing", cache_aware=CacheAware.YES)
+
+    def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
+        raise AttributeError("no prefix")
+
+
+def test_warnings_make_no_queue_of_a_policy_of_the_users_own() -> None:
+    config = QueueingConfig(scheduler=f"{__name__}:BrokenWithoutCache")
+    assert ["which is off" in line for line in config.warnings(prefix_cache=False)] == [True]
+
+
 class ShortestUntilCached(SGLang):
     fallback = "sjf"
 
 
 def test_a_subclass_may_name_another_fallback() -> None:
     waiting = ShortestUntilCached(SGLangPolicy.LPM).make_queue(None, Random(0))
+    for order, prompt in enumerate(("aaa", "a", "aa")):
+        waiting.add(seq(order, prompt), 0)
+    assert drained(waiting) == [1, 2, 0]
+
+
+def test_a_subclass_may_name_a_fallback_for_what_sglang_refuses() -> None:
+    waiting = ShortestUntilCached(SGLangPolicy.SHORTEST_PREFILL_FIRST).make_queue(None, Random(0))
     for order, prompt in enumerate(("aaa", "a", "aa")):
         waiting.add(seq(order, prompt), 0)
     assert drained(waiting) == [1, 2, 0]

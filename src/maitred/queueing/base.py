@@ -44,7 +44,7 @@ class CacheAware(Enum):
     NO = "no"
     YES = "yes"
     """The order depends on it. Without a prefix cache, another policy takes its place: of a `CacheAwarePolicy` the one that its
-    attribute `fallback` names."""
+    attribute `fallback` names. One that is refused then has an attribute `refusal`, the ConfigError."""
     OPTIONAL = "if there is one"
     """The policy makes sense without a prefix cache too."""
     AS_INNER = "as the inner policy"

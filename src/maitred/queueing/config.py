@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
 
 import msgspec
 
 from maitred.core.contracts import PriorityPolicy, QueuePolicy
+from maitred.core.errors import ConfigError
 from maitred.queueing.base import SCHEDULERS, CacheAware, PolicyInfo
 from maitred.queueing.priority import (
     PRIORITIES,
@@ -50,7 +50,7 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         that there is not without a prefix cache."""
         policy, priority = self._scheduler()
         if not prefix_cache:
-            policy.make_queue(None, Random(0))
+            _check_without_cache(policy)
         return [*self._priority_warnings(policy, priority), *self._layer_warnings(policy, prefix_cache)]
 
     @property
@@ -83,6 +83,15 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 yield equivalent
             if _needs_cache(layer) and not prefix_cache:
                 yield f"{self.scheduler} orders by the prefix cache, which is off{_replacement(layer)}"
+
+
+def _check_without_cache(policy: QueuePolicy) -> None:
+    """Raise the ConfigError of the first layer that is refused without a prefix cache."""
+    # Nothing makes a queue here: that is code of the user's own, which may raise anything.
+    for layer in _policy_chain(policy):
+        refusal: ConfigError | None = getattr(layer, "refusal", None)
+        if _needs_cache(layer) and refusal is not None:
+            raise refusal
 
 
 def _needs_cache(layer: QueuePolicy) -> bool:

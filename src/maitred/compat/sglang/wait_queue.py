@@ -72,7 +72,7 @@ class SGLang(QueuePolicy):
         self.policy = policy
         self.in_batch = InBatchCaching(check, deprioritize)
         self.sign = None if priority is None else _SIGNS[priority]
-        if policy is SGLangPolicy.SHORTEST_PREFILL_FIRST:
+        if policy is SGLangPolicy.SHORTEST_PREFILL_FIRST and self.fallback is SGLang.fallback:  # a subclass may have its own
             self.fallback = None
         cache_aware = CacheAware.YES if policy in CACHE_AWARE else CacheAware.NO
         self.about = msgspec.structs.replace(SGLang.about, cache_aware=cache_aware)
@@ -82,11 +82,17 @@ class SGLang(QueuePolicy):
         if prefix is not None or self.policy not in CACHE_AWARE:
             return SGLangQueue(self, prefix, rng)
         if self.fallback is None:
-            raise ConfigError(
-                f"SGLang refuses {self.policy} without a prefix cache",
-                hint=f"write {self.policy} for ours, which is fcfs then, or turn the prefix cache on",
-            )
+            raise self._refusal()
         return SCHEDULERS.create(self.fallback).make_queue(None, rng)
+
+    @property
+    def refusal(self) -> ConfigError | None:
+        """The error where there is no prefix cache, or None if another policy takes the place of this one."""
+        return self._refusal() if self.fallback is None else None
+
+    def _refusal(self) -> ConfigError:
+        hint = f"write {self.policy} for ours, which is fcfs then, or turn the prefix cache on"
+        return ConfigError(f"SGLang refuses {self.policy} without a prefix cache", hint=hint)
 
 
 class _PageOrder(PrefixCacheListener):
