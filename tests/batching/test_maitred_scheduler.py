@@ -57,6 +57,13 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert ours == {0: 610, 1: 20}
 
 
+@pytest.mark.parametrize("state", ["DISAGG_GENERATION_INIT", "DISAGG_GENERATION_TRANS_COMPLETE", "ENCODER_INIT"])
+def test_a_request_in_a_state_that_no_instance_has_is_refused(state: str) -> None:
+    made, _ = scheduler()
+    with pytest.raises(ValueError, match=rf"request 7 is in state {state}: the scheduler maitred serves"):
+        made.schedule_request([EngineRequest(1, 30, 30), EngineRequest(7, 30, 30, state=LlmRequestState[state])], set())
+
+
 def test_the_long_one_keeps_its_share_of_the_tokens() -> None:
     jobs = [(request(0, 0, 500, 1), 1), *((request(number, 0, 100, 1), 1) for number in range(1, 30))]
     finished = times(drive(config("maitred(first_share=0.5)", total_kv_blocks=1000, max_num_seqs=64), jobs), "FINISHED")

@@ -19,6 +19,8 @@ from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, Req
 from maitred.batching.trtllm.schedulers import SchedulerOutput
 
 _GENERATING: Final = LlmRequestState.GENERATION_IN_PROGRESS  # members of enums are slow to look up
+_FINISHING: Final = LlmRequestState.GENERATION_TO_COMPLETE
+_COMPLETE: Final = LlmRequestState.GENERATION_COMPLETE
 _SEATS: Final = Lack("all places in the batch are taken")
 _PAUSED: Final = Lack("it was paused, and no request has ended since")
 _PREFIX: Final = Lack("another request computes the block of its prompt that it needs first")
@@ -103,7 +105,8 @@ class MaitredStep:
         return SchedulerOutput(context, self._generation, self._paused, [], fitting)
 
     def _sort_in(self, place: int, request: LlmRequest, *, is_in_flight: bool) -> None:
-        if request.is_generation_in_progress_state:
+        state = request.state
+        if state in (_GENERATING, _FINISHING):
             self._held.append(request)
         elif request.is_context_init_state:
             if is_in_flight:
@@ -112,6 +115,11 @@ class MaitredStep:
                 self._pending.append((place, request))
             else:
                 self._add_prompt(PromptRest(request, place, request.context_remaining_length))
+        elif state != _COMPLETE:  # which has nothing left to be planned
+            raise ValueError(
+                f"request {request.request_id} is in state {LlmRequestState(state).name}: "
+                "the scheduler maitred serves prompts and answers, without encoders and without KV from another instance"
+            )
 
     def _add_prompt(self, prompt: PromptRest) -> None:
         self._prompts.append(prompt)
