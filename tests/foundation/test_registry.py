@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
@@ -156,3 +157,18 @@ def test_compiled_modules_say_so_and_register_no_policy() -> None:
         text = source.read_text()
         assert not re.search(r"^@\w+\.register\(", text, re.MULTILINE), f"{module} registers a policy"
         assert "ompiled" in (ast.get_docstring(ast.parse(text)) or ""), f"{module} does not say that it is compiled"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sglang", "; import maitred.compat for those of other systems)"),
+        ("trtllm-max-utilization", "(did you mean 'max-utilization'? import maitred.compat for those of other systems)"),
+    ],
+)
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_policies_of_other_systems_are_known_once_these_are_imported(name: str, said: str, is_imported: bool) -> None:
+    kind = "queueing import SCHEDULERS as policies" if name == "sglang" else "batching import BATCH_SCHEDULERS as policies"
+    script = f"{'import maitred.compat' if is_imported else ''}\nfrom maitred.{kind}\nprint(policies.find('{name}'))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ran.returncode == 0, said in ran.stderr) == (is_imported, not is_imported), ran.stderr

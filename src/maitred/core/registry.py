@@ -47,6 +47,7 @@ Factory = Callable[..., T]
 
 NOT_SAID: Final = "not documented"
 _OF_YOUR_OWN: Final = "write one of your own as module:Class, of a file in the working directory or of an installed package"
+_OF_OTHERS: Final = "import maitred.compat for those of other systems"
 _SEARCHED_LAST: Final[list[str]] = []
 """Packages in which there may be policies of any kind."""
 _KINDS: Final[dict[type, Registry[Any]]] = {}
@@ -117,10 +118,17 @@ class Registry(Generic[T]):
         for point in self._entry_points():
             if point.name == name:
                 return self._checked(self._load(name, point.load), name)
+        raise ConfigError(f"unknown {self.kind} {name!r}", hint=self._hint_for(name))
+
+    def _hint_for(self, name: str) -> str:
+        """Return what may be written in place of an unknown name."""
         hint = nearest_name_hint(name, self)
-        if not hint.startswith("did you mean"):
+        is_near = hint.startswith("did you mean")
+        if not is_near:
             hint = f"{hint}; {_OF_YOUR_OWN}"
-        raise ConfigError(f"unknown {self.kind} {name!r}", hint=hint)
+        if _SEARCHED_LAST:
+            return hint
+        return f"{hint} {_OF_OTHERS}" if is_near else f"{hint}; {_OF_OTHERS}"
 
     def get(self, spec: str, defaults: Mapping[Any, Any] | None = None) -> Factory[T]:
         """Return the maker of the policies that `spec` describes: the class itself where there are no parameters to give.
