@@ -46,7 +46,7 @@ what a class needed that has changed its ways."""
 REVIEW_INTERVAL: Final = SECOND
 LEARNING_TIME: Final = 10 * SECOND
 ENOUGH_ARRIVALS: Final = 20
-"""With fewer, 99 % of them are all of them, and the first ones of a class say little. Then all that is configured is kept."""
+"""With fewer, all that is configured is kept. XXX: a guess; the first arrivals of a class say little."""
 
 
 class ArrivalNeeds:
@@ -118,7 +118,7 @@ class ArrivalNeeds:
         needs: Counter[int] = Counter()
         for of_period in self._by_period:
             needs.update(of_period)
-        uncovered = int((1 - COVERED_SHARE) * needs.total() + 1e-9)  # A float may fall just below a whole number.
+        uncovered = int((1 - COVERED_SHARE) * needs.total())
         for need in sorted(needs, reverse=True):
             uncovered -= needs[need]
             if uncovered < 0:
