@@ -165,7 +165,7 @@ class SlotController:
             self._reading_at = now  # The engine may be in a long step, and `running` stands still for no other reason.
             return None
         if last is not None and None not in (reading.progress, last.progress) and _went_back(reading, last):
-            self._forget()  # A restart: it may be another engine, but most are what they were, so the slots stay.
+            self._forget()  # A restart. The slots stay: most engines should be what they were. (Not measured.)
         if self._reading_at is not None:
             # A gap without requests says nothing.
             self._period += (min(now - self._reading_at, 2 * BUSY_INTERVAL) - self._period) // 5
@@ -256,8 +256,8 @@ class SlotController:
     def _compare_with_streams(self, reading: EngineReading, own: OwnLoad) -> None:
         """Count how often the page has shown too little of what answers since it last showed enough."""
         # Another engine's page, or a gauge that is never set. Less than half, because a page is some steps old; three times,
-        # because streams may end or begin in those. Then the streams are the signal, until the page shows what answers. A
-        # reading while hardly anything answers says nothing either way.
+        # because streams may end or begin in those. (XXX: guesses.) Then the streams are the signal, until the page shows what
+        # answers. A reading while hardly anything answers says nothing either way.
         running, answered = reading.running, own.answered
         if running < answered / 2 - 2 or (not running and answered >= _FEWEST_STREAMS):
             self._contradictions += 1

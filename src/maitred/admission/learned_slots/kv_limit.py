@@ -26,9 +26,10 @@ from maitred.admission.learned_slots.signals import EngineReading, OwnLoad
 from maitred.core.units import SECOND, Micros
 
 _HIGHEST_AIM: Final = 0.92
-"""Not 1, because the usage swings about its mean, by more the fewer requests there are."""
+"""Not 1, because the usage swings about its mean, by more the fewer requests there are. XXX: a guess."""
 _LOWEST_AIM: Final = 0.80
-"""Less would idle a fifth of the memory for good, where single requests differ in size by so much that any aim evicts some."""
+"""Less would idle a fifth of the memory for good, where single requests differ in size by so much that any aim evicts some.
+XXX: a guess."""
 
 
 class KvLimit:

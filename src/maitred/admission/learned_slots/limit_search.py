@@ -44,8 +44,8 @@ _FILLED_LOOKS: Final = 3
 
 def lead_of(own: OwnLoad) -> int:
     """Return the slots above the limit that cover the time of a dispatch."""
-    # 5 ms is a dispatch on one machine. A chat waits as long for these slots as they cover, so no more; a gateway far from its
-    # engine leaves places idle for the rest.
+    # 5 ms for a dispatch on one machine. XXX: a guess. A chat waits as long for these slots as they cover, so no more; a
+    # gateway far from its engine leaves places idle for the rest.
     return int(own.ended_per_sec * 0.005)
 
 
@@ -118,7 +118,7 @@ class LimitSearch:
         if demand.wanted:
             self.urgent_lead = urgent_lead_of(own) if demand.keeps_lead else 0
         lead = self._lead(own)
-        # 2 %, because of hundreds that run a few have just been sent, and wait for their first step only.
+        # 2 %: of hundreds that run a few have just been sent, and wait for their first step only. XXX: a guess.
         if waiting > lead + int(0.02 * running) and running > 0:
             if self._stands_still(running) and not self._may_be_a_dip(running, now):
                 self.confirm(running, own, kv_usage=kv_usage, now=now)
@@ -129,7 +129,7 @@ class LimitSearch:
 
     def _stands_still(self, running: int) -> bool:
         # Requests that were just sent wait for their prompts to be computed, also in an engine with room for all: `running`
-        # grows from look to look then. 3 % and 1, because it dips by as much; a slower growth is taken for a limit, and the
+        # grows from look to look then. 3 % and 1 for its dips (XXX: a guess); a slower growth is taken for a limit, and the
         # next probe corrects that.
         before = self._previous
         return before is not None and before[1] > 0 and running <= 1.03 * before[0] + 1
@@ -152,7 +152,8 @@ class LimitSearch:
         if not recent and self._previous is not None:
             recent.append(self._previous[0])
         recent.append(running)
-        limit = max(recent)  # `running` dips between the end of a request and the start of the next, and never rises above.
+        # `running` may dip between the end of a request and the start of the next, and should not rise above. (Not measured.)
+        limit = max(recent)
         last = list(recent)[-3:]
         # Three low looks in a row are no dips: the engine runs less than it did.
         if len(last) == 3 and max(last) < 0.9 * limit:
@@ -180,14 +181,16 @@ class LimitSearch:
         if not self.is_full(own, demand):
             return
         if self._raised_at is not None and now - self._raised_at < 0.7 * period:
-            return  # What the last raise has let in may not be there yet. (0.7, because looks are not quite regular.)
+            # What the last raise has let in may not be there yet. (0.7 for looks that are not quite regular. XXX: a guess.)
+            return
         if self.limit is not None and now - self._confirmed_at <= self._patience(own):
             if not self.is_probing:
                 self._set(max(self.slots, self.limit + lead), SlotReason.CONFIRMED)
             return
         if self.limit is not None and not self.is_probing:
             self._probe(self.limit, lead, demand, now)
-        elif running >= 0.9 * own.in_flight - lead - 2:  # Else what was sent is still on its way, and says nothing yet.
+        elif running >= 0.9 * own.in_flight - lead - 2:
+            # With fewer, what was sent is still on its way, and says nothing yet. XXX: a guess.
             self._raise(now)
 
     def _lead(self, own: OwnLoad) -> int:

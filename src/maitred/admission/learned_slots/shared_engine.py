@@ -20,7 +20,8 @@ from maitred.admission.learned_slots.signals import EngineReading, OwnLoad, Pool
 from maitred.core.units import SECOND, Micros
 
 _PATIENCE: Final = 10 * SECOND
-"""How long the queue of others must stand before we stand as well: other gateways that yield as we do have yielded by then."""
+"""How long the queue of others must stand before we stand as well: other gateways that yield as we do should have yielded by
+then. XXX: a guess."""
 _STANDING_TIME: Final = 60 * SECOND
 """Not for ever: if those others begin to yield, so do we."""
 _MOST_SIGHTINGS: Final = 8
@@ -41,7 +42,8 @@ class SharedEngine:
         """Return whether others use the engine: more is there than we have sent, in three looks more than not."""
         ours = max(own.most_in_flight, self._most_before)
         self._most_before = own.most_in_flight
-        # 4 %, because the page and our count are of two instants. Fewer strangers than that are not noticed, and cost little.
+        # 4 %, because the page and our count are of two instants. Fewer strangers than that are not noticed; what they cost is
+        # not measured.
         seen = reading.running + reading.waiting - ours > max(1, 0.04 * reading.running)
         self._sightings = min(_MOST_SIGHTINGS, self._sightings + 1) if seen else max(0, self._sightings - 1)
         if self._sightings < 3:
