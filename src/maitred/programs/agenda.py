@@ -15,12 +15,13 @@ refusal sees who was let in. After that, for everything that was noted,
 
  1. a backend has as much as its programs need; or all of them reason, and what the marked ones will free covers the rest, or
     all are marked;
- 2. of the first four programs that are paused none fits at a backend that is not held for another one.
+ 2. but for a note of growth, which lets none in: of the first four programs that are paused none fits at a backend that is not
+    held for another one.
 
 The growth of a response and the end of `max_wait_secs` break these and note nothing: the next event there, or a tick, finds it.
 
 It ends because each note is worked off once, and of all that is done then only a refusal, which takes a request out of the
-queue, notes anything. Programs themselves leave nothing to settle: `ProgramPlaces.update` ends every change of one.
+queue, notes anything. Programs themselves leave nothing to settle: after each change the place of one is found anew (`places`).
 
 Example: a program ends its last request, so it acts, with 3,000 tokens more than it was thought to have. Its backend is noted
 as changed. It now lacks 1,000 tokens, so the smallest acting program, one of 2,000, is paused; the 1,000 that are left then let

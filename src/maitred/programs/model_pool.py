@@ -12,8 +12,9 @@ that has waited for long is served before others, by means that grow with the ti
                     act (`plan_room_for_oldest`)
     force           after `max_wait_secs` it is resumed without room (`departures`)
 
-Example: a has 3,000 tokens and waits for a backend of 10,000, in which nine programs of 1,000 take turns to act and reason.
-Each that ends would let in another one of 1,000. Once a has waited for 10 s, the first 2,100 that become free are kept for it.
+Example: a has 3,000 tokens and waits for a backend of 10,000, in which eight programs of 1,000 take turns to act and reason.
+With buffers of 100 these use 8,800, and a headroom of 5 % leaves 700; a needs 3,100. Each that ends would let in another one of
+1,000. Once a has waited for 10 s, the first 2,400 that become free are kept for it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 A program is at one backend or among the paused programs of its model, never in both and never in neither.
 
 What a program counts and where it stands in the orders of pauses and of resumes follows from the program and from the root of
-its family. So each change ends with `update`, which finds these anew for the program and its descendants; nobody else does.
+its family. So each change ends with these found anew: with `update`, for the program and its descendants; or, where a program
+moves (`register`, `pause`), with the `add` of where it comes to and `_update_family`. `BackendMemory` itself finds anew what it
+changes of a program at its backend alone: a mark, a minimum stay that ends, a charge that is estimated again.
 
 Example: a paused program has two requests that wait, of 900 and 400 tokens, so it is planned with 1,300. When another program
 ends and leaves room for them, `resume` writes three decisions: RESUME of the program, and GRANT of each request.
