@@ -3,7 +3,7 @@
 **Settling.** A pool settles its own changes, and marks what they may have made possible in others (`agenda`). While there are
 marks, the marked pools are dispatched: what fits is admitted, and what may preempt does. This ends, because a mark comes only
 of a slot or claim that was given up or taken, and each round gives at least one request a slot, or a claim to that of a victim.
-Afterwards the two invariants of `class_pool` hold in every pool.
+Afterwards the two invariants of `classes.pool` hold in every pool.
 
 **Order.** First the marked pools, then one freed tenant after the other, and last the requests behind tenants that have
 reached their limits, so that a tenant with room is asked before those behind it. Pools are dispatched by name: decisions must

@@ -9,8 +9,9 @@
     presets.py           the presets of admission and the rules of programs, by flavour
 
 A configuration chooses them by a name (a scheduler, a flavour), and a factory makes them. Nothing below imports from here. So
-whoever makes configurations of names imports this package (`maitred` itself, `maitred.config`, `maitred.sim`,
-`maitred.replay`), and that makes the presets, and the policies that are registered here, known to the rooms.
+whoever makes configurations of names imports this package, and that makes the presets, and the policies that are registered
+here, known to the rooms: `maitred.config`, `maitred.sim`, `maitred.replay`, `maitred.testing` and `maitred.plugins.vllm`; and
+`maitred` itself with the first public name of it that is used.
 """
 
 from __future__ import annotations

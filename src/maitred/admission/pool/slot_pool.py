@@ -1,7 +1,7 @@
 """SlotPool: the slots of one model, the requests that hold them, and the requests that wait for them.
 
 The core finds tickets and settles what falls due in time. A pool decides which request enters, where a request waits,
-and which one is next. Two kinds of pools do this differently: `class_pool` by slots, `flow_pool` by the load of the
+and which one is next. Two kinds of pools do this differently: `classes.pool` by slots, `flow.pool` by the load of the
 instances. What both have in common stands here: holding a slot and freeing it (`_free_slot`), waiting, being rejected,
 what becomes of a victim (`_end_or_retry`), and the counters and tenants' accounts that follow.
 Compiled (`tools/compile.py`).

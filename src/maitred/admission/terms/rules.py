@@ -1,8 +1,8 @@
 """Rules: the configuration, resolved into what pools work with: slots, lanes and microseconds.
 
 A lane is a queue with the slots that it may use. With classes each class has a lane of its own; without, all classes
-share one. So admission with classes and admission by one limit are the same pool (`class_pool`) under different rules.
-A pool with flow control (`flow_pool`) has one lane and rules of its own, `FlowControlRules`.
+share one. So admission with classes and admission by one limit are the same pool (`classes.pool`) under different rules.
+A pool with flow control (`flow.pool`) has one lane and rules of its own, `FlowControlRules`.
 
 Example: a class with `reserved_floor: 4` and `reserved_per_slot: 0.07` reserves 4 of 10 slots, and 7 of 100.
 """

@@ -33,7 +33,7 @@ from maitred.study.calibration.regression import NORMAL_SCALE, Floats
 _QUALITIES = ((0.10, 0.95, "excellent"), (0.20, 0.85, "good"), (0.35, 0.70, "fair"))
 """BLIS's words: largest mean absolute percentage error, and smallest Pearson's r."""
 _MISFITS = ((0.05, "excellent"), (0.10, "good"), (0.20, "fair"))
-"""The same words, where the noise of single steps is known: largest misfit (`equal_steps`)."""
+"""The same words, where the noise of single steps is known: largest misfit (`compare_equal_steps`)."""
 _WORDS = ("excellent", "good", "fair", "poor")
 _OUTLIER_SCALES, _LEAST_OUTLIER = 6.0, 0.05
 _LEAST_INLIERS = 0.85
