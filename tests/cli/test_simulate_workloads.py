@@ -12,6 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from maitred.cli.terminal import request_progress
+from maitred.workload import open_trace
+from maitred.workload.load import Load
+
 SPEC = """\
 num_requests: 40
 goodput_slo_targets:
@@ -310,3 +314,12 @@ def test_an_id_beyond_64_bits_is_a_bad_row(maitred: Any) -> None:
     assert result.err.startswith(f"maitred: error: t.csv:3: its id is {2**63} (it must be at most {2**63 - 1}; --skip-bad")
     Path("t.csv").write_text(HEADER + f"{2**63 - 1},,,,0,100,2,0,0\n", encoding="utf-8")
     assert run(maitred, "--trace", "blis:t.csv")["completed_requests"] == 1
+
+
+def test_progress_ends_with_a_trace_of_fewer_requests_than_may_be_read(samples: Path) -> None:
+    shown: list[tuple[float, str]] = []
+    with open_trace(f"azure:{samples / 'azure_tiny.csv'}") as trace:
+        progress = request_progress(Load(max_requests=1_000), trace, lambda *seen: shown.append(seen))
+        progress(900)
+        progress(len(list(trace)))
+    assert shown == [(0.9, "900 requests"), (1.0, "5 requests")]

@@ -48,13 +48,14 @@ def progress_bar(*, quiet: bool, doing: str = "simulating") -> Iterator[ShowProg
 
 
 def request_progress(load: Load, trace: Trace | None, show: ShowProgress) -> Callable[[int], None]:
-    """Return a function that shows a number of requests: as the share of those that are expected, or of the trace that is
-    read."""
+    """Return a function that shows a number of requests: as the share of those that are expected or that of the trace that is
+    read, whichever is larger."""
     expected = load.num_requests or load.max_requests
 
     def progress(count: int) -> None:
-        share = count / expected if expected else trace.fraction_read if trace else 0.0
-        show(share, f"{count:,} requests")
+        # A trace may end before the most requests that it may give.
+        shares = (count / expected if expected else 0.0, trace.fraction_read if trace else 0.0)
+        show(max(shares), f"{count:,} requests")
 
     return progress
 
