@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from maitred.workload.load import Load
 
 
-_DEFAULT_SEED: Final = 42
 _SLO: Final = "Service level objective (default: TTFT within 2,000 ms, TPOT within 200 ms)"
 RUN: Final = "The run"
 _OF_CLASSES: Final = "{} by class, as critical=100ms,standard=2s."
@@ -72,7 +71,9 @@ class RunFlags(CommandFlags):
     @property
     def run_seed(self) -> int:
         """The seed of the run, and of its workload if that names none."""
-        return _DEFAULT_SEED if self.seed is None else self.seed
+        from maitred.workload.load import DEFAULT_SEED
+
+        return DEFAULT_SEED if self.seed is None else self.seed
 
     @property
     def spec_file(self) -> Path | None:

@@ -20,10 +20,9 @@ from maitred.core.units import Micros
 from maitred.report import DEFAULT_SLO, Slo, workload_targets
 from maitred.study.candidate import Candidate, draw_latency_scale
 from maitred.workload import Workload
-from maitred.workload.load import Load
+from maitred.workload.load import DEFAULT_SEED, Load
 
 MAX_SEEDS = 1_000
-FIRST_SEED = 42
 Progress: TypeAlias = Callable[[int, int], None]
 """A function that is told the number of completed runs, and the largest number that there can be."""
 
@@ -154,7 +153,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         return StudyRun(seed, scale, encode_task(task))
 
 
-def parse_seeds(given: int | Sequence[int], first: int = FIRST_SEED, *, where: str = "seeds") -> tuple[int, ...]:
+def parse_seeds(given: int | Sequence[int], first: int = DEFAULT_SEED, *, where: str = "seeds") -> tuple[int, ...]:
     """Return the given seeds, or as many as the given number from `first` on. Raises ConfigError for none, too many,
     duplicates."""
     # A range of a billion seeds is not built only to be refused.
