@@ -53,17 +53,21 @@ def test_the_default_estimator_follows_the_flavour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("imported", "said"),
+    ("imported", "printed", "error"),
     [
-        ("import maitred; maitred.simulate", "fixed"),
-        ("import maitred.replay", "fixed"),
-        ("", "ValueError: there is no flavour 'thunderagent' among ours (import maitred.compat"),
+        ("import maitred; maitred.simulate", "fixed", ""),
+        ("import maitred.replay", "fixed", ""),
+        ("import maitred.config", "fixed", ""),
+        ("import maitred.testing", "fixed", ""),
+        ("import maitred.plugins.vllm.config", "fixed", ""),
+        ("", "", "ValueError: there is no flavour 'thunderagent' among ours (import maitred.compat"),
     ],
 )
-def test_programs_by_themselves_have_only_their_own_flavour(imported: str, said: str) -> None:
+def test_programs_by_themselves_have_only_their_own_flavour(imported: str, printed: str, error: str) -> None:
     script = f"{imported}\nfrom maitred.programs import ProgramsConfig\nprint(ProgramsConfig(flavour='thunderagent').estimator)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert said in ran.stdout + ran.stderr
+    assert ran.stdout.strip() == printed, ran.stderr
+    assert error in ran.stderr
 
 
 @pytest.mark.parametrize(
