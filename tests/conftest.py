@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +38,43 @@ settings.register_profile("repeat", deadline=None, derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "search")
 
 
-LONG = ("stress", "conformance", "demo", "docs", "study", "cli", "sim")
+LONG = tuple(
+    str(Path(__file__).parent / folder) + os.sep for folder in ("stress", "conformance", "demo", "docs", "study", "cli", "sim")
+)
 """Folders in which single files take long."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with long files, so that the processes of xdist end together."""
-    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in LONG)
+    items.sort(key=lambda item: not str(item.path).startswith(LONG))
 
 
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without garbage collection: nine thousand tests stay, and would be looked at again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _what_is_there() -> None:
+def _what_is_there() -> Iterator[None]:
     """Exempt from garbage collection what was there before the tests of a file: modules, and nine thousand tests. To look at
-    all of that again and again would take a third of the time of the suite."""
-    gc.collect()
+    all of that again and again would take a third of the time of the suite.
+
+    What the file itself leaves is collected at its end, so that a resource it has not closed is an error of this file.
+    """
     gc.freeze()
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
 def garbage_collection() -> Iterator[None]:
-    """Undo what a test sets of garbage collection: a benchmark or server that runs in this process turns it off or freezes what
-    it has, and every later test of the process would keep its cycles (3.6 GB at the end of the suite)."""
+    """Undo what a test sets of garbage collection: a benchmark or server that runs in this process turns it off or sets its own
+    thresholds, and every later test of the process would keep its cycles (3.6 GB at the end of the suite)."""
     thresholds = gc.get_threshold()
     yield
     if gc.get_threshold() != thresholds or not gc.isenabled():
