@@ -18,6 +18,9 @@ ARGS ?=
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 COMPILED := build/compiled
+MYPYC_OPT_LEVEL ?= 3
+# The level is part of the name: modules compiled at another one are compiled again before they are measured.
+MADE := $(COMPILED)/.made-O$(MYPYC_OPT_LEVEL)
 MAITRED_VLLM_VENV ?= .venv-vllm
 VLLM_PYTHON := $(MAITRED_VLLM_VENV)/bin/python
 VLLM_MODEL := $(abspath $(MAITRED_VLLM_VENV))/tiny-model
@@ -50,9 +53,9 @@ format: $(VENV)/.installed-dev
 check-and-test: check
 	@$(MAKE) --no-print-directory test
 
-compile: $(COMPILED)/.made
+compile: $(MADE)
 
-test-compiled: $(COMPILED)/.made
+test-compiled: $(MADE)
 	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py \
 		wire gateway/test_gateway_proxying.py gateway/test_gateway_plain_runs.py gateway/test_gateway_interruptions.py gateway/test_gateway_failures.py \
@@ -66,7 +69,7 @@ vllm-test:
 	@$(VLLM_PYTHON) tools/vllm/make_tiny_model.py $(VLLM_MODEL)
 	@PYTHONPATH=$(CURDIR)/src MAITRED_VLLM_MODEL=$(VLLM_MODEL) $(VLLM_PYTHON) -m pytest tests/plugins $(ARGS)
 
-bench: $(VENV)/.installed-dev $(COMPILED)/.made
+bench: $(VENV)/.installed-dev $(MADE)
 	$(BIN)/python bench/simulate.py
 	PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python bench/simulate.py
 	$(BIN)/python bench/admission.py
@@ -80,9 +83,9 @@ stress: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(COMPILED)
 
-$(COMPILED)/.made: pyproject.toml tools/compile.py $(shell find src -name '*.py') | $(VENV)/.installed-dev
+$(MADE): pyproject.toml tools/compile.py $(shell find src -name '*.py') | $(VENV)/.installed-dev
 	@rm -rf $(COMPILED)
-	@MAITRED_COMPILE=1 nice $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) .
+	@MAITRED_COMPILE=1 MYPYC_OPT_LEVEL=$(MYPYC_OPT_LEVEL) nice $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) .
 	@touch $@
 
 $(BIN)/python:
