@@ -146,7 +146,7 @@ class Client:
             return ClientResponse()
         done: asyncio.Future[ClientResponse] = loop.create_future()
         self.connection.body = b""
-        self.connection.send_request(request, done.set_result)
+        self.connection.send_request(request, lambda response: None if done.done() else done.set_result(response))
         try:
             return await asyncio.wait_for(done, GIVE_UP_SECS)
         except TimeoutError:

@@ -98,6 +98,24 @@ def test_what_a_backend_fails_is_answered_by_another_although_its_program_finds_
     run(scenario())
 
 
+def test_a_program_whose_backends_all_rest_gets_a_503_that_says_for_how_long() -> None:
+    """It could be moved from one to the other for ever."""
+
+    async def scenario() -> None:
+        backends = Backend(Counted()), Backend(Counted())
+        async with world(*backends, programs=ROOMY) as w:
+            assert (await w.request(body=body("a", 1000)))[0] == 200
+            for backend in backends:
+                backend.respond = says("503 Service Unavailable", headers=b"retry-after: 30\r\n")
+            assert (await w.request(body=body("a", 1000)))[0] == 503  # asks both
+            status, headers, answer = await w.request(body=body("a", 1000))
+            assert (status, headers["retry-after"]) == (503, "30")
+            assert b"upstream_busy" in answer
+            assert [len(backend.received) for backend in backends] == [2, 1]
+
+    run(scenario())
+
+
 def test_a_backend_that_stands_in_may_fail_too() -> None:
     async def scenario() -> None:
         gates = GatedAnswer(), GatedAnswer()

@@ -144,15 +144,22 @@ class GrantedPlacement(Placement):
 
     def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
         step, model = scheduled.step, scheduled.request.model
+        asked: list[int] = []
         while step is not None and step.memory is not None:
-            memory, target = step.memory, self._memories.target(step.memory)
-            instead = self._backend_instead(scheduled, target.backend)
+            target = self._memories.target(step.memory)
+            instead = self._instead(scheduled, target.backend)
             if instead is not None:
-                return instead, None, True
-            if target.backend.takes(model) and target.backend.circuit.rests_until is None:
+                return instead
+            takes = target.backend.takes(model)
+            if takes and target.backend.circuit.rests_until is None:
                 return target.backend, target.rank, False
-            if self._programs.move(step) == memory:
-                return None  # No other backend takes it.
+            others = self._others(scheduled)
+            if takes and not others:
+                return None  # All rest (`Retry-After`), so the program stays where it is.
+            asked.append(step.memory)
+            # The core knows nothing of rests, so it may choose a backend that rests, and then the first one again.
+            if self._programs.move(step) in asked:
+                return _least_busy(others)
         raise MemoryLost
 
     def on_failure(self, place: Place, failed: FailedAttempts) -> None:
@@ -179,19 +186,25 @@ class GrantedPlacement(Placement):
                 return None
         return self.first(scheduled, monotonic_now())
 
-    def _backend_instead(self, scheduled: ScheduledRequest, target: Backend) -> Backend | None:
-        """Return the backend that gets the request instead of its program's own one, `target`, or None: a half-open one as a
-        probe, or the least busy of those that have not failed the request, if `target` has."""
+    def _instead(self, scheduled: ScheduledRequest, target: Backend) -> Place | None:
+        """Return the place that the request gets instead of `target`, where its program has memory, or None: at a half-open
+        backend as its probe, or at the least busy of those that have not failed the request, if `target` has."""
         failed = scheduled.failed
         if failed is None:
-            return self._fleet.ejection.backend_to_probe(scheduled.request.model)
+            probed = self._fleet.ejection.backend_to_probe(scheduled.request.model)
+            return None if probed is None else (probed, None, True)
         # If the target is down, its program moves first, and may wait for memory elsewhere.
         others = self._others(scheduled) if target in failed.tried and target.takes(scheduled.request.model) else ()
-        return min(others, key=_num_sequences, default=None)
+        return _least_busy(others)
 
 
 def _num_sequences(backend: Backend) -> int:
     return backend.in_flight
+
+
+def _least_busy(backends: Sequence[Backend]) -> Place | None:
+    """Return the place at the least busy of `backends`, in place of a program's own, or None if there are none."""
+    return (min(backends, key=_num_sequences), None, True) if backends else None
 
 
 def _tried(scheduled: ScheduledRequest) -> Sequence[Backend]:
