@@ -159,8 +159,10 @@ def test_what_is_no_batch_scheduler_is_a_clear_error() -> None:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[EngineRequest], SchedulerResources, set[int]]:
-    """Draw active requests in all states with their KV blocks, limits, and which of them are in flight."""
+def situations(draw: st.DrawFn, *, is_plain: bool = False) -> tuple[list[EngineRequest], SchedulerResources, set[int]]:
+    """Draw active requests with their KV blocks, limits, and which of them are in flight. The requests are in all states, and
+    may have adapters, drafts and beams; if `is_plain`, they are what our own scheduler serves."""
+    states = [CONTEXT, GENERATING, LlmRequestState.GENERATION_TO_COMPLETE, LlmRequestState.GENERATION_COMPLETE]
     size = draw(st.sampled_from([1, 4, 10]))
     kv_cache = KvCacheManager({1000: draw(st.integers(60, 400))}, size, enable_block_reuse=draw(st.booleans()))
     active = []
@@ -170,10 +172,10 @@ def situations(draw: st.DrawFn) -> tuple[list[EngineRequest], SchedulerResources
             number,
             prompt,
             draw(st.integers(1, 40)),
-            state=draw(st.sampled_from([CONTEXT, CONTEXT, GENERATING, GENERATING, *LlmRequestState])),
-            lora_task_id=draw(st.sampled_from([None, None, 1, 2])),
-            num_draft_tokens=draw(st.sampled_from([0, 0, 1, 5])),
-            beam_width=draw(st.sampled_from([1, 1, 1, 2])),
+            state=draw(st.sampled_from([CONTEXT, CONTEXT, GENERATING, GENERATING, *(states if is_plain else LlmRequestState)])),
+            lora_task_id=None if is_plain else draw(st.sampled_from([None, None, 1, 2])),
+            num_draft_tokens=0 if is_plain else draw(st.sampled_from([0, 0, 1, 5])),
+            beam_width=1 if is_plain else draw(st.sampled_from([1, 1, 1, 2])),
             priority=draw(st.sampled_from([0.5, 0.5, 0.9])),
         )
         if request.is_encoder_init_state:
@@ -200,12 +202,10 @@ def situations(draw: st.DrawFn) -> tuple[list[EngineRequest], SchedulerResources
     return active, limits, set(draw(st.lists(st.integers(0, 13), max_size=3)))
 
 
-@given(situations(), st.sampled_from(POLICIES))
+@given(st.data(), st.sampled_from(POLICIES))
 @settings(max_examples=50, deadline=None)
-def test_no_step_is_larger_than_its_limits(
-    situation: tuple[list[EngineRequest], SchedulerResources, set[int]], name: str
-) -> None:
-    active, limits, inflight = situation
+def test_no_step_is_larger_than_its_limits(data: st.DataObject, name: str) -> None:
+    active, limits, inflight = data.draw(situations(is_plain=name == "maitred"))
     free = list(limits.kv_cache_manager.free_blocks)
     given_requests = list(active)
     output = make_scheduler(name, limits).schedule_request(active, inflight)
