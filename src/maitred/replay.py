@@ -18,7 +18,7 @@ from maitred.admission import inputs as admission
 from maitred.admission.learned_slots import SlotController
 from maitred.admission.learned_slots import inputs as slots
 from maitred.core.decisions import DecisionLog
-from maitred.core.replay import Room, replay_rooms
+from maitred.core.replay import LoggedRoom, replay_rooms
 from maitred.programs import Programs
 from maitred.programs import inputs as programs
 from maitred.routing import inputs as routing
@@ -42,10 +42,10 @@ def _open_routing(given: routing.Open, log: DecisionLog) -> RecordedRouter:
 
 
 ROOMS: Final = (
-    Room(admission.ROOM_NAME, admission.AdmissionInput, _open_admission),
-    Room(programs.ROOM_NAME, programs.ProgramsInput, _open_programs),
-    Room(slots.ROOM_NAME, slots.SlotsInputs, _open_slots),
-    Room(routing.ROOM_NAME, routing.RoutingInput, _open_routing),
+    LoggedRoom(admission.ROOM_NAME, admission.AdmissionInput, _open_admission),
+    LoggedRoom(programs.ROOM_NAME, programs.ProgramsInput, _open_programs),
+    LoggedRoom(slots.ROOM_NAME, slots.SlotsInputs, _open_slots),
+    LoggedRoom(routing.ROOM_NAME, routing.RoutingInput, _open_routing),
 )
 
 

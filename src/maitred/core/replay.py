@@ -15,7 +15,7 @@ import msgspec
 from maitred.core.decisions import LOG_ROOM, LOG_VERSION, Core, DecisionLog, Input
 
 
-class Room(NamedTuple):
+class LoggedRoom(NamedTuple):
     """What a replay must know of the cores of one room."""
 
     name: str
@@ -36,7 +36,7 @@ class _Line(msgspec.Struct):
     gap: int = 0
 
 
-def replay_rooms(lines: Iterable[bytes], log: DecisionLog, rooms: Sequence[Room]) -> None:
+def replay_rooms(lines: Iterable[bytes], log: DecisionLog, rooms: Sequence[LoggedRoom]) -> None:
     """Run the inputs of `rooms` in `lines` (as a DecisionLog writes them) again, and write a new log. Lines of other rooms are
     skipped. Raises ValueError if the inputs of a core do not begin with `open`, where lines are missing, and for a version of
     the log that is not known; and what an input raises that did not raise when the log was written."""

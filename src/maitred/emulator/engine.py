@@ -23,8 +23,8 @@ from maitred.core.errors import quote
 from maitred.core.request import Request
 from maitred.emulator import metrics
 from maitred.emulator.config import EngineConfig
-from maitred.emulator.metrics import EngineMetrics
-from maitred.emulator.pacer import LoopClock, PacedAnswer, Pacer, PacerClock
+from maitred.emulator.metrics import EmulatedMetrics
+from maitred.emulator.pacer import PacedAnswer, Pacer, PacerClock, PreciseClock
 from maitred.emulator.responses import (
     BufferedResponse,
     ChatFormat,
@@ -74,7 +74,7 @@ class EngineApp(App):
         """Raise ConfigError for an unknown scheduler."""
         self._config = config
         self._instance = resolve_instance(instance)
-        self._engine = EmulatedEngine(config, self._instance, LoopClock())
+        self._engine = EmulatedEngine(config, self._instance, PreciseClock())
         self._one_model: Route = (_GET, self._model)
         self._routes: dict[str, Route] = {
             "/v1/chat/completions": (_POST, self._chat),
@@ -205,7 +205,7 @@ class EmulatedEngine:
         self._model_len = instance.model_len
         paced = msgspec.structs.replace(instance, step_by_step=True)
         self._instance = Instance(paced, Random(f"{config.seed}/instance"), instance_rules(paced).new_parts(paced))
-        self.metrics = EngineMetrics(config.model, instance, self._instance, speed=config.speed)
+        self.metrics = EmulatedMetrics(config.model, instance, self._instance, speed=config.speed)
         self._pacer = Pacer(self._instance, clock, self.metrics, speed=config.speed)
         self._finish_sampler = FinishSampler(config.output_tokens, config.seed)
         self._ids = itertools.count()

@@ -24,7 +24,7 @@ _LATENCY_SECS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 1
 _PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
-class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
+class RequestInstants(msgspec.Struct, frozen=True, kw_only=True):
     """The course of a request that finished, in virtual time."""
 
     scheduled: Micros
@@ -46,7 +46,7 @@ class InstanceGauges(Protocol):
     def kv_usage(self) -> float: ...
 
 
-class EngineMetrics:
+class EmulatedMetrics:
     """The metrics of one engine, in their own registry."""
 
     def __init__(self, model: str, config: InstanceConfig, load: InstanceGauges, *, speed: float = 1.0) -> None:
@@ -104,7 +104,7 @@ class EngineMetrics:
     def on_kv_preempted(self) -> None:
         self._preemptions.inc()
 
-    def on_finished(self, request: Request, course: RequestTimes, reason: FinishReason) -> None:
+    def on_finished(self, request: Request, course: RequestInstants, reason: FinishReason) -> None:
         decode = self._seconds(course.last_token - course.first_token)
         self._e2e.observe(self._seconds(course.last_token - request.arrival))
         self._prefill.observe(self._seconds(course.first_token - course.scheduled))

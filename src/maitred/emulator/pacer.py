@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 from maitred.core.request import PrefixKeys, Request, RequestId
 from maitred.core.units import Micros, from_seconds, to_seconds
-from maitred.emulator.metrics import EngineMetrics, RequestTimes
+from maitred.emulator.metrics import EmulatedMetrics, RequestInstants
 from maitred.emulator.tokens import FinishReason, PlannedFinish
 from maitred.instance import EventKind, Instance, InstanceEvent
 
@@ -45,7 +45,7 @@ class PacerClock(Protocol):
     def call_at(self, when: float, callback: Callable[[], object], /) -> PacerTimer: ...
 
 
-class LoopClock:
+class PreciseClock:
     """Monotonic time in full resolution, with the timers of the running loop, which fire late rather than early.
 
     A timer that fires a fraction too early would be set again for nothing, again and again until the instant has come.
@@ -97,7 +97,7 @@ class PacedAnswer:
 class Pacer:
     """Drives one instance, made with `step_by_step`, by a clock; `speed` virtual seconds pass per second."""
 
-    def __init__(self, instance: Instance, clock: PacerClock, metrics: EngineMetrics, *, speed: float = 1.0) -> None:
+    def __init__(self, instance: Instance, clock: PacerClock, metrics: EmulatedMetrics, *, speed: float = 1.0) -> None:
         self._instance = instance
         self._clock = clock
         self._metrics = metrics
@@ -174,7 +174,7 @@ class Pacer:
         answer = self._answers.pop(event.seq.request.id)
         del self._decoding[event.seq.request.id]
         self._count_tokens(answer, event.seq.num_output_tokens, event.at)
-        times = RequestTimes(
+        times = RequestInstants(
             scheduled=answer.scheduled_at,
             first_token=answer.first_token_at,
             last_token=event.at,

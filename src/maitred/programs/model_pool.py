@@ -28,7 +28,7 @@ from maitred.programs.acting_estimators import ActingEstimator
 from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.config import ProgramsConfig
 from maitred.programs.paused_programs import PausedPrograms
-from maitred.programs.placement import Placement, ResumeCandidate, Room, plan_resumes
+from maitred.programs.placement import PlannedResume, ResumeCandidate, Room, plan_resumes
 from maitred.programs.program import Program
 from maitred.programs.token_estimator import FIRST_RATIO
 from maitred.programs.victims import spare
@@ -142,7 +142,7 @@ class ModelPool:
             return backends[0]
         return max(backends, key=lambda backend: (self.room(backend), -backend.active_tokens), default=None)
 
-    def plan_all(self, now: Micros) -> Iterator[Placement]:
+    def plan_all(self, now: Micros) -> Iterator[PlannedResume]:
         """Yield which waiting programs fit where, for all that wait. The caller places each before it asks for the next, and
         the rest is planned again while anything was placed."""
         candidates: list[ResumeCandidate] | None = None
@@ -168,7 +168,7 @@ class ModelPool:
         rooms = (Room(b.index, self.room(b), b.active_tokens) for b in self.open_backends if b is not held)
         return [room for room in rooms if room.tokens > self._buffer]
 
-    def plan_first(self, backends: Sequence[BackendMemory], now: Micros) -> Iterator[Placement]:
+    def plan_first(self, backends: Sequence[BackendMemory], now: Micros) -> Iterator[PlannedResume]:
         """Yield which of the first waiting programs fit at one of `backends`, those where an event may have left room. The
         caller places each before it asks for the next."""
         held = yield from self._serve_oldest(now)
@@ -180,14 +180,14 @@ class ModelPool:
             program = next((p for p in self.paused.first(LOOKAHEAD) if self.need(p, now) <= room), None)
             if program is None:
                 return
-            yield Placement(program, best.index)
+            yield PlannedResume(program, best.index)
             best = self._with_most_room(open_backends)
 
     def _has_room_for_smallest(self, backend: BackendMemory) -> bool:
         smallest = self.paused.smallest()
         return smallest is not None and self.room(backend) >= smallest.tokens + self._buffer
 
-    def _serve_oldest(self, now: Micros) -> Generator[Placement, None, BackendMemory | None]:
+    def _serve_oldest(self, now: Micros) -> Generator[PlannedResume, None, BackendMemory | None]:
         """Yield a place for each program that has waited for `patience_secs`, oldest first. Return the backend that is held for
         the first one that does not fit, or None."""
         # Nothing else is placed at that backend until this one fits: what small programs leave there adds up. The other
@@ -196,7 +196,7 @@ class ModelPool:
             best = self._with_most_room(self.open_backends)
             if best is None or oldest.tokens + self._buffer > self.room(best):
                 return best
-            yield Placement(oldest, best.index)
+            yield PlannedResume(oldest, best.index)
         return None
 
     def _waits_too_long(self, limit: Micros | None, now: Micros) -> Program | None:

@@ -13,7 +13,7 @@ from maitred.programs.backend_memory import BackendMemory
 from maitred.programs.departures import Departures
 from maitred.programs.enums import ProgramAction, ProgramReason
 from maitred.programs.model_pool import ModelPool
-from maitred.programs.placement import Placement
+from maitred.programs.placement import PlannedResume
 from maitred.programs.places import ProgramPlaces
 from maitred.programs.rules import ProgramRules
 from maitred.programs.victims import plan_pauses, update_marks
@@ -50,7 +50,7 @@ class Passes:
         if len(pool.paused):
             self._carry_out(pool.plan_first(backends, now), now)
 
-    def _carry_out(self, placements: Iterator[Placement], now: Micros) -> None:
+    def _carry_out(self, placements: Iterator[PlannedResume], now: Micros) -> None:
         for placement in placements:
             self._places.resume(placement.program, self._places.backends[placement.backend], ProgramReason.ROOM, now)
 

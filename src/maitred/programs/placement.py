@@ -37,14 +37,14 @@ class ResumeCandidate(NamedTuple):
     need: int
 
 
-class Placement(NamedTuple):
+class PlannedResume(NamedTuple):
     """A program, and the index of the backend where it fits."""
 
     program: Program
     backend: int
 
 
-def plan_resumes(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], *, by_class: bool) -> list[Placement]:
+def plan_resumes(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], *, by_class: bool) -> list[PlannedResume]:
     """Return which of `waiting`, programs in the order of their turns, are to be resumed where. `by_class`:
     `ProgramRules.places_by_class`."""
     chosen = _choose(waiting, rooms, max(room.tokens for room in rooms) if by_class else inf)
@@ -70,7 +70,7 @@ def _choose(waiting: Iterable[ResumeCandidate], rooms: Sequence[Room], largest: 
     return chosen
 
 
-def _place(chosen: Sequence[ResumeCandidate], rooms: Sequence[Room]) -> list[Placement]:
+def _place(chosen: Sequence[ResumeCandidate], rooms: Sequence[Room]) -> list[PlannedResume]:
     # ThunderAgent sorts its list again after each placement, and a sort keeps the order of equals: a backend that was first
     # until now stays before those that have as much left. Hence the falling `turn`.
     by_room = sorted(rooms, key=lambda room: -room.tokens)
@@ -83,6 +83,6 @@ def _place(chosen: Sequence[ResumeCandidate], rooms: Sequence[Room]) -> list[Pla
         minus_room, active, _, backend = heap[0]
         if need > -minus_room:
             continue
-        placements.append(Placement(program, backend))
+        placements.append(PlannedResume(program, backend))
         heapreplace(heap, (minus_room + need, active + need if minus_room == -inf else 0, -turn, backend))
     return placements

@@ -120,7 +120,7 @@ class SessionAffinity(BaseRouter):
 
 
 @ROUTERS.register("cache-aware")
-class CacheAware(BaseRouter):
+class CacheAwareRouter(BaseRouter):
     """The instance that was sent most of the prompt before, if that is more than a share of it and the instance is not
     overloaded; else the one with the fewest requests in flight (SMG's `cache_aware`).
 
