@@ -21,11 +21,11 @@ def test_a_place_that_becomes_free_is_given_away_before_the_next_poll() -> None:
         engine.metrics = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
         admission = {"mode": "flow-control", "flow_control": FLOW}
         async with world(engine, slots=None, admission=admission, health_interval_secs=3600.0) as w:
-            fleet = w.gateway.scheduler.fleet
+            fleet, watch = w.gateway.scheduler.fleet, w.gateway.scheduler.watch
             sent = [asyncio.create_task(w.request(body={"model": "m"})) for _ in range(2)]
             await w.wait_until(lambda: len(engine.received) == 2)
             engine.metrics = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"
-            await fleet._poll(fleet.backends[0])
+            await watch.poll_now(fleet.backends[0])
             polls = engine.metrics_polls
             sent.append(asyncio.create_task(w.request(body={"model": "m"})))
             await w.wait_until(lambda: w.state.waiting == 1)

@@ -118,7 +118,7 @@ def test_a_silent_backend_delays_no_other_discovery() -> None:
 def test_a_watch_that_ends_is_said_loudly(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with world() as w:
-            monkeypatch.setattr(w.gateway.scheduler.fleet, "_mark_up", lambda *_: 1 / 0)
+            monkeypatch.setattr(w.gateway.scheduler.watch, "_poll", lambda _: 1 / 0)
             await w.wait_until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
             monkeypatch.undo()
 

@@ -341,7 +341,7 @@ def test_a_backend_that_is_given_up_by_its_polls() -> None:
         assert (await client.read_response())[0] == 200
         first.received.clear()
         w.backends[1].received.clear()
-        await fleet.poll_now(fleet.backends[0])
+        await w.gateway.scheduler.watch.poll_now(fleet.backends[0])
 
     leaves_nothing(once, Backend(stall), Backend())
 

@@ -12,6 +12,7 @@ from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run,
 
 from maitred.core.request import Request
 from maitred.gateway.config import RetryConfig
+from maitred.scheduler.backends.backend import UpstreamRequest
 from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.ejection import EjectionConfig
 from maitred.wire.errors import ConnectTimeout
@@ -174,7 +175,8 @@ def test_a_connection_that_is_not_made_in_time_is_no_death_while_a_stream_flows(
             assert task is not None
             busy, unreachable = fleet.backends
             for backend, is_heard in ((busy, True), (unreachable, False)):
-                sent = fleet.add_request(backend, Request(id=1, arrival=0, prompt_tokens=1, model="m"), task, 0)
+                sent = UpstreamRequest(backend, Request(id=1, arrival=0, prompt_tokens=1, model="m"), task)
+                fleet.add_request(sent, 0)
                 sent.record = SimpleNamespace(sent_at=100, first_data_at=None, last_data_at=200 if is_heard else 0)
                 fleet.note_unreachable(sent, ConnectTimeout("no connection within 5 s"))
                 assert backend.healthy is is_heard

@@ -110,7 +110,7 @@ class Gateway(App):
         )
         self._program_pages = self._make_program_pages()
         self._open_outputs(log_output)
-        self._snapshots = StateSnapshots(self.scheduler, self.counters)
+        self._snapshots = StateSnapshots(self.scheduler, self._client, self.counters)
         self._intake = self._make_intake()
         self._proxy = Proxy(
             config=config,
@@ -159,10 +159,9 @@ class Gateway(App):
 
     def _make_program_pages(self) -> ProgramPages | None:
         """Build the pages of the programs, or return None if requests are routed one by one."""
-        parts = self.scheduler.program_parts
-        return (
-            None if parts is None else ProgramPages(self._programs_config, parts, self.scheduler.fleet, self.config.file_mode)
-        )
+        if self.scheduler.program_parts is None:
+            return None
+        return ProgramPages(self._programs_config, self.scheduler, self.scheduler.program_parts, self.config.file_mode)
 
     def _make_endpoints(self) -> AdminEndpoints:
         """Return the paths that the gateway answers itself."""
@@ -225,7 +224,7 @@ class Gateway(App):
         if self._program_pages is not None:
             self._program_pages.start()
         self.scheduler.start()
-        await self.scheduler.fleet.wait_until_polled(_FIRST_POLLS_SECS)
+        await self.scheduler.watch.wait_until_polled(_FIRST_POLLS_SECS)
 
     async def stop(self) -> None:
         """Release all resources, after the last request has ended."""

@@ -9,7 +9,7 @@ from typing import Final
 from maitred.admission import AdmissionConfig, Reason
 from maitred.core.units import Micros, to_seconds
 from maitred.programs import ProgramReason
-from maitred.scheduler.interface import AdmissionRejected, BackendFleet, ProgramRejected
+from maitred.scheduler.interface import AdmissionRejected, FleetView, ProgramRejected
 from maitred.wire.errors import ConnectError, LocalError, UpstreamError, UpstreamTimeout
 from maitred.wire.exchange import ApiError
 from maitred.wire.messages import Headers
@@ -25,7 +25,7 @@ MAX_RETRY_AFTER_SECS: Final = 59
 own of at most 8 s, so a longer wait would bring them back sooner; openai-python gives up beyond 120 s."""
 
 
-def model_unavailable(fleet: BackendFleet, model: str) -> ApiError:
+def model_unavailable(fleet: FleetView, model: str) -> ApiError:
     """Return the error for a model that no backend serves now: 404 only if no backend that may come up could serve it."""
     if not model:
         return upstream_failed(None)

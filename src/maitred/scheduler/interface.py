@@ -21,7 +21,7 @@ as the cancellation of its scope: the slot (`SlotLease`), or the backend (`Upstr
 from __future__ import annotations
 
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.served_models import ANY_MODEL
 from maitred.scheduler.backends.slot_pools import SlotSource
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
@@ -52,11 +52,11 @@ __all__ = [
     "AnsweredError",
     "Backend",
     "BackendAbandoned",
-    "BackendFleet",
     "Circuit",
     "CircuitState",
     "EngineCounts",
     "FailedAttempts",
+    "FleetView",
     "MemoryLost",
     "NotFoundThere",
     "Place",

@@ -18,7 +18,8 @@ from maitred.core.contracts import Router
 from maitred.core.errors import MaitredError
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend, others_serving
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
+from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.drivers.admission import RealTimeAdmission
 from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.drivers.programs import RealTimePrograms
@@ -40,7 +41,7 @@ class MemoryLost(MaitredError):  # noqa: N818  (a step of the way of a request, 
 class Placement:
     """Gives a request its places in turn: `first`, and then `on_failure` and `next` while it `has_another`."""
 
-    def __init__(self, fleet: BackendFleet, admission: RealTimeAdmission) -> None:
+    def __init__(self, fleet: FleetView, admission: RealTimeAdmission) -> None:
         self._fleet, self._admission = fleet, admission
 
     def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
@@ -78,7 +79,7 @@ class Placement:
 class RoutedPlacement(Placement):
     """The places of requests that a router places."""
 
-    def __init__(self, fleet: BackendFleet, admission: RealTimeAdmission, router: Router) -> None:
+    def __init__(self, fleet: FleetView, admission: RealTimeAdmission, router: Router) -> None:
         super().__init__(fleet, admission)
         self._router = router
 
@@ -137,9 +138,15 @@ class GrantedPlacement(Placement):
     """
 
     def __init__(
-        self, fleet: BackendFleet, admission: RealTimeAdmission, memories: ProgramMemories, programs: RealTimePrograms
+        self,
+        fleet: FleetView,
+        watch: FleetWatch,
+        admission: RealTimeAdmission,
+        memories: ProgramMemories,
+        programs: RealTimePrograms,
     ) -> None:
         super().__init__(fleet, admission)
+        self._watch = watch
         self._memories, self._programs = memories, programs
 
     def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
@@ -178,7 +185,7 @@ class GrantedPlacement(Placement):
             self._admission.set_stranded(scheduled.request.id, stranded=False)  # It keeps its slot, since it has its memory.
         if step is not None and not (stands_in or isinstance(failed.failure, UsageRefused)):
             if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
-                await self._fleet.poll_now(backend)
+                await self._watch.poll_now(backend)
             memory = self._memories.index_of(backend, rank)
             stays = self._programs.move(step) == memory
             # All connections to this backend carried requests for as long as may be waited.

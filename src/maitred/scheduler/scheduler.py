@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 
 from maitred.admission import Admission, AdmissionConfig
@@ -12,18 +10,17 @@ from maitred.files.line_file import PRIVATE
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, open_router, signals_read
 from maitred.scheduler.backends.capacity import CapacityController
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
+from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.backends.slot_learning import SlotLearning
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.admission import RealTimeAdmission
 from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.placements import GrantedPlacement, Placement, RoutedPlacement
-from maitred.scheduler.programs.parts import ProgramParts
+from maitred.scheduler.programs.parts import ProgramParts, kv_polling
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.wire.client import UpstreamClient
-
-log = logging.getLogger("maitred.gateway")
 
 
 class Scheduler:
@@ -49,9 +46,18 @@ class Scheduler:
         self.router = open_router(routing, seed, decisions, monotonic_now())
         self.signals = signals_read(self.router)
         """What the router reads of requests and backends."""
-        self.fleet = fleet = BackendFleet(config, client)
+        self.fleet = fleet = FleetView(config)
         """The backends."""
         core = Admission(admission, {}, fleet.pool_load, decisions, monotonic_now())
+        router_reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
+        self.watch = FleetWatch(
+            config,
+            fleet,
+            client,
+            kv_polling=kv_polling(programs),
+            wants_load=lambda: router_reads_load or core.reads_load,
+        )
+        """What polls the backends."""
         self.admission = RealTimeAdmission(core, fleet.pool_load, pool_of=fleet.pools.pool_of)
         """The driver of admission."""
         self._routed = RoutedPlacement(fleet, self.admission, self.router)
@@ -68,15 +74,11 @@ class Scheduler:
                 file_mode=file_mode,
             )
             memories, driver = self.program_parts.memories, self.program_parts.driver
-            self._granted = GrantedPlacement(fleet, self.admission, memories, driver)
-        self._slot_learning = SlotLearning(config, fleet, self.admission, decisions)
-        reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
-        self.capacity = CapacityController(
-            fleet, self.admission, self._slot_learning, router_reads_load=reads_load, fallback=fallback
-        )
+            self._granted = GrantedPlacement(fleet, self.watch, self.admission, memories, driver)
+        self._slot_learning = SlotLearning(config, fleet, self.watch, self.admission, decisions)
+        self.capacity = CapacityController(fleet, self.admission, self._slot_learning, fallback=fallback)
         self._slot_learning.choose_sources()
         fleet.listen(self.capacity)
-        self._poll_task: asyncio.Task[None] | None = None
 
     @property
     def programs(self) -> RealTimePrograms | None:
@@ -94,15 +96,12 @@ class Scheduler:
         """Begin to poll the backends, to learn slots and to keep the programs, inside this event loop."""
         if self.program_parts is not None:
             self.program_parts.start()
-        self._poll_task = asyncio.create_task(self.fleet.poll_forever())
-        self._poll_task.add_done_callback(_on_polling_ended)
+        self.watch.start()
         self._slot_learning.start()
 
     async def close(self) -> None:
         """Stop, after the last request has ended, and write what is left."""
-        if self._poll_task is not None:
-            self._poll_task.cancel()
-            await asyncio.wait({self._poll_task})
+        await self.watch.close()
         await self._slot_learning.stop()
         self.fleet.ejection.close()
         self.admission.close()
@@ -125,9 +124,4 @@ class Scheduler:
         self.capacity.on_slots_changed(self.fleet.pools.names)
         if self.programs is not None:
             self.programs.reconfigure(programs)
-        self.fleet.reconfigure(config)
-
-
-def _on_polling_ended(poll_task: asyncio.Task[None]) -> None:
-    if not poll_task.cancelled():
-        log.critical("backends are watched no more: restart the gateway", exc_info=poll_task.exception())
+        self.watch.reconfigure(config)

@@ -21,7 +21,7 @@ from maitred.gateway.observe.shared_page import SharedPages, write_json
 from maitred.gateway.observe.state import BackendState, GatewayState
 from maitred.gateway.observe.state_snapshots import Snapshot
 from maitred.gateway.observe.tenant_views import TenantViews
-from maitred.scheduler.interface import ANY_MODEL, Backend, BackendFleet
+from maitred.scheduler.interface import ANY_MODEL, Backend, FleetView
 from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error, send_json
 
 MODEL_PATH_PREFIX: Final = "/v1/models/"
@@ -63,7 +63,7 @@ class AdminEndpoints:
 
     def __init__(
         self,
-        fleet: BackendFleet,
+        fleet: FleetView,
         collector: GatewayCollector,
         take_snapshot: Callable[[], Steps[Snapshot]],
         backends: Callable[[], Steps[list[BackendState]]],

@@ -16,7 +16,7 @@ from maitred.gateway.forwarding.attempt_outcomes import AttemptOutcomes
 from maitred.gateway.forwarding.held_answer import HeldAnswer
 from maitred.gateway.forwarding.proxy_request import ProxyRequest
 from maitred.gateway.forwarding.response_forwarder import ResponseForwarder
-from maitred.scheduler.interface import Backend, BackendFleet, monotonic_now
+from maitred.scheduler.interface import Backend, FleetView, UpstreamRequest, monotonic_now
 from maitred.wire.errors import UpstreamError
 from maitred.wire.response import UpstreamResponse
 
@@ -26,7 +26,7 @@ class Attempt:
 
     def __init__(
         self,
-        fleet: BackendFleet,
+        fleet: FleetView,
         outcomes: AttemptOutcomes,
         router: Router | None,
         backend: Backend,
@@ -36,9 +36,10 @@ class Attempt:
         """The request is sent to `backend` at `now`. `router` is told of the end; None: it has not chosen the backend."""
         self._fleet, self._outcomes, self._router, self._proxied = fleet, outcomes, router, proxied
         self.response: UpstreamResponse | None = None
-        self.sent = fleet.add_request(backend, proxied.request, proxied.task, now)
-        self.sent.record = record = proxied.record
-        record.on_sent(backend, now, None if self.sent.own is None else self.sent.note_events)
+        self.sent = sent = UpstreamRequest(backend, proxied.request, proxied.task)
+        fleet.add_request(sent, now)
+        sent.record = record = proxied.record
+        record.on_sent(backend, now, None if sent.own is None else sent.note_events)
 
     def __enter__(self) -> Attempt:
         return self

@@ -15,7 +15,7 @@ from maitred.gateway.observe.state import GatewayCounters
 from maitred.scheduler.interface import (
     AnsweredError,
     BackendAbandoned,
-    BackendFleet,
+    FleetView,
     NotFoundThere,
     UpstreamRequest,
     UsageRefused,
@@ -30,7 +30,7 @@ _FAILED: Final = ReleaseReason.FAILED
 class AttemptOutcomes:
     """Told once of the answer of each attempt, and once of its end."""
 
-    def __init__(self, fleet: BackendFleet, counters: GatewayCounters, retries: RetryPolicy) -> None:
+    def __init__(self, fleet: FleetView, counters: GatewayCounters, retries: RetryPolicy) -> None:
         self._fleet, self._counters, self._retries = fleet, counters, retries
 
     def on_answer(self, sent: UpstreamRequest, *, is_whole: bool) -> None:

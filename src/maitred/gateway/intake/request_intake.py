@@ -45,7 +45,7 @@ from maitred.gateway.routes import Route
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
-from maitred.scheduler.interface import ANY_MODEL, BackendFleet
+from maitred.scheduler.interface import ANY_MODEL, FleetView
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
@@ -62,7 +62,7 @@ class RequestIntake:
         self,
         config: GatewayConfig,
         core_config: Callable[[], AdmissionConfig],
-        fleet: BackendFleet,
+        fleet: FleetView,
         counters: GatewayCounters,
         now: Callable[[], Micros],
         observer: RequestObserver,

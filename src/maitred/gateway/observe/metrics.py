@@ -25,7 +25,7 @@ from maitred.gateway.observe.shared_page import SharedPages, without_text, write
 from maitred.gateway.observe.state import ClassState, GatewayCounters, GatewayState, TenantRequests
 from maitred.gateway.observe.state_snapshots import Snapshot
 from maitred.gateway.observe.tenant_views import TenantViews
-from maitred.scheduler.interface import Backend, BackendFleet
+from maitred.scheduler.interface import Backend, FleetView
 
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """The values of the labels, and the value."""
@@ -238,7 +238,7 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge("maitred_backend_kv_cache_usage_perc", text, ["backend"], usage)
 
 
-def ejection_families(fleet: BackendFleet) -> Iterator[Metric]:
+def ejection_families(fleet: FleetView) -> Iterator[Metric]:
     """Yield which backends are ejected, and how often."""
     states = (([b.url, b.circuit.state], 1) for b in fleet.backends)
     text = "1 for the state of its circuit: closed (in use), ejected, half_open (probed)."

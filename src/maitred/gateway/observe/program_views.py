@@ -19,7 +19,7 @@ from maitred.core.steps import Steps, in_batches
 from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.observe.program_profiles import ProfileSummary, ProgramProfiler
 from maitred.programs import BackendMemory, Program, ProgramPhase, Programs, ProgramState
-from maitred.scheduler.interface import Backend, BackendFleet, EngineCounts, ProgramMemories
+from maitred.scheduler.interface import Backend, EngineCounts, FleetView, ProgramMemories
 
 _PROGRAMS_IN_STEP: Final = 150
 
@@ -135,12 +135,19 @@ class ProgramViews:
     """Makes the views of one gateway, in steps and in O(programs)."""
 
     def __init__(
-        self, core: Programs, memories: ProgramMemories, fleet: BackendFleet, profiler: ProgramProfiler | None
+        self,
+        core: Programs,
+        memories: ProgramMemories,
+        fleet: FleetView,
+        profiler: ProgramProfiler | None,
+        kv_interval_secs: float | None,
     ) -> None:
+        """`kv_interval_secs` is the time between two readings of the KV memory of a backend; None: it is not read."""
         self._core = core
         self._memories = memories
         self._fleet = fleet
         self._profiler = profiler
+        self._kv_interval_secs = kv_interval_secs
 
     def owners_of(self, name: str, viewer: Viewer) -> set[str]:
         """Return the tenants that have a program of this id which `viewer` may see."""
@@ -198,15 +205,15 @@ class ProgramViews:
 
     def metrics_page(self) -> Steps[dict[str, Any]]:
         """Return in steps ThunderAgent's metrics page."""
-        config, is_read, backends = self._core.config, self._fleet.reads_kv, list(self._fleet.backends)
+        config, backends = self._core.config, list(self._fleet.backends)
         _, held = yield from self._sums(backends)
         pages = {}
         for backend in backends:
             pages[backend.url] = self._memory_page(backend, held[backend.url])
             yield
         return {
-            "metrics_enabled": is_read,
-            "metrics_interval": self._fleet.kv_interval_secs if is_read else None,
+            "metrics_enabled": self._kv_interval_secs is not None,
+            "metrics_interval": self._kv_interval_secs,
             "lost_kv_tokens": self._core.lost_kv_tokens,
             "waiting_requests": self._core.num_waiting,
             "buffer_per_program": config.buffer_tokens,
@@ -282,7 +289,7 @@ class ProgramViews:
             remaining_tokens=None if capacity is None else sum(int(memory.remaining) for memory in memories),
             healthy=backend.healthy,
             draining=backend.is_draining,
-            monitoring=self._fleet.reads_kv,
+            monitoring=self._kv_interval_secs is not None,
             ranks=max(1, len(indices)),
             cache_config=_cache_config(backend, capacity),
             metrics=None if backend.kv is None else backend.kv.counts,

@@ -30,6 +30,7 @@ from maitred.gateway.observe.state import (
     TenantRequests,
 )
 from maitred.scheduler.interface import Backend, Circuit, CircuitState, Scheduler
+from maitred.wire.client import UpstreamClient
 
 
 class Snapshot(NamedTuple):
@@ -48,7 +49,8 @@ _LEASES_IN_STEP: Final = 500
 class StateSnapshots:
     """Takes snapshots of a gateway, in steps."""
 
-    def __init__(self, scheduler: Scheduler, counters: GatewayCounters) -> None:
+    def __init__(self, scheduler: Scheduler, client: UpstreamClient, counters: GatewayCounters) -> None:
+        self._client = client
         self._admission = scheduler.admission
         self._fleet = scheduler.fleet
         self._capacity = scheduler.capacity
@@ -128,7 +130,7 @@ class StateSnapshots:
         running = None if load is None else load.running
         seen = None if load is None or running is None else LoadState(running, load.waiting, load.kv_usage)
         ejection = _ejection_state(b.circuit, self._admission.now())
-        return BackendState(*own, slots.slots, slots.source, learned, self._fleet.num_connections(b), seen, ejection)
+        return BackendState(*own, slots.slots, slots.source, learned, self._client.num_connections(b.origin), seen, ejection)
 
 
 def _ejection_state(circuit: Circuit, now: Micros) -> EjectionState:

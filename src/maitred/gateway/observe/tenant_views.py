@@ -18,7 +18,7 @@ from maitred.core.units import to_seconds
 from maitred.gateway.access.page_access import Shown, Viewer
 from maitred.gateway.observe.program_views import ProgramView, ProgramViews
 from maitred.gateway.observe.state import GatewayCounters, TenantRequests
-from maitred.scheduler.interface import BackendFleet, RealTimeAdmission
+from maitred.scheduler.interface import FleetView, RealTimeAdmission
 
 
 class WaitingRequests(TenantRequests):
@@ -91,7 +91,7 @@ class TenantViews:
     def __init__(
         self,
         admission: RealTimeAdmission,
-        fleet: BackendFleet,
+        fleet: FleetView,
         counters: GatewayCounters,
         parked_bytes: Callable[[], int],
         programs: ProgramViews | None,

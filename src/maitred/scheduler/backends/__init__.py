@@ -1,7 +1,8 @@
 """The engines behind a gateway.
 
 backend.py           an engine as routers see it, and the requests that it has
-fleet.py             which backends are up, and what becomes of the requests of one that is not
+fleet_view.py        which backends are up, and what becomes of the requests of one that is not
+fleet_watch.py       polls the backends for the view
 served_models.py     which backends serve a model
 slot_pools.py        which models share slots, and how many there are
 slot_learning.py     slots of engines that report none

@@ -1,6 +1,6 @@
 """A backend as the scheduler knows it, the requests that it has, and what wants to know how it is (`BackendObserver`).
 
-`fleet` keeps all backends up to date; nothing else changes one, except for the requests in flight.
+`fleet_view` keeps all backends up to date; nothing else changes one, except for the requests in flight.
 Compiled (`tools/compile.py`).
 """
 
@@ -37,7 +37,6 @@ class Backend:
             "index",
             "is_draining",
             "kv",
-            "kv_read_at",
             "load",
             "models",
         ),
@@ -85,8 +84,6 @@ class Backend:
         self._repeats = 0  # looks since then that found no other report
         self.kv: EngineReport | None = None
         """What the backend reports of its KV memory, or None if it reports nothing or nothing reads it."""
-        self.kv_read_at = 0.0
-        """When that was read, s of the event loop's clock."""
         self.is_draining = False
         """Whether an operator wants nothing more to be sent to it."""
         self.circuit = Circuit()
@@ -168,9 +165,8 @@ class UpstreamRequest(CancelScope):
     def __init__(self, backend: Backend, request: Request, task: asyncio.Task[None]) -> None:
         self.task = task
         self.backend = backend
+        self.request = request
         self.model = request.model
-        self.request_id = request.id
-        self.sequences = request.sequences
         self.is_stranded = False
         """Whether admission knows that the slot of the request goes with it, since its backend takes no new requests."""
         self.is_committed = False

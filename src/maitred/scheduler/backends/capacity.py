@@ -27,7 +27,7 @@ from maitred.admission import AdmissionConfig, PoolView, bootstrap_problem, over
 from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.slot_learning import SlotLearning
 from maitred.scheduler.backends.slot_pools import FleetListener, ModelSlots
 from maitred.scheduler.drivers.admission import RealTimeAdmission
@@ -40,18 +40,16 @@ class CapacityController(FleetListener):
 
     def __init__(
         self,
-        fleet: BackendFleet,
+        fleet: FleetView,
         admission: RealTimeAdmission,
         learning: SlotLearning,
         *,
-        router_reads_load: bool,
         fallback: str | None = None,
     ) -> None:
         self.fallback = fallback
         self._fleet = fleet
         self._admission = admission
         self._learning = learning
-        self._router_reads_load = router_reads_load
         self._last_logged: dict[str, ModelSlots] = {}
         self._pending_config: AdmissionConfig | None = None
         """The config to put in force once its reservations fit, or None if there is none."""
@@ -87,9 +85,6 @@ class CapacityController(FleetListener):
 
     def on_stranded(self, request_id: RequestId, stranded: bool) -> None:
         self._admission.set_stranded(request_id, stranded=stranded)
-
-    def wants_load(self) -> bool:
-        return self._router_reads_load or self._admission.core.reads_load
 
     def check_fit(self, config: AdmissionConfig) -> None:
         """Raise ConfigError for a config with which a start on the present fleet would fall back to mode `legacy`."""

@@ -37,7 +37,8 @@ from maitred.admission.learned_slots.model_shares import share_slots
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import Micros, to_seconds
 from maitred.scheduler.backends.backend import Backend
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
+from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.admission import RealTimeAdmission
 from maitred.scheduler.drivers.deadline_timer import monotonic_now
@@ -54,13 +55,18 @@ class SlotLearning:
     """The controllers of all backends of a gateway."""
 
     def __init__(
-        self, config: FleetConfig, fleet: BackendFleet, admission: RealTimeAdmission, decisions: DecisionLog | None
+        self,
+        config: FleetConfig,
+        fleet: FleetView,
+        watch: FleetWatch,
+        admission: RealTimeAdmission,
+        decisions: DecisionLog | None,
     ) -> None:
         self._config = config
         self._fleet = fleet
         self._admission = admission
         self._decisions = decisions
-        self._learners = [BackendLearner(self, backend, fleet.metrics_reader(backend)) for backend in fleet.backends]
+        self._learners = [BackendLearner(self, backend, watch.metrics_reader(backend)) for backend in fleet.backends]
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[int, tuple[int, str]] = {}
         """What the log has last said of the slots of each backend, by its index: number and source."""
@@ -124,7 +130,7 @@ class SlotLearning:
         pools, wants = self._fleet.pools, self._admission.core.demand
         in_flight = Counter[str]()
         for sent in backend.requests:
-            in_flight[pools.pool_of(sent.model)] += sent.sequences
+            in_flight[pools.pool_of(sent.model)] += sent.request.sequences
         asked = {pool: slots if wants(pool).wanted else in_flight[pool] for pool in pools.of_backend(backend)}
         return share_slots(slots, asked)
 

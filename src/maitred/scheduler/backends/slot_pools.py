@@ -56,10 +56,6 @@ class FleetListener:
     def on_stranded(self, request_id: RequestId, stranded: bool) -> None:
         """Called with a request, and with whether its slot goes when it leaves its backend."""
 
-    def wants_load(self) -> bool:
-        """Return whether the load that backends report is read."""
-        return False
-
 
 class SlotPools:
     """The pools of one fleet. Call `update` when its models have changed."""
@@ -119,7 +115,7 @@ class SlotPools:
     def _held_slots(self, backend: Backend, pool: str) -> int:
         """Return how many slots of `pool` the requests hold that `backend` has: at most its own for each of them."""
         most = self.backend_slots(backend).slots
-        return sum(min(sent.sequences, most) for sent in backend.requests if self.pool_of(sent.model) == pool)
+        return sum(min(sent.request.sequences, most) for sent in backend.requests if self.pool_of(sent.model) == pool)
 
     def lead(self, pool: str) -> Lead:
         """Return how many of the slots of `pool` are beyond what its backends run at once."""

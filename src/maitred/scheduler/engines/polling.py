@@ -74,7 +74,8 @@ class KvPolling(msgspec.Struct, frozen=True):
 class BackendPoller:
     """Polls the backend at `origin`."""
 
-    def __init__(self, client: UpstreamClient, origin: Origin, config: FleetConfig) -> None:
+    def __init__(self, client: UpstreamClient, origin: Origin, config: FleetConfig, kv_polling: KvPolling | None) -> None:
+        """`kv_polling` says how KV memory is read; None: it is not."""
         self._client = client
         self._origin = origin
         self._timeout_secs = config.health_timeout_secs
@@ -85,9 +86,10 @@ class BackendPoller:
         self._wants_slots = config.slots_per_backend is None
         self._reports_slots = True
         self._slots: int | None = None
+        self._has_reported = False
+        """Whether a poll has succeeded since what was reported was last forgotten."""
         self._last_problem = ""
-        self.kv_polling: KvPolling | None = None
-        """How KV memory is read, or None if it is not."""
+        self._kv_polling = kv_polling
         self._info_capacities: Sequence[int] = ()
         self.metrics = MetricsReader(client, origin, config.health_timeout_secs)
         """Reads its metrics, for polls and for learned slots."""
@@ -108,17 +110,22 @@ class BackendPoller:
             await self._fetch_slots()
         if wants_metrics or (self._wants_slots and self._slots is None and self._may_tell_slots_in_metrics):
             await self.metrics.read()
+        self._has_reported = True
         report = self.metrics.report
         slots_in_metrics = report.slots if report is not None and self._wants_slots else None
         return PollResult(self._usable_models(models), slots_in_metrics if self._slots is None else self._slots)
 
     def kv_report(self) -> EngineReport | None:
         """Return what the backend last reported of its KV memory, or None if it reports nothing."""
-        kind = "auto" if self.kv_polling is None else self.kv_polling.backend_type
+        kind = "auto" if self._kv_polling is None else self._kv_polling.backend_type
         return kv_report(self.metrics.report, kind, self._info_capacities)
 
-    def reset_reported(self) -> None:
-        """Forget what the backend has reported. Called when it is down: what comes up again may be another engine."""
+    def forget_reported(self) -> None:
+        """Forget what the backend has reported since it was last up, if anything. Called when it is down: what comes up again
+        may be another engine."""
+        if not self._has_reported:
+            return
+        self._has_reported = False
         self._health_path = self._configured_health_path or DEFAULT_HEALTH_PATH
         self._reports_slots, self._slots, self._info_capacities = True, None, ()
         self.metrics.reset()
@@ -126,7 +133,7 @@ class BackendPoller:
     @property
     def _wants_capacities(self) -> bool:
         """Whether /server_info may say how large the KV memory is."""
-        return self.kv_polling is not None and self.kv_polling.backend_type in ("auto", "sglang")
+        return self._kv_polling is not None and self._kv_polling.backend_type in ("auto", "sglang")
 
     @property
     def _may_tell_slots_in_metrics(self) -> bool:

@@ -45,7 +45,7 @@ from typing import Final, NamedTuple
 
 from maitred.programs import BackendMemory, BackendStatus, ProgramPhase
 from maitred.scheduler.backends.backend import Backend
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.engines.report import KvMemory
 from maitred.wire.messages import Headers
@@ -85,7 +85,7 @@ class ProgramMemories:
     """The memories of all backends of a gateway: a `BackendObserver`, from which it does not inherit, because that is compiled
     and this is not."""
 
-    def __init__(self, fleet: BackendFleet, driver: RealTimePrograms) -> None:
+    def __init__(self, fleet: FleetView, driver: RealTimePrograms) -> None:
         self._fleet = fleet
         self._driver = driver
         self._core = driver.core

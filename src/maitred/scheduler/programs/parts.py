@@ -9,7 +9,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.files.line_file import PRIVATE
 from maitred.programs import Programs, ProgramsConfig
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.engines.polling import KvPolling
 from maitred.scheduler.programs.memories import ProgramMemories
@@ -27,7 +27,7 @@ class ProgramParts:
     def __init__(
         self,
         config: ProgramsConfig,
-        fleet: BackendFleet,
+        fleet: FleetView,
         now: Micros,
         *,
         default_state: str | None = None,
@@ -43,9 +43,7 @@ class ProgramParts:
         store = _open_store(config, default_state, file_mode)
         if store is not None:
             self.keeper = ProgramStateKeeper(store, self.driver, self.memories, fleet)
-        is_read = config.mode == "tr" or config.metrics
-        kv_polling = KvPolling(config.backend_type, config.metrics_interval_secs) if is_read else None
-        fleet.observe(self.memories if self.keeper is None else self.keeper, kv_polling)
+        fleet.observe(self.memories if self.keeper is None else self.keeper)
 
     def start(self) -> None:
         """Begin to keep the programs, inside this event loop."""
@@ -57,6 +55,12 @@ class ProgramParts:
         self.driver.close()
         if self.keeper is not None:
             await self.keeper.close()
+
+
+def kv_polling(config: ProgramsConfig) -> KvPolling | None:
+    """Return how the KV memory of backends is read for programs, or None if it is not."""
+    is_read = config.mode == "tr" or (config.mode != "off" and config.metrics)
+    return KvPolling(config.backend_type, config.metrics_interval_secs) if is_read else None
 
 
 def _open_store(config: ProgramsConfig, default_state: str | None, file_mode: int) -> ProgramStore | None:

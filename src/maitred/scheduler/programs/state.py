@@ -22,7 +22,7 @@ from maitred.core.units import Micros
 from maitred.files.background_writer import BackgroundWriter, BatchSource
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramKey, ProgramRecord, ProgramState, record_of
 from maitred.scheduler.backends.backend import Backend, BackendObserver
-from maitred.scheduler.backends.fleet import BackendFleet
+from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.drivers.programs import ProgramStep, RealTimePrograms
 from maitred.scheduler.programs.memories import ProgramMemories
 from maitred.scheduler.programs.store import ProgramChanges, ProgramStore, StateChanges, StoredProgram
@@ -39,7 +39,7 @@ MAX_BATCH: Final = 1_000
 class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
     """Keeps the programs of one gateway in `store`. Stands between the fleet and the memories, which must know first."""
 
-    def __init__(self, store: ProgramStore, driver: RealTimePrograms, memories: ProgramMemories, fleet: BackendFleet) -> None:
+    def __init__(self, store: ProgramStore, driver: RealTimePrograms, memories: ProgramMemories, fleet: FleetView) -> None:
         self._store = store
         self._driver = driver
         self._memories = memories

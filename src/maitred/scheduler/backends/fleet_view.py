@@ -1,0 +1,283 @@
+"""FleetView: which backends are up, what they serve, and which requests they have.
+
+Routers, placements, admission and pages read it. It is told what happens, and asks no backend anything:
+
+    fleet_watch     what a poll has found (`mark_up`, `mark_down`, `count_failure`, ...)
+    an attempt      a request begins and ends at a backend (`add_request`, `remove_request`), or finds it down
+                    (`note_unreachable`)
+    an operator     `drain`, `undrain`
+    ejection        other backends may get requests than before
+
+After each of these that changes who may get requests, `_update_serving` draws the consequences for models, slots and requests.
+
+**Requests in flight at a backend that is down.** If connections are refused, the process has ended, and its requests with it;
+or it finishes them and accepts no more. They are left to it. If polls fail otherwise, it may never answer: then requests of
+which the client has received nothing are taken away, as soon as another backend serves their model. That costs a request none
+of its attempts. But what was taken away `max_attempts` times stays where it is, since it may be what stalls the backends.
+
+**Slots.** The requests that stay at a backend that is down bring slots of their own until they have ended, so that they do not
+use up the slots of the healthy ones. For example, two backends of 8 slots each have 16; when one goes down with 3 requests
+left, the model has 8 + 3 slots, then 8 + 2, and so on. Such a request is *stranded*: its slot goes with it and is of no use to
+another one, so it is no victim of a preemption (`_tell_stranded`; in the core, `Ticket.stranded`). Compiled
+(`tools/compile.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from maitred.admission import fleet_load
+from maitred.core.contracts import FleetLoad
+from maitred.core.units import Micros
+from maitred.scheduler.backends.backend import Backend, BackendObserver, UpstreamRequest
+from maitred.scheduler.backends.ejection_driver import RealTimeEjection
+from maitred.scheduler.backends.served_models import ServedModels
+from maitred.scheduler.backends.slot_pools import FleetListener, SlotPools
+from maitred.scheduler.config import FleetConfig
+from maitred.scheduler.drivers.deadline_timer import monotonic_now
+from maitred.scheduler.engines.report import EngineReport, has_restarted
+from maitred.wire.errors import ConnectError
+
+log = logging.getLogger("maitred.gateway")
+
+
+class FleetView:
+    """All backends of a gateway, as they are now."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        """All backends are down at first. What becomes of the slots is told from `listen` on."""
+        self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
+        self._failures_until_down = config.health_failures
+        self._models = ServedModels(self.backends)
+        self.pools = SlotPools(config, self._models, self.backends)
+        """Which models share slots, and how many there are."""
+        self.ejection = RealTimeEjection(config.ejection, self.backends, self._update_serving)
+        """What ejects the backends that fail requests."""
+        self.prefers_free_slots = False
+        """Whether the slots of a backend limit what is sent to it."""
+        self._is_ready = False
+        """Whether a backend was healthy when the log last said so."""
+        self._listener: FleetListener = FleetListener()
+        self._observer: BackendObserver | None = None
+
+    def listen(self, listener: FleetListener) -> None:
+        """Tell `listener` what becomes of the slots, from now on."""
+        self._listener = listener
+
+    def observe(self, observer: BackendObserver) -> None:
+        """Tell `observer` how backends are, from now on."""
+        self._observer = observer
+
+    @property
+    def healthy(self) -> Sequence[Backend]:
+        """The backends that are up, drained and ejected ones included."""
+        return [backend for backend in self.backends if backend.healthy]
+
+    @property
+    def all_polled(self) -> bool:
+        """Whether every backend has been polled at least once."""
+        return all(backend.has_been_polled for backend in self.backends)
+
+    @property
+    def known_models(self) -> Sequence[str]:
+        """All models that backends serve, or served when they were last up."""
+        return self._models.names
+
+    def backends_serving(self, model: str) -> tuple[Backend, ...]:
+        """Return the healthy backends that serve `model` and are neither drained nor ejected; the ejected ones if all are."""
+        return self._models.backends_serving(model)
+
+    def with_free_slots(self, backends: Sequence[Backend]) -> Sequence[Backend]:
+        """Return those of `backends` that have fewer sequences in flight than slots, or all of them if none has. Slots are
+        given out per model, so nothing else keeps a backend to its own number."""
+        if not self.prefers_free_slots or len(backends) < 2:
+            return backends
+        free = [backend for backend in backends if backend.in_flight < self.pools.backend_slots(backend).slots]
+        return free if 0 < len(free) < len(backends) else backends
+
+    def may_serve(self, model: str) -> bool:
+        """Return whether a backend has served `model`, or one that has never been up might."""
+        return self._models.was_served(model) or not all(backend.was_ever_healthy for backend in self.backends)
+
+    def is_known(self, model: str) -> bool:
+        """Return whether `model` has a pool of slots."""
+        return self._models.is_known(model)
+
+    def list_models(self) -> Sequence[dict[str, Any]]:
+        """Return what `/v1/models` lists: the models of the healthy backends, each once."""
+        return self._models.list_models()
+
+    def pool_load(self, pool: str, now: Micros) -> FleetLoad:
+        """Return the load of the healthy backends of a pool. O(backends)."""
+        return fleet_load(self.pools.backends(pool))
+
+    def add_request(self, sent: UpstreamRequest, now: Micros) -> None:
+        """Count a request that is about to be sent to its backend."""
+        backend, request = sent.backend, sent.request
+        backend.requests.add(sent)
+        backend.in_flight += request.sequences
+        if backend.circuit.needs_attention:
+            self.ejection.begin(sent)
+        if backend.learned_slots is not None:
+            sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, now, request.sequences)
+            backend.in_use.set()
+
+    def remove_request(self, sent: UpstreamRequest) -> None:
+        """Stop counting a request that has ended at its backend, in whatever way."""
+        backend, own = sent.backend, sent.own
+        backend.requests.remove(sent)
+        backend.in_flight -= sent.request.sequences
+        if sent.is_probe:
+            self.ejection.end(sent)
+        if own is not None:
+            backend.own_requests.remove(own, monotonic_now(), completed=sent.is_complete, failed=sent.has_failed)
+        if sent.is_stranded or not backend.is_in_use:
+            self._on_left_behind(sent)
+
+    def _on_left_behind(self, sent: UpstreamRequest) -> None:
+        """A request has ended where no new ones come: its slot ends with it (`SlotPools.total_slots`)."""
+        if sent.backend.is_draining and not sent.backend.requests:
+            log.warning("backend %s is drained: it has no request any more", sent.backend.url)
+        if sent.model:
+            self.tell_slots_changed((self.pools.pool_of(sent.model),))
+
+    def note_unreachable(self, sent: UpstreamRequest, error: ConnectError) -> None:
+        """No connection could be made for a request: its backend is down, unless it has said something since: it is busy."""
+        if error.is_refusal or not sent.backend.has_answered(sent.sent_at, sent.backend.circuit.num_answers):
+            self.mark_down(sent.backend, str(error))
+
+    def drain(self, backend: Backend) -> None:
+        """Send nothing more to `backend`. Requests that it has are left to it."""
+        if not backend.is_draining:
+            log.warning("backend %s is being drained; requests that it has: %d", backend.url, len(backend.requests))
+            backend.is_draining = True
+            self._on_drain_changed(backend)
+
+    def undrain(self, backend: Backend) -> None:
+        """Use `backend` again."""
+        if backend.is_draining:
+            log.warning("backend %s is in use again", backend.url)
+            backend.is_draining = False
+            self._on_drain_changed(backend)
+
+    def _on_drain_changed(self, backend: Backend) -> None:
+        self._update_serving()
+        self._tell_observer(backend)
+
+    def mark_up(self, backend: Backend, models: dict[str, dict[str, Any]], slots: int | None) -> None:
+        """Send requests to `backend`: it serves `models`, by id, and can run `slots` requests at once, or does not say how
+        many."""
+        backend.failures_in_a_row, backend.problem = 0, ""
+        changed = not backend.healthy or models.keys() != backend.models.keys()
+        resized = slots != backend.reported_slots
+        # A log that is filtered for warnings shows that the backend went down, and must show that it is up again.
+        level = logging.WARNING if backend.was_ever_healthy and not backend.healthy else logging.INFO
+        backend.healthy = backend.was_ever_healthy = True
+        backend.models, backend.reported_slots = models, slots
+        if changed:
+            log.log(level, "backend %s is up, serving %s", backend.url, ", ".join(models) or "no model")
+        if changed or resized:
+            self._update_serving()
+
+    def mark_down(self, backend: Backend, problem: str) -> None:
+        """Send nothing more to `backend` until it is marked as up."""
+        backend.problem = problem
+        if backend.healthy:
+            log.warning("backend %s is down: %s", backend.url, problem)
+            backend.healthy, backend.reading, backend.kv = False, None, None
+            backend.note_load(None)
+            if backend.learned_slots is not None:
+                backend.learned_slots.forget(monotonic_now())
+            self.ejection.reset(backend)
+            self._update_serving()
+            self._tell_observer(backend)
+
+    def count_failure(self, backend: Backend, problem: str) -> None:
+        """Count a poll of `backend` that has failed. After `health_failures` in a row it is down, and its requests are taken
+        away."""
+        backend.failures_in_a_row += 1
+        if backend.failures_in_a_row == 1:
+            log.warning("backend %s: %s", backend.url, problem)
+        enough = backend.failures_in_a_row >= self._failures_until_down
+        if enough or not backend.healthy:
+            self.mark_down(backend, problem)
+        if enough:
+            self._abandon(backend.requests)
+
+    def note_alive(self, backend: Backend) -> None:
+        """Note that `backend` works, although a poll had no answer."""
+        backend.failures_in_a_row = 0
+
+    def note_not_polled(self, backend: Backend, problem: str) -> None:
+        """Note that `backend` could not be polled, for a reason that says nothing about it: its health stays as it was."""
+        if backend.problem != problem:
+            backend.problem = problem
+            log.error("backend %s cannot be polled: %s", backend.url, problem)
+
+    def note_kv(self, backend: Backend, report: EngineReport | None) -> None:
+        """Take over what `backend` reports of its KV memory, or that it reports nothing."""
+        before, backend.kv = backend.kv, report
+        if self._observer is not None and before is not None and report is not None and has_restarted(before, report):
+            log.warning("backend %s has restarted: what was in its KV memory is lost", backend.url)
+            self._observer.on_backend_restarted(backend)
+
+    def note_polled(self, backend: Backend) -> None:
+        """Note that a regular poll of `backend` has ended, whatever it has found, and look for what is due with each."""
+        if not backend.has_been_polled:
+            backend.has_been_polled = True
+            if not backend.healthy and not backend.failures_in_a_row:  # A failure that counts has been logged.
+                log.warning("backend %s is not up: %s", backend.url, backend.problem)
+            self.tell_slots_changed(())
+        self._tell_observer(backend)
+        self._abandon(self.ejection.find_silent(backend))
+        self._forget_vanished()
+
+    def tell_slots_changed(self, pools: Iterable[str]) -> None:
+        """Say that these pools may have another number of slots."""
+        self._listener.on_slots_changed(pools)
+
+    def _tell_observer(self, backend: Backend) -> None:
+        if self._observer is not None:
+            self._observer.on_backend_polled(backend)
+
+    def _abandon(self, requests: Iterable[UpstreamRequest]) -> None:
+        """Take requests that have no response yet away from their backend, if another one serves their model."""
+        for sent in requests:
+            is_left = sent.is_committed or not sent.may_be_abandoned
+            if not is_left and any(other is not sent.backend for other in self.backends_serving(sent.model)):
+                sent.cancel()
+
+    def _update_serving(self) -> None:
+        is_ready = bool(self.healthy)
+        if is_ready != self._is_ready:
+            self._is_ready = is_ready
+            log.log(*((logging.INFO, "ready: a backend is up") if is_ready else (logging.ERROR, "not ready: no backend is up")))
+        were_left = [backend.is_left for backend in self.backends]
+        self.ejection.detector.set_in_use([b.index for b in self.backends if b.healthy and not b.is_draining])
+        self._models.update()
+        pools = self.pools.update()
+        # Slots that go make no victims, and those that come are given away before a victim is stopped for one.
+        self._tell_stranded(stranded=True)
+        self.tell_slots_changed(pools)
+        self._tell_stranded(stranded=False)
+        self._forget_vanished()
+        for backend, was_left in zip(self.backends, were_left, strict=True):
+            if backend.is_left is not was_left:
+                self._tell_observer(backend)
+
+    def _tell_stranded(self, *, stranded: bool) -> None:
+        """Tell of the requests that are at backends whose slots do not count any more, or do so again."""
+        for sent in [sent for backend in self.backends for sent in backend.requests if sent.is_stranded is not stranded]:
+            if (sent.backend not in self.pools.backends(self.pools.pool_of(sent.model))) is stranded:
+                sent.is_stranded = stranded
+                self._listener.on_stranded(sent.request.id, stranded)
+
+    def _forget_vanished(self) -> None:
+        """Drop the models that no backend lists any more, as soon as no request of theirs is left."""
+        for model in list(self._models.vanished):
+            at_backends = any(sent.model == model for backend in self.backends for sent in backend.requests)
+            if not at_backends and (self.pools.is_shared(model) or self._listener.on_vanished(self.pools.pool_of(model))):
+                self._models.forget(model)
+                self.pools.forget(model)
