@@ -373,6 +373,20 @@ def test_a_policy_that_cannot_be_had_changes_nothing(policy: str, what: str) -> 
     assert door.says() == "queue"
 
 
+def test_a_policy_that_cannot_be_had_settles_nothing_and_so_loses_no_decision() -> None:
+    """A waiter's time is over when the new rules come, and fail: its rejection is told by the next input."""
+    door = PolicyTimeline(1, mode="priority")
+    door.ask()
+    assert door.says() == "queue"
+    due = door.core.next_deadline()
+    assert due is not None
+
+    with pytest.raises(ConfigError):
+        door.core.reconfigure(config(mode="priority", policy="nonsense"), due + 1)
+
+    assert [(d.action, d.reason) for d in door.core.advance(due + 1)] == [("reject", "queue_timeout")]
+
+
 @pytest.mark.parametrize("key", ["slo_priorities", "slo_targets"])
 def test_former_names_of_slo_classes_are_no_keys(key: str) -> None:
     """A request that names `interactive` is of the class `standard`: a key `interactive` would hold for no request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import ssl
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -171,3 +172,19 @@ def test_a_trusted_header_that_a_key_beats_is_a_warning(maitred: Any, tmp_path: 
     path = tmp_path / "gateway.yaml"
     path.write_text("gateway: {backends: [http://a:1], api_key: k, trust_tenant_header: true}\n")
     assert "gateway.trust_tenant_header has no effect" in maitred("check", str(path)).err
+
+
+@needs_openssl
+def test_a_certificate_with_a_date_that_makes_no_sense_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """OpenSSL loads it, and says nothing of the dates."""
+    make_certificate(tmp_path, "odd", NOW - DAY, NOW + DAY)
+    path = tmp_path / "odd.pem"
+    der = ssl.PEM_cert_to_DER_cert(path.read_text())
+    ends = (NOW + DAY).strftime("%y%m%d").encode()
+    assert der.count(ends) == 1
+    path.write_text(ssl.DER_cert_to_PEM_cert(der.replace(ends, ends[:2] + b"9999")))
+
+    ServerCertificate(str(path), str(tmp_path / "odd.key"), where="gateway")
+
+    assert list(read_validities(path.read_bytes())) == [None]
+    assert not caplog.text

@@ -206,7 +206,7 @@ def test_a_new_certificate_is_that_of_the_next_connection(files: tuple[str, str]
                 read_certificate(cert, key, where="gateway")
             assert (await here.connect()).subject == "first"
             shutil.copy(second[1], key)
-            served.load(read_certificate(cert, key, where="gateway"))
+            served.use(read_certificate(cert, key, where="gateway"))
             assert (await here.connect()).subject == "second"
             assert (await before.ask()).endswith(b"hello")
 
@@ -277,7 +277,7 @@ def test_a_client_that_comes_again_resumes_its_session_also_after_a_reload(
             for _ in range(2):
                 reused, session = await asyncio.to_thread(connect_again, port, trusted, session)
                 resumed.append(reused)
-            served.load(read_certificate(*make_certificate(tmp_path, "second"), where="gateway"))
+            served.use(read_certificate(*make_certificate(tmp_path, "second"), where="gateway"))
             resumed.append((await asyncio.to_thread(connect_again, port, trusted, session))[0])
         return resumed
 

@@ -90,7 +90,7 @@ class Admission:
         self._policy_gate, self._has_gates = PolicyGate(config), False
         self.reads_load = False
         """Whether `submit` reads `load`."""
-        self._reconfigure(config)
+        self._use(config, self._policy_gate)
         for model, capacity in pools.items():
             _check_capacity(capacity)
             self._resize(model, capacity)
@@ -274,8 +274,11 @@ class Admission:
         admission policy that cannot be made, and then nothing has changed."""
         if self._recorder is not None:
             return self.apply(inputs.Reconfigure(now, config))
+        policy_gate = self._policy_gate.reconfigured(
+            config
+        )  # First: if it raises, nothing has changed, and nothing is settled.
         settled = self._coordinator.run_due_before_input(now)
-        self._reconfigure(config)
+        self._use(config, policy_gate)
         self._coordinator.mark_all()
         admitted = self._coordinator.settle(now)
         return [*settled, *admitted, *self._coordinator.recompute(now)]
@@ -339,9 +342,8 @@ class Admission:
             if (account.in_flight, account.queued) != (sum(held), len(tickets) - len(held)):
                 raise InvariantError(f"tenant {account.name!r}: its account does not match its requests")
 
-    def _reconfigure(self, config: AdmissionConfig) -> None:
-        self._policy_gate = self._policy_gate.reconfigured(config)  # First, because it may raise, and nothing has changed then.
-        self._config = config
+    def _use(self, config: AdmissionConfig, policy_gate: PolicyGate) -> None:
+        self._config, self._policy_gate = config, policy_gate
         self.uses_costs = config.uses_costs
         self._coordinator.input_lag = 1 if config.mode == "flow-control" else 0
         self.reads_load = self._policy_gate.reads_load or config.mode == "flow-control"

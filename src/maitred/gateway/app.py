@@ -335,10 +335,13 @@ class Gateway(App):
 
     def _reconfigure(self, settings: GatewaySettings, certificates: PortFiles) -> None:
         """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
+        cross_origins = _cross_origins(settings.gateway)
+        rules = self._intake.rules_of(settings.gateway, settings.programs)
         self.scheduler.reconfigure(settings.gateway, settings.admission, settings.programs)
-        self.certificates.load(certificates)
-        self._cors = _cross_origins(settings.gateway)
-        self._intake.reconfigure(settings.gateway, settings.programs)
+        # From here on nothing fails.
+        self.certificates.use(certificates)
+        self._cors = cross_origins
+        self._intake.use(rules)
 
 
 def _cross_origins(config: GatewayConfig) -> CrossOrigins | None:

@@ -206,8 +206,8 @@ class Programs:
         ValueError for another mode, flavour or estimator: these need a new core."""
         if self._recorder is not None:
             return self.apply(inputs.Reconfigure(now, config))
-        self._run_due(now)
         self.config.check_fixed(config)
+        self._run_due(now)
         wait_change = from_seconds(config.max_wait_secs) - from_seconds(self.config.max_wait_secs)
         shift_deadlines(self._places.waits, wait_change, now)
         self._table.shift_expiries(from_seconds(config.program_ttl_secs) - from_seconds(self.config.program_ttl_secs), now)

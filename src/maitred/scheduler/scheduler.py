@@ -119,8 +119,11 @@ class Scheduler:
         return checks
 
     def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
-        """Use these configurations from now on. Raises ConfigError if the reservations do not fit, and changes nothing then."""
-        self.capacity.reconfigure(admission)
+        """Use these configurations from now on. Raises ConfigError if the reservations do not fit or an admission policy cannot
+        be made, and ValueError for a change of programs that needs a restart; then nothing has changed."""
+        if self.programs is not None:
+            self.programs.core.config.check_fixed(programs)
+        self.capacity.reconfigure(admission)  # The last that may fail.
         self.capacity.on_slots_changed(self.fleet.pools.names)
         if self.programs is not None:
             self.programs.reconfigure(programs)

@@ -1,13 +1,15 @@
 """TLS for clients: the certificate of a server, and how it is replaced while it serves.
 
-A certificate is two files in PEM: the chain, the server's own first, and the private key. They are loaded into one SSL context
-that all connections share. A connection takes what is in there as its handshake begins. So a new certificate is loaded into the
-same context: connections that are open keep theirs, and the next one gets the new one.
+A certificate is two files in PEM: the chain, the server's own first, and the private key. `read_certificate` reads each once,
+in a thread of the reload, and loads them into an SSL context of their own, which is all that may fail: what was checked is what
+is used, and the event loop waits for no disk.
 
-    certbot writes new files; SIGHUP; `read_certificate` finds that they fit each other; `load`: the next handshake has them
+    certbot writes new files; SIGHUP; `read_certificate` finds that they fit each other; `use`: the next handshake has them
 
-`read_certificate` reads each file once, in a thread of the reload, and keeps what it has read: what was checked is what is
-loaded, and the event loop waits for no disk.
+The event loop keeps the context with which it began to listen. So a handshake begins in that one, and goes on in the context of
+the files in force as soon as the client has said hello, where OpenSSL lets a server choose by name (SNI). Connections that are
+open keep theirs. (Loading new files into the context that all connections share could fail half way, with the new chain and the
+old key in it.) The session tickets are those of the first context, so that a reload ends no session.
 
 TLS 1.2 is the least. A client must complete its handshake within `HANDSHAKE_SECS`. Everything behind the handshake is as on a
 plain connection: the same code watches it (`protocol`), with buffers of the same size.
@@ -21,7 +23,7 @@ import logging
 import os
 import ssl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -29,7 +31,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from maitred.core.errors import ConfigError, describe_os_error
 from maitred.files import MAX_TEXT_BYTES, read_file
-from maitred.wire.certificate_dates import read_validities
+from maitred.wire.certificate_dates import Validity, read_validities
 
 log = logging.getLogger("maitred.wire")
 HANDSHAKE_SECS: Final = 20.0
@@ -48,35 +50,40 @@ class ServerCertificate:
     def __init__(self, chain: str, key: str, *, where: str, prefix: str = "") -> None:
         """The arguments are those of `read_certificate`, which says what is raised. A certificate that is out of date is told
         in the log, and used: some clients do not look."""
-        self.context = _new_context()
+        self._files = read_certificate(chain, key, where=where, prefix=prefix)
+        self.context = self._files.context
         """What connections are made with."""
-        self.load(read_certificate(chain, key, where=where, prefix=prefix))
+        self._files.log_date_problems()
 
-    def load(self, files: CertificateFiles) -> None:
-        """Use these files for all further connections."""
-        for problem in files.date_problems(datetime.now(UTC)):
-            log.error("TLS: %s", problem)
-        files.load_into(self.context)
+    def use(self, files: CertificateFiles) -> None:
+        """Use these files for all further connections. Cannot fail."""
+        files.log_date_problems()
+        self._files = files
+        self.context.sni_callback = self._choose_context  # Only now, because it costs each handshake a call.
+
+    def _choose_context(self, handshake: Any, _name: str | None, _first: ssl.SSLContext) -> None:
+        handshake.context = self._files.context
 
 
 class CertificateFiles(NamedTuple):
-    """The content of the files of a certificate."""
+    """The files of a certificate, as they have been read."""
 
-    chain: bytes
-    key: bytes
+    context: ssl.SSLContext
+    """What they have been loaded into."""
+    validities: Sequence[Validity | None]
+    """Those of the chain; None: not known."""
 
     def date_problems(self, now: datetime) -> Iterator[str]:
         """Yield why certificates of the chain are not valid at `now`: clients that look refuse the connection then."""
-        for number, validity in enumerate(read_validities(self.chain), 1):
-            problem = validity.problem(now)
+        for number, validity in enumerate(self.validities, 1):
+            problem = None if validity is None else validity.problem(now)
             if problem is not None:
                 yield f"{'the certificate' if number == 1 else f'certificate {number} of the chain'} {problem}"
 
-    def load_into(self, context: ssl.SSLContext) -> None:
-        """Load them. Raises ssl.SSLError, and `_EncryptedKey`."""
-        # From files in memory: OpenSSL takes paths only.
-        with _as_file(self.chain) as chain, _as_file(self.key) as key:
-            context.load_cert_chain(chain, key, password=_no_password)
+    def log_date_problems(self) -> None:
+        """Log what is wrong now."""
+        for problem in self.date_problems(datetime.now(UTC)):
+            log.error("TLS: %s", problem)
 
 
 def read_certificate(chain: str, key: str, *, where: str, prefix: str = "") -> CertificateFiles:
@@ -84,10 +91,12 @@ def read_certificate(chain: str, key: str, *, where: str, prefix: str = "") -> C
     configuration whose keys `tls_cert` and `tls_key` name them, with `prefix` before their names. Raises ConfigError for files
     that are none, or do not fit each other."""
     cert_name, key_name = f"{where}.{prefix}tls_cert", f"{where}.{prefix}tls_key"
-    files = CertificateFiles(_read(chain, cert_name), _read(key, key_name))
+    read_chain, read_key = _read(chain, cert_name), _read(key, key_name)
+    context = _new_context()
     try:
-        # Into a context of its own: OpenSSL loads the chain first, and keeps it if the key does not fit.
-        files.load_into(_new_context())
+        # From files in memory: OpenSSL takes paths only.
+        with _as_file(read_chain) as chain_file, _as_file(read_key) as key_file:
+            context.load_cert_chain(chain_file, key_file, password=_no_password)
     except _EncryptedKey:
         hint = "give a key without a password, readable by the gateway alone"
         raise ConfigError(f"the key in {key} is encrypted", where=key_name, hint=hint) from None
@@ -97,7 +106,9 @@ def read_certificate(chain: str, key: str, *, where: str, prefix: str = "") -> C
             raise ConfigError(problem, where=key_name) from error
         hint = "a certificate with its chain and a private key, both in PEM"
         raise ConfigError(f"{chain} and {key} cannot be used: {error.reason or error}", where=where, hint=hint) from error
-    return files
+    except OSError as error:  # no descriptor is left, say
+        raise ConfigError(f"{chain} and {key} cannot be loaded: {describe_os_error(error)}", where=where) from error
+    return CertificateFiles(context, list(read_validities(read_chain)))
 
 
 def _read(path: str, where: str) -> bytes:

@@ -43,10 +43,14 @@ class _Element(NamedTuple):
     ends: int
 
 
-def read_validities(chain: bytes) -> Iterator[Validity]:
-    """Yield the validity of each certificate in PEM, in their order. `chain` is one that OpenSSL has loaded."""
+def read_validities(chain: bytes) -> Iterator[Validity | None]:
+    """Yield the validity of each certificate in PEM, in their order, or None for one whose dates make no sense: OpenSSL loads
+    and serves such a certificate."""
     for encoded in _PEM.findall(chain):
-        yield _read_validity(base64.b64decode(encoded))
+        try:
+            yield _read_validity(base64.b64decode(encoded))
+        except (ValueError, IndexError):
+            yield None
 
 
 def _read_validity(der: bytes) -> Validity:

@@ -46,11 +46,11 @@ class PortCertificates:
             None if self.admin_port is None or admin_files is None else read_certificate(*admin_files, **_admin_keys(config)),
         )
 
-    def load(self, files: PortFiles) -> None:
-        """Use these files for all further connections."""
+    def use(self, files: PortFiles) -> None:
+        """Use these files for all further connections. Cannot fail."""
         for certificate, read in zip((self.port, self.admin_port), files, strict=True):
             if certificate is not None and read is not None:
-                certificate.load(read)
+                certificate.use(read)
 
 
 def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[ConfigError]:

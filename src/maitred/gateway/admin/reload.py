@@ -1,8 +1,9 @@
 """Reload: a new configuration while requests are being served, on SIGHUP or POST /admin/reload.
 
 The same sources are read again: the files as they are now, the environment and the flags as they were at the start. All of it
-is validated first. If anything is wrong, nothing changes. Otherwise every key that may change in service changes at one
-instant, and requests in flight or waiting keep their places. Keys that need a restart keep their value, and are named.
+is validated first, and all that can fail is made: certificates are loaded, the admission policy, keys and readers are built. If
+anything is wrong, nothing changes. Otherwise every key that may change in service changes at one instant, by steps that cannot
+fail, and requests in flight or waiting keep their places. Keys that need a restart keep their value, and are named.
 
 A gateway that has API keys is never opened by an omission. If the sources have no key any more, that is wrong, unless they say
 `auth: none`: an editor may have emptied the file, or may be writing it at this moment.
@@ -123,7 +124,7 @@ class ConfigReloader:
     async def _reload_as_requested(self) -> None:
         while self._is_requested:
             self._is_requested = False
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(Exception):  # The log has it, and the next request for a reload is to be served.
                 await self.reload()
             if self._is_requested:
                 await asyncio.sleep(MIN_INTERVAL_SECS)
@@ -137,6 +138,10 @@ class ConfigReloader:
             except ConfigError as error:
                 self._results["failed"] += 1
                 log.error("the configuration was not reloaded, nothing has changed: %s", error)
+                raise
+            except Exception:  # from a plug-in
+                self._results["failed"] += 1
+                log.exception("the configuration was not reloaded, nothing has changed")
                 raise
             self._results["ok"] += 1
         log.info("the configuration was reloaded")
@@ -164,14 +169,15 @@ class ConfigReloader:
             routing=self.settings.routing,
             programs=msgspec.structs.replace(found.programs, **fixed),
         )
-        self._reconfigure(settings, certificates)
         warnings = [
             *_removed_keys(self.settings.gateway, gateway),
             *found.admission.warnings(),
             *tenant_warnings(gateway, found.admission),
         ]
+        reloaded = ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
+        self._reconfigure(settings, certificates)
         self.settings = settings
-        return ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
+        return reloaded
 
     def _read_sources(self, read_settings: Callable[[], GatewaySettings]) -> tuple[GatewaySettings, PortFiles]:
         found = read_settings()

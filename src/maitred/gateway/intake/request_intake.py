@@ -83,7 +83,7 @@ class RequestIntake:
         self.usual_outputs = UsualOutputs()
         self._ids = ids
         self._refusals = IntakeRefusals(core_config, counters, observer, ids)
-        self.reconfigure(config, programs)
+        self._rules = self.rules_of(config, programs)
 
     @property
     def access(self) -> PageAccess:
@@ -99,10 +99,14 @@ class RequestIntake:
         """Count what `server` keeps of further requests as parked, too."""
         self._budget.server = server
 
-    def reconfigure(self, config: GatewayConfig, programs: ProgramsConfig) -> None:
-        """Use this configuration for the requests that arrive from now on."""
-        self._rules = IntakeRules(config, programs, self._signals, reads_usage=self._observer.reads_usage)
-        self._budget.limit = config.max_parked_body_bytes
+    def rules_of(self, config: GatewayConfig, programs: ProgramsConfig) -> IntakeRules:
+        """Return the rules that follow from a configuration, for `use`."""
+        return IntakeRules(config, programs, self._signals, reads_usage=self._observer.reads_usage)
+
+    def use(self, rules: IntakeRules) -> None:
+        """Go by `rules` for the requests that arrive from now on. Cannot fail."""
+        self._rules = rules
+        self._budget.limit = rules.config.max_parked_body_bytes
 
     async def take_in(self, exchange: Exchange, operator: Viewer | None = None) -> ProxyRequest | None:
         """Return a request that may be forwarded, or None if it was refused, or if its client has disconnected. `operator` is
