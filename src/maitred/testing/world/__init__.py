@@ -1,0 +1,23 @@
+"""A world in memory: programs of asyncio run in it unchanged, in virtual time, and all that is random follows from a seed.
+
+from maitred.testing.world import Network, VirtualLoop
+
+loop = VirtualLoop(seed=7)
+Network(loop).hosts["engine"] = ["10.0.0.2"]
+loop.run_until_complete(main())
+
+loop.py       the event loop: its clock jumps, the order of what is due at one instant is drawn
+draws.py      a generator of random numbers for each concern
+network.py    names, addresses, listeners; the descriptors of programs
+transport.py  connections, as TCP makes them; streams.py: one direction of one
+"""
+
+from __future__ import annotations
+
+from maitred.testing.world.draws import Draws
+from maitred.testing.world.loop import Deadlock, VirtualLoop
+from maitred.testing.world.network import Network, Place
+from maitred.testing.world.streams import LinkConfig
+from maitred.testing.world.transport import Connection, MemoryTransport, Tap
+
+__all__ = ["Connection", "Deadlock", "Draws", "LinkConfig", "MemoryTransport", "Network", "Place", "Tap", "VirtualLoop"]

@@ -1,0 +1,357 @@
+"""VirtualLoop: an event loop without a system below it, whose clock jumps to the next event.
+
+There are two queues. `_ready` holds callbacks of `call_soon`, which run in the order in which they were given, as asyncio
+promises. `_events` holds what has an instant: timers, bytes that arrive, threads that end, signals. A turn of the loop
+
+    1. jumps to the instant of the first event, if no callback is ready
+    2. takes some of the events that are due, in an order that the seed draws, and puts them before or behind the callbacks
+    3. runs what was ready at the beginning of the turn
+
+So everything that a real loop leaves open is drawn: which of two sockets is served first, whether a timer comes before the
+data, how many sockets one turn serves. What a real loop promises is kept: callbacks in order, no timer early, and the bytes of
+one stream in order (a stream has one event at a time).
+
+Time passes only between turns; work takes none. A loop that has neither callback nor event, and whose main task has not ended,
+would wait for ever: `Deadlock` says which tasks wait, and where.
+
+No thread is ever started: `run_in_executor` calls its function after a delay, in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import logging
+import socket
+from asyncio import events
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from heapq import heapify, heappop, heappush
+from math import ceil
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, cast
+
+from maitred.core.units import Micros, from_seconds, to_seconds
+from maitred.testing.world.draws import Draws
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+START: Final[Micros] = from_seconds(1_000)
+"""What the clock shows at the start: not 0, which code may take for "never"."""
+_MIN_CANCELLED: Final = 256
+"""Cancelled timers from which on the queue of events is cleared of them."""
+log = logging.getLogger("maitred.testing")
+
+
+class Sockets(Protocol):
+    """What the loop asks for its program, which uses the network. Each raises OSError as the calls of asyncio do."""
+
+    def addresses_of(self, name: str) -> list[str]: ...
+    async def connect(self, make_protocol: Any, host: str, port: int, options: Mapping[str, Any]) -> tuple[Any, Any]: ...
+    async def serve(self, make_protocol: Any, options: Mapping[str, Any]) -> Any: ...
+    def open_accepted(self, make_protocol: Any, connection: Any, options: Mapping[str, Any]) -> tuple[Any, Any]: ...
+
+
+class Deadlock(RuntimeError):  # noqa: N818  (the field's name of the thing)
+    """Nothing is due, and the main task has not ended."""
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """An event loop in virtual time. Its sockets are those of a `Network`."""
+
+    def __init__(self, seed: Draws | int = 0) -> None:
+        self.draws = seed if isinstance(seed, Draws) else Draws(seed)
+        self.network: Sockets | None = None
+        """The machines that can be reached, or None if there are none."""
+        self.num_events = 0
+        """Callbacks that have run."""
+        self.errors: list[dict[str, Any]] = []
+        """What callbacks and tasks have raised and nothing has caught, as given to an exception handler."""
+        self.after_turn: Callable[[], object] | None = None
+        """Called after each turn, to check what must hold."""
+        self.micros: Micros = START
+        """The instant at which the clock stands."""
+        self._secs = to_seconds(START)
+        self._ready: deque[asyncio.Handle] = deque()
+        self._events: list[tuple[Micros, float, int, asyncio.Handle]] = []
+        """Instant, rank among the events of this instant, number and callback."""
+        self._num_scheduled = self._num_cancelled = 0
+        self._order = self.draws.of("order")
+        self._rank = self._order.random
+        self._thread_delay = self.draws.of("threads")
+        self._signal_handlers: dict[int, asyncio.Handle] = {}
+        self._is_stopping = self._is_running = self._is_closed = False
+        self._task_factory: Any = None
+        self._exception_handler: Any = None
+
+    def time(self) -> float:
+        """Return the virtual time in seconds: a whole number of microseconds."""
+        return self._secs
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Run `callback` in the next turn, behind those that are ready already."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Do as `call_soon` does: there are no threads."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run `callback` after `delay` seconds."""
+        return self.call_at(self._secs + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run `callback` when the clock shows `when`."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        instant = ceil(when * 1e6)
+        if instant / 1e6 < when:  # No timer is early, not even by what a product of floats loses.
+            instant += 1
+        self._num_scheduled += 1
+        heappush(self._events, (instant, self._rank(), self._num_scheduled, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Take note that a timer was cancelled (called by `TimerHandle.cancel`)."""
+        self._num_cancelled += 1
+        if self._num_cancelled > _MIN_CANCELLED and self._num_cancelled * 2 > len(self._events):
+            self._events = [event for event in self._events if not event[3].cancelled()]
+            heapify(self._events)
+            self._num_cancelled = 0
+
+    def run_forever(self) -> None:
+        """Run until `stop`. Raises Deadlock."""
+        self._check_open()
+        if self._is_running:
+            raise RuntimeError("this event loop is already running")
+        self._is_running = True
+        events._set_running_loop(self)
+        try:
+            while not self._is_stopping:
+                self._turn()
+        finally:
+            self._is_stopping = self._is_running = False
+            events._set_running_loop(None)
+
+    def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
+        """Run until `future` is done, and return its result. Raises Deadlock."""
+        self._check_open()
+        main: asyncio.Future[T] = asyncio.ensure_future(cast(Awaitable[T], future), loop=self)
+        main.add_done_callback(self._on_main_done)
+        try:
+            self.run_forever()
+        finally:
+            main.remove_done_callback(self._on_main_done)
+        if not main.done():
+            raise RuntimeError("the event loop was stopped before its main task was done")
+        return main.result()
+
+    def stop(self) -> None:
+        """End `run_forever` after this turn."""
+        self._is_stopping = True
+
+    def is_running(self) -> bool:
+        """Return whether callbacks are being run."""
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        """Return whether the loop can be used no more."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Drop all callbacks; the loop can be used no more."""
+        if self._is_running:
+            raise RuntimeError("a running event loop cannot be closed")
+        self._is_closed = True
+        self._ready.clear()
+        self._events.clear()
+
+    def pending(self) -> list[asyncio.Handle]:
+        """Return the callbacks and events that are not cancelled and have not run, to see what is left at an end."""
+        waiting = [*self._ready, *(event[3] for event in sorted(self._events))]
+        return [handle for handle in waiting if not handle.cancelled()]
+
+    def _turn(self) -> None:
+        ready = self._ready
+        due = self._take_due()
+        if due:
+            if ready and self._rank() < 0.5:
+                ready.extendleft(reversed(due))
+            else:
+                ready.extend(due)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                self.num_events += 1
+                handle._run()
+        if self.after_turn is not None:
+            self.after_turn()
+
+    def _take_due(self) -> list[asyncio.Handle]:
+        """Return some of the events that are due, in the order of their ranks, after a jump to the first if no callback is
+        ready. Raises Deadlock."""
+        queue, due = self._events, list[asyncio.Handle]()
+        while queue:
+            instant = queue[0][0]
+            if instant > self.micros:
+                if due or self._ready:
+                    break
+                if queue[0][3]._cancelled:
+                    heappop(queue)  # A cancelled timer is no reason to jump.
+                    self._num_cancelled -= 1
+                    continue
+                self.micros, self._secs = instant, instant / 1e6
+            elif due and self._rank() < 0.25:
+                break  # The others come in the next turn, as from a system that tells of a few sockets at a time.
+            handle = heappop(queue)[3]
+            if handle._cancelled:
+                self._num_cancelled -= 1
+            else:
+                due.append(handle)
+        if not due and not self._ready:
+            raise Deadlock(self._describe_deadlock())
+        return due
+
+    def _on_main_done(self, main: asyncio.Future[Any]) -> None:
+        self.stop()
+
+    def _describe_deadlock(self) -> str:
+        lines = [f"at {self._secs:.6f} s nothing is due, and these tasks wait:"]
+        for task in sorted(asyncio.all_tasks(self), key=asyncio.Task.get_name):
+            frame = next(reversed(task.get_stack(limit=1)), None)
+            where = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+            lines.append(f"  {task.get_name()}: {getattr(task.get_coro(), '__qualname__', task)}{where}")
+        return "\n".join(lines)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the event loop is closed")
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
+        """Run a coroutine as a task."""
+        self._check_open()
+        if self._task_factory is not None:
+            task: asyncio.Task[Any] = self._task_factory(self, coro)
+            return task
+        return asyncio.Task(coro, loop=self, name=name, context=context)
+
+    def set_task_factory(self, factory: Any) -> None:
+        """Make tasks with `factory` from now on; None: as asyncio does."""
+        self._task_factory = factory
+
+    def get_task_factory(self) -> Any:
+        """Return what makes tasks, or None."""
+        return self._task_factory
+
+    def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
+        """Call `func` in this thread after a delay that the seed draws, and return the future of what it returns."""
+        done: asyncio.Future[T] = self.create_future()
+        self.call_later(self.thread_delay(), _call_into, done, func, args)
+        return done
+
+    def thread_delay(self) -> float:
+        """Return for how many seconds the next piece of work in a thread takes: mostly little, at times much."""
+        return float(self._thread_delay.expovariate(1_000.0) * (100.0 if self._thread_delay.random() < 0.05 else 1.0))
+
+    async def shutdown_asyncgens(self) -> None:
+        """Do nothing: asynchronous generators are not followed."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Do nothing: there are no threads."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **hints: Any) -> Any:
+        """Return the addresses that the network has for a name, as `socket.getaddrinfo` does. Raises OSError."""
+        found = self._known_network().addresses_of(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in found]
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        """Return a transport and a protocol that are connected. Raises OSError."""
+        return await self._known_network().connect(protocol_factory, host, port, options)
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        """Return a server that listens at an address of the network, or on `sock`, one of its listeners. Raises OSError."""
+        return await self._known_network().serve(protocol_factory, {"host": host, "port": port, **options})
+
+    async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **options: Any) -> Any:
+        """Return the transport and the protocol of a connection that was taken out of the backlog of a listener."""
+        return self._known_network().open_accepted(protocol_factory, sock, options)
+
+    def _known_network(self) -> Sockets:
+        if self.network is None:
+            raise OSError(errno.ENETDOWN, "this world has no network")
+        return self.network
+
+    def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
+        """Call `callback` for each `send_signal` of this number."""
+        self._signal_handlers[sig] = asyncio.Handle(callback, args, self)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        """Call nothing for this signal any more, and return whether something was called."""
+        return self._signal_handlers.pop(sig, None) is not None
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the program that runs in this loop. Raises ValueError if the program handles no such signal, which
+        would end it."""
+        if sig not in self._signal_handlers:
+            raise ValueError(f"signal {sig} would end the program: it has no handler")
+        self._ready.append(self._signal_handlers[sig])
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep in `errors`, and log, what nothing has caught."""
+        self.errors.append(context)
+        if self._exception_handler is not None:
+            self._exception_handler(self, context)
+        else:
+            log.error("%s", context.get("message"), exc_info=context.get("exception"))
+
+    default_exception_handler = call_exception_handler
+
+    def set_exception_handler(self, handler: Any) -> None:
+        """Call `handler` for what nothing catches, beside keeping it in `errors`."""
+        self._exception_handler = handler
+
+    def get_exception_handler(self) -> Any:
+        """Return the handler, or None."""
+        return self._exception_handler
+
+    def get_debug(self) -> bool:
+        """Return False: handles keep no traces of where they were made."""
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Do nothing."""
+
+
+def _call_into(done: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
+    """Call `func`, and give its outcome to `done`, unless that was cancelled."""
+    try:
+        result = func(*args)
+    except Exception as error:
+        if not done.done():
+            done.set_exception(error)
+    else:
+        if not done.done():
+            done.set_result(result)
