@@ -156,6 +156,13 @@ class AdmissionModel:
         comes_back = comes_back and one.submitted_at + self.rules.lanes[self.lane(one)].queue_timeout > now
         one.state = "coming back" if comes_back else "left"
 
+    def declined(self, number: int) -> None:
+        """Note that a victim keeps its slot, before the decisions on that are applied."""
+        self.requests[number].state = "shown"
+        for one in self.requests.values():
+            if one.victim is self.requests[number]:
+                one.victim = None
+
     # Decisions
 
     def _admit(self, one: ModelRequest, decision: Decision) -> None:
@@ -194,7 +201,7 @@ class AdmissionModel:
 
     def _queue(self, one: ModelRequest, decision: Decision) -> None:
         if decision.reason is Reason.VICTIM_LEAVING:
-            assert one.state in ("new", "queued")
+            assert one.state in ("new", "queued", "awaiting")
             one.state = "awaiting"
             return
         if decision.reason is Reason.TO_BE_RETRIED:
@@ -210,7 +217,7 @@ class AdmissionModel:
             one.turn, one.state, one.stranded = self.firsts, "queued", False
             return
         if one.state == "awaiting":
-            assert decision.reason in (Reason.BUDGET_SPENT, Reason.NO_SLOT)
+            assert decision.reason in (Reason.BUDGET_SPENT, Reason.NO_SLOT, Reason.VICTIM_DECLINED)
             self.firsts -= 1
             one.turn, one.state = self.firsts, "queued"
             return
@@ -221,7 +228,7 @@ class AdmissionModel:
     def _preempt(self, victim: ModelRequest, decision: Decision) -> None:
         assert decision.other is not None
         preemptor = self.requests[decision.other]
-        assert preemptor.state in ("new", "queued")
+        assert preemptor.state in ("new", "queued") or (preemptor.state == "awaiting" and preemptor.victim is None)
         assert not self.at_limit(preemptor), "its tenant could not have the slot"
         assert self.rules.lanes[self.lane(preemptor)].can_preempt
         assert victim.state == "admitted"

@@ -58,6 +58,9 @@ class Timeline:
     def first_byte(self, at: float, name: str) -> bool:
         return self.core.confirm_first_byte(self._names.index(name), from_seconds(at))
 
+    def decline(self, at: float, name: str) -> list[str]:
+        return self._lines(self.core.decline(self._names.index(name), from_seconds(at)))
+
     def release(self, at: float, name: str, end: ReleaseReason = ReleaseReason.DRAINED) -> list[str]:
         return self._lines(self.core.release(self._names.index(name), end, from_seconds(at)))
 

@@ -52,6 +52,9 @@ class FlowTimeline:
     def first_byte(self, ms: float, name: str) -> bool:
         return self.core.confirm_first_byte(self._names.index(name), from_ms(ms))
 
+    def decline(self, ms: float, name: str) -> list[str]:
+        return self._lines(self.core.decline(self._names.index(name), from_ms(ms)))
+
     def reconfigure(self, ms: float, config: AdmissionConfig) -> list[str]:
         return self._lines(self.core.reconfigure(config, from_ms(ms)))
 

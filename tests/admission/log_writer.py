@@ -25,7 +25,17 @@ from maitred.core.units import MILLISECOND, SECOND, Micros
 KINDS = ("classes", "adaptive", "tenants", "flow-control", "legacy")
 TENANTS = ("", "auth:a", "auth:b", "auth:c")
 MOST_REQUESTS = 40
-SHARES = {"submit": 45, "release": 35, "first_byte": 4, "strand": 5, "leave": 4, "resize": 3, "reconfigure": 1, "forget": 1}
+SHARES = {
+    "submit": 45,
+    "release": 35,
+    "first_byte": 4,
+    "decline": 3,
+    "strand": 5,
+    "leave": 4,
+    "resize": 3,
+    "reconfigure": 1,
+    "forget": 1,
+}
 VERBS = [verb for verb, share in SHARES.items() for _ in range(share)]
 LONG_SPANS = (0, 0, 1, 500, 3_000, 20_000, 60_000, 150_000, 400_000)
 SHORT_SPANS = (0, 0, 0, 1, 200, MILLISECOND, 5_000, 20_000)
@@ -156,6 +166,11 @@ class World:
     def _first_byte(self, ticket: Ticket) -> None:
         if ticket.state not in (TicketState.QUEUED, TicketState.AWAITING):
             self.core.confirm_first_byte(ticket.id, self.now)
+
+    def _decline(self, ticket: Ticket) -> None:
+        victims = [other for other in self.here if other.state is TicketState.VICTIM]
+        if victims:
+            self.core.decline(self.draw.choice(victims).id, self.now)
 
     def _strand(self, ticket: Ticket) -> None:
         self.core.set_stranded(ticket.id, stranded=self.draw.random() < 0.7, now=self.now)

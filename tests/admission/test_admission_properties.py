@@ -96,6 +96,8 @@ class AnyOrder:
                 self.release(n, kind)
             case "first_byte" if self.model.requests:
                 self.first_byte(n)
+            case "decline" if self.model.requests:
+                self.decline(n)
             case "strand" if self.model.requests:
                 self.strand(n, stranded=kind > 0)
             case "leave" if self.model.requests:
@@ -147,6 +149,13 @@ class AnyOrder:
             if shown:
                 one.state = "shown"
 
+    def decline(self, n: int) -> None:
+        victims = [one.number for one in self.model.requests.values() if one.state == "victim"]
+        if victims:
+            declining = victims[n % len(victims)]
+            self.model.declined(declining)
+            self.model.decided(self.core.decline(declining, self.now))
+
     def strand(self, n: int, *, stranded: bool) -> None:
         one = self.model.requests[n % len(self.model.requests)]
         if one.holds:
@@ -196,8 +205,9 @@ class AnyOrder:
 
 STATES_AFTER = {Action.ADMIT: ("ADMITTED",), Action.QUEUE: ("QUEUED", "AWAITING"), Action.REJECT: ("LEFT",)}
 """The states of a newcomer by what was decided on it."""
+SLOT_PREEMPTED = ReleaseReason.SLOT_PREEMPTED
 ENDS = (ReleaseReason.DRAINED, ReleaseReason.CLIENT_GONE, ReleaseReason.FAILED)
-STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure", "strand", "leave")
+STEP_VERBS = (*["submit"] * 4, *["release"] * 2, "first_byte", "resize", "reconfigure", "strand", "leave", "decline")
 STEP_SPANS = (0, 0, 0, 0, *SPANS)
 
 
@@ -254,7 +264,8 @@ def drive(
             case "preempted":
                 said += core.advance(now)  # Time alone makes victims, too, for a request that stands in its engine's queue.
                 for victim in [t for t in tickets if t.state is TicketState.VICTIM]:
-                    said += core.release(victim.id, ReleaseReason.SLOT_PREEMPTED, now)
+                    declines = k == 3
+                    said += core.decline(victim.id, now) if declines else core.release(victim.id, SLOT_PREEMPTED, now)
             case "first_byte" if ticket:
                 said += core.advance(now)
                 if ticket.state not in (TicketState.QUEUED, TicketState.AWAITING):

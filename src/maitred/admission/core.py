@@ -11,6 +11,7 @@ input is the release of a at 30.2 s. It first rejects b, with the time 30.0 s, a
     submit(ticket)    rate gate ─▶ policy gate ─▶ pool: admit, queue or reject
     release(id)       the slot, or the place in the queue, is free ─▶ waiting requests enter, in other pools too
     advance(now)      timeouts, preemption budgets, starvation, ticks
+    decline(id)       it is a victim, and its first byte was sent before the gateway knew ─▶ its preemptor takes another
     leave_backend(id)  its backend has failed it: it goes on to another with its slot, or waits for one again
     resize, reconfigure     capacity and rules may change at any time, also for the requests that are there
     set_stranded(id)  the slot of a request goes when it leaves, so it is no victim; or stays after all
@@ -54,7 +55,7 @@ from maitred.core.units import Micros
 
 _NEW, _ADMITTED = TicketState.NEW, TicketState.ADMITTED  # members of enums are slow to look up
 _VICTIM, _LEFT = TicketState.VICTIM, TicketState.LEFT
-_FIRST_BYTE, _PREEMPTED = TicketEvent.FIRST_BYTE, ReleaseReason.SLOT_PREEMPTED
+_DECLINE, _FIRST_BYTE, _PREEMPTED = TicketEvent.DECLINE, TicketEvent.FIRST_BYTE, ReleaseReason.SLOT_PREEMPTED
 
 
 class Admission:
@@ -182,6 +183,26 @@ class Admission:
         ticket.transition(_FIRST_BYTE)
         self._pool_of_model[ticket.pool].victims.discard(ticket)
         return True
+
+    def decline(self, request_id: RequestId, now: Micros) -> Sequence[Decision]:
+        """Note that the preemption of a request came after its first byte had been sent: it keeps its slot, and is a victim no
+        more. Its preemptor takes the next victim, or waits first in its class. Needed where first bytes are decided in another
+        process; where both are decided in one, `confirm_first_byte` has said no. Ignored for a request that has left, or that
+        streams. Raises TransitionError if it was not preempted.
+        """
+        if self._recorder is not None:
+            return self.apply(inputs.Decline(now, request_id))
+        settled = self._coordinator.run_due_before_input(now)
+        ticket = self._tickets.get(request_id)
+        if ticket is None:
+            return settled
+        was_victim = ticket.state is _VICTIM
+        ticket.transition(_DECLINE)
+        if not was_victim:
+            return settled
+        ticket.counters.declined += 1
+        decisions = self._pool_of_model[ticket.pool].on_declined(ticket, now)
+        return [*settled, *decisions, *self._coordinator.settle(now)]
 
     def release(
         self, request_id: RequestId, release_reason: ReleaseReason, now: Micros, tokens: int | None = None

@@ -103,6 +103,15 @@ class FirstByte(Input, frozen=True):
         return ()
 
 
+class Decline(Input, frozen=True):
+    """The preemption of a request came after its first byte."""
+
+    id: RequestId
+
+    def apply_to(self, core: Admission) -> Sequence[Decision]:
+        return core.decline(self.id, self.at)
+
+
 class Release(Input, frozen=True):
     """A request has ended."""
 
@@ -172,7 +181,7 @@ class Advance(Input, frozen=True):
 
 
 AdmissionInput: TypeAlias = (
-    Open | Look | Submit | FirstByte | Release | Strand | LeaveBackend | Resize | Forget | Reconfigure | Advance
+    Open | Look | Submit | FirstByte | Decline | Release | Strand | LeaveBackend | Resize | Forget | Reconfigure | Advance
 )
 
 

@@ -30,6 +30,7 @@ from collections import deque
 from typing import Final
 
 from maitred.admission.terms.ticket import Ticket, TicketState
+from maitred.core.request import RequestId
 from maitred.core.units import MILLISECOND, Micros
 
 _ADMITTED: Final = TicketState.ADMITTED  # members of enums are slow to look up
@@ -53,9 +54,11 @@ class _Watched:
 class LeadWatch:
     """The requests of one pool that have taken a slot of the lead, and wait in their engine perhaps."""
 
-    __slots__ = ("watched",)
+    __slots__ = ("_served", "watched")
 
     def __init__(self) -> None:
+        self._served: dict[RequestId, Ticket] = {}
+        """The request for which each victim was stopped that has not left yet."""
         self.watched: deque[_Watched] = deque()
         """In the order of admission, the oldest first."""
 
@@ -69,6 +72,22 @@ class LeadWatch:
             watched.units_ahead -= units
         while self.watched and self.watched[0].units_ahead <= 0:
             self.watched.popleft()
+
+    def on_victim(self, victim: Ticket, overdue: Ticket) -> None:
+        """Note that a victim is stopped, so that `overdue` has a place in its engine."""
+        self._served[victim.id] = overdue
+
+    def on_victim_left(self, victim: Ticket) -> None:
+        """Note that a victim of whichever preemption has given its slot back."""
+        self._served.pop(victim.id, None)
+
+    def on_declined(self, victim: Ticket) -> bool:
+        """Watch the request again for which a victim was stopped that keeps its slot. Return False if there is none."""
+        overdue = self._served.pop(victim.id, None)
+        if overdue is None:
+            return False
+        self.watched.appendleft(_Watched(overdue, victim.slot_units))
+        return True
 
     @property
     def next_due_at(self) -> Micros | None:

@@ -25,15 +25,15 @@ from collections.abc import Iterator
 
 from maitred.admission.classes.adaptive_reserve import AdaptiveReserve
 from maitred.admission.classes.lead_watch import LEAD_TIME, LeadWatch
-from maitred.admission.classes.priority import AdmissionPriority, PromotionBudget
+from maitred.admission.classes.priority import CURED_BY_PREEMPTION, AdmissionPriority, PromotionBudget
 from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool.agenda import Agenda
 from maitred.admission.pool.slot_pool import SlotPool
 from maitred.admission.terms.enums import Action, Reason, ReleaseReason
-from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
+from maitred.admission.terms.rules import MOST_URGENT_FIRST, PoolRules
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES, Ticket, TicketEvent, TicketState
 from maitred.admission.waiting.pool_queues import PoolQueues
-from maitred.admission.waiting.preemption import LeavingVictims, link_peers, unlink_peers
+from maitred.admission.waiting.preemption import LeavingVictims, link_peers, may_hold, unlink_peers
 from maitred.admission.waiting.queues import SequenceNumbers
 from maitred.admission.waiting.token_bucket import TokenBucket
 from maitred.core.contracts import FleetLoad
@@ -46,10 +46,6 @@ _AWAITING, _VICTIM = TicketState.AWAITING, TicketState.VICTIM
 _PREEMPTION, _QUEUING = Action.PREEMPT_SLOT, Action.QUEUE
 _HIGHER_CLASS, _SLOT_FREE = Reason.HIGHER_CLASS, Reason.SLOT_FREE
 _VICTIM_GONE, _VICTIM_LEAVING = Reason.VICTIM_GONE, Reason.VICTIM_LEAVING
-_CURED_BY_PREEMPTION = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
-# BEHIND_QUEUE is not among them: a newcomer that preempted then would pass the requests that wait already, and these preempt
-# themselves as soon as they can. Nor are the limits of tenants and rates, which a victim's slot does not raise.
-"""What keeps a request from a slot and could be changed by a preemption."""
 
 
 class ClassPool(SlotPool):
@@ -87,7 +83,7 @@ class ClassPool(SlotPool):
         if blocked_by is None:
             return [self._admit_to_free_slot(ticket, now) if self.slots.lead else self._admit(ticket, _SLOT_FREE, now)]
         # A preemptor joins no queue, so a full queue must not keep it from a victim: preemption is tried first.
-        if blocked_by in _CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
+        if blocked_by in CURED_BY_PREEMPTION and self.rules.lanes[lane].can_preempt:
             victim = self.priority.choose_victim(ticket, self.victims, self._leaving.units)
             if victim is not None:
                 return self._preempt(victim, ticket, now)
@@ -116,6 +112,7 @@ class ClassPool(SlotPool):
             decisions = self._end_or_retry(ticket, release_reason, now)
             if was_victim:
                 self._leaving.update(ticket)
+                self.lead.on_victim_left(ticket)
             self.lead.on_freed(ticket.slot_units)
             if preemptor is not None:
                 # Before `dispatch`, which would give the slot to a more urgent request that has begun to wait meanwhile.
@@ -248,14 +245,8 @@ class ClassPool(SlotPool):
         return self.retry_estimators[lane].estimate(len(self.queues.lanes[lane]), now, self.rules.lanes[lane].queue_timeout)
 
     def demand(self) -> PoolDemand:
-        slots = self.slots
-        for lane in LANES:
-            if self.waiting and (head := self.queues.head(lane)) is not None:
-                held = slots.capacity - slots.ceiling(lane)
-                held = max(held, slots.idle) if head.sequences > 1 else held  # What is idle is too little for it.
-                keeps_lead = self._may_preempt and self.rules.adapts_reservations
-                return PoolDemand(wanted=True, held=held // slots.units_per_slot, keeps_lead=keeps_lead)
-        return NO_DEMAND
+        keeps_lead = self._may_preempt and self.rules.adapts_reservations
+        return self.priority.demand(keeps_lead=keeps_lead) if self.waiting else NO_DEMAND
 
     def _preempt_for_waiter(self, victim: Ticket, waiter: Ticket, now: Micros) -> list[Decision]:
         self.queues.dequeue_admitted(waiter, now)
@@ -273,6 +264,7 @@ class ClassPool(SlotPool):
                 break
             self._stop_victim(victim, overdue)
             self._leaving.update(victim)
+            self.lead.on_victim(victim, overdue)
             decisions.append(Decision(now, victim.id, _PREEMPTION, _HIGHER_CLASS, overdue.id))
         return decisions
 
@@ -282,8 +274,6 @@ class ClassPool(SlotPool):
         victim.counters.preempted_by[preemptor.priority_class] += 1
 
     def _preempt(self, victim: Ticket, preemptor: Ticket, now: Micros) -> list[Decision]:
-        self._stop_victim(victim, preemptor)
-        link_peers(victim, preemptor)
         preemptor.transition(_AWAIT)
         preemptor.queued_at = now
         preemptor.sequence_number = self._sequence_numbers.next_back()
@@ -292,18 +282,36 @@ class ClassPool(SlotPool):
         if preemptor.tenant_account is not None:
             self._agenda.note_taken(preemptor.tenant_account, self.name)
         self._agenda.schedule(self.queues.deadline_of(preemptor))
+        return self._claim_slot(victim, preemptor, now)
+
+    def _claim_slot(self, victim: Ticket, preemptor: Ticket, now: Micros) -> list[Decision]:
+        self._stop_victim(victim, preemptor)
+        link_peers(victim, preemptor)
         return [
             Decision(now, victim.id, _PREEMPTION, _HIGHER_CLASS, preemptor.id),
             Decision(now, preemptor.id, _QUEUING, _VICTIM_LEAVING, victim.id),
         ]
 
+    def on_declined(self, victim: Ticket, now: Micros) -> list[Decision]:
+        preemptor = victim.preemption_peer
+        unlink_peers(victim)
+        self._leaving.update(victim)
+        self.watches_lead |= self.lead.on_declined(victim)
+        decisions = [] if preemptor is None else self._claim_another_slot(preemptor, now)
+        return decisions + self.dispatch(now)
+
+    def _claim_another_slot(self, preemptor: Ticket, now: Micros) -> list[Decision]:
+        """Stop the next victim for a preemptor, whose budget goes on; or let it queue, if there is none."""
+        victim = self.priority.choose_next_victim(preemptor, self.victims, self._leaving.units)
+        if victim is None:
+            return [self._fall_back_to_queue(preemptor, Reason.VICTIM_DECLINED, now)]
+        return self._claim_slot(victim, preemptor, now)
+
     def _admit_preemptor(self, preemptor: Ticket, victim: Ticket, now: Micros) -> list[Decision]:
         """Give a preemptor the slot that its victim has given up; or let it queue, if it does not fit any more (after a shrink,
         say)."""
         if not self.priority.can_take_slot(preemptor):
-            account = preemptor.tenant_account
-            is_limited = account is not None and not account.may_hold(preemptor.sequences)
-            return [self._fall_back_to_queue(preemptor, Reason.TENANT_LIMIT if is_limited else Reason.NO_SLOT, now)]
+            return [self._fall_back_to_queue(preemptor, Reason.NO_SLOT if may_hold(preemptor) else Reason.TENANT_LIMIT, now)]
         self.queues.pending_preemptors.remove(preemptor)
         self._stop_waiting(preemptor)
         if self.slots.lead:
@@ -389,6 +397,4 @@ class ClassPool(SlotPool):
         preemptor = self.priority.next_preemptor()
         if preemptor is not None and self.priority.choose_victim(preemptor, self.victims, self._leaving.units) is not None:
             yield f"{preemptor} waits, and could preempt"
-        for ticket in (ticket for lane in LANES for ticket in self.victims.groups.get(lane, {}).values()):
-            if ticket.state is not TicketState.ADMITTED or ticket.promoted or ticket.retried or ticket.stranded:
-                yield f"{ticket} cannot be a victim"
+        yield from self.victims.find_violations()

@@ -22,17 +22,22 @@ from __future__ import annotations
 
 from typing import Final
 
+from maitred.admission.learned_slots.signals import NO_DEMAND, PoolDemand
 from maitred.admission.pool.slots import Slots
 from maitred.admission.terms.enums import Reason
 from maitred.admission.terms.rules import LANES, MOST_URGENT_FIRST, PoolRules
 from maitred.admission.terms.ticket import Ticket
 from maitred.admission.waiting.pool_queues import PoolQueues
-from maitred.admission.waiting.preemption import PreemptionCandidates
+from maitred.admission.waiting.preemption import PreemptionCandidates, may_hold
 from maitred.core.units import Micros
 
 _BEHIND_QUEUE: Final = Reason.BEHIND_QUEUE  # members of enums are slow to look up
 _HELD_BY_RESERVATION: Final = Reason.HELD_BY_RESERVATION
 _NO_SLOT: Final = Reason.NO_SLOT
+CURED_BY_PREEMPTION: Final = frozenset((Reason.NO_SLOT, Reason.HELD_BY_RESERVATION))
+# BEHIND_QUEUE is not among them: a newcomer that preempted then would pass the requests that wait already, and these preempt
+# themselves as soon as they can. Nor are the limits of tenants and rates, which a victim's slot does not raise.
+"""What keeps a request from a slot and could be changed by a preemption."""
 _ONE_PROMOTION: Final = 1_000_000
 """One promotion in the units of the budget. Whole numbers, because ten times 0.1 is less than 1 in floats."""
 
@@ -160,11 +165,26 @@ class AdmissionPriority:
             return None
         return candidates.newest_below(ticket.lane, missing)
 
+    def choose_next_victim(self, preemptor: Ticket, candidates: PreemptionCandidates, leaving: int) -> Ticket | None:
+        """Return another victim for a preemptor whose own keeps its slot, as `choose_victim` does; or None if the rules have
+        changed meanwhile, or its tenant has reached its limit."""
+        if not self._may_preempt[preemptor.lane] or not may_hold(preemptor):
+            return None
+        return self.choose_victim(preemptor, candidates, leaving)
+
+    def demand(self, *, keeps_lead: bool) -> PoolDemand:
+        """Return what the waiting request of the least urgent lane needs, as `SlotPool.demand` does."""
+        slots = self._slots
+        for lane in LANES:
+            if (head := self._queues.head(lane)) is not None:
+                held = slots.capacity - slots.ceiling(lane)
+                held = max(held, slots.idle) if head.sequences > 1 else held  # What is idle is too little for it.
+                return PoolDemand(wanted=True, held=held // slots.units_per_slot, keeps_lead=keeps_lead)
+        return NO_DEMAND
+
     def can_take_slot(self, ticket: Ticket) -> bool:
         """Return whether a preemptor can have the slot that its victim has given up."""
-        if ticket.tenant_account is not None and not ticket.tenant_account.may_hold(ticket.sequences):
-            return False
-        return self._slots.fits(ticket.lane, self.set_slot_units(ticket))
+        return may_hold(ticket) and self._slots.fits(ticket.lane, self.set_slot_units(ticket))
 
     def set_slot_units(self, ticket: Ticket) -> int:
         """Set and return the units that a request needs, at most so many that every request fits at some time: all that there

@@ -98,6 +98,10 @@ class FlowPool(SlotPool):
         ticket.counters.cancelled += 1
         return [Decision(now, ticket.id, Action.CANCEL, Reason.CLIENT_GONE)]
 
+    def on_declined(self, victim: Ticket, now: Micros) -> list[Decision]:
+        self._pending_victims -= 1
+        return self.dispatch(now)
+
     def settle(self, ticket: Ticket, tokens: int) -> None:
         """Do nothing: with flow control tenants have no weights."""
 

@@ -127,6 +127,10 @@ class SlotPool(ABC):
             self.victims.restore(ticket)
         return self.dispatch(now) if self.waiting else []
 
+    @abstractmethod
+    def on_declined(self, victim: Ticket, now: Micros) -> list[Decision]:
+        """Find another slot for the preemptor of a victim that keeps its own: its response had begun already."""
+
     @property
     def is_overdrawn(self) -> bool:
         """Whether more slots are held than there are, so that none of them may be used for another dispatch."""

@@ -20,8 +20,8 @@ from maitred.core.histogram import ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 
 _COUNTS = (
-    *("admitted", "arrived", "cancelled", "in_flight", "promoted", "queue_full", "queue_timeout", "rate_limited", "retried"),
-    *("tenant_queue_full", "waiting"),
+    *("admitted", "arrived", "cancelled", "declined", "in_flight", "promoted", "queue_full", "queue_timeout", "rate_limited"),
+    *("retried", "tenant_queue_full", "waiting"),
 )
 _COUNTS_BY_KEY = ("ended", "preempted_by", "refused")
 _HISTOGRAMS = ("queue_wait", "slot_hold", "wasted_slot_time")
@@ -47,6 +47,8 @@ class ClassCounters:
         self.promoted = 0
         self.retried = 0
         """Requests that have lost their slot, by a preemption or with their backend, and wait, or waited, again."""
+        self.declined = 0
+        """Victims that have kept their slots, because their responses had begun already. `preempted_by` counts them too."""
         self.preempted_by = dict.fromkeys(PriorityClass, 0)
         """Victims of a preemption, by the class of the preemptor."""
         self.queue_wait = Histogram()

@@ -48,6 +48,8 @@ class Reason(StrEnum):
     requests with the same word.)"""
     VICTIM_LEAVING = "victim_leaving"
     """`other` was preempted for it, and its slot is about to be free."""
+    VICTIM_DECLINED = "victim_declined"
+    """The response of its victim had begun already, and no other victim is there: it waits in the queue of its class now."""
     BUDGET_SPENT = "budget_spent"
     """Its victim did not leave in time: it waits in the queue of its class now."""
     TO_BE_RETRIED = "to_be_retried"

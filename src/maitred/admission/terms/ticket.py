@@ -5,6 +5,7 @@
      │            preempt └─────────── admit ───────────┐
      │                ▼                                 │
      │            VICTIM ──release──▶ LEFT              │
+     │                ├────decline──▶ STREAMING         │
      │                └────retry────▶ QUEUED ───────────┤
      ├──queue──▶ QUEUED ──reject, release──▶ LEFT       │
      │             │ ▲                                  │
@@ -18,6 +19,9 @@ be taken back; and if its backend fails and takes a slot along, the request queu
 request has started, so its slot cannot be taken back. A VICTIM has lost its slot and is about to give it up. So first
 byte and preemption exclude each other, whichever comes first. An AWAITING request is a preemptor that waits until its
 victim has left.
+
+Where the first byte is decided in another process than the preemption, the news of both may cross. The first byte has been
+sent then, and wins: the VICTIM declines the preemption, and keeps its slot.
 
 A core forgets a ticket when it has LEFT. Events for such a request are ignored: they never reach the table.
 Compiled (`tools/compile.py`).
@@ -54,6 +58,7 @@ class TicketEvent(IntEnum):
     PREEMPT_SLOT = 5
     RETRY = 6
     RELEASE = 7
+    DECLINE = 8
 
 
 TRANSITIONS: dict[TicketState, dict[TicketEvent, TicketState]] = {
@@ -83,9 +88,11 @@ TRANSITIONS: dict[TicketState, dict[TicketEvent, TicketState]] = {
     },
     TicketState.STREAMING: {
         TicketEvent.FIRST_BYTE: TicketState.STREAMING,
+        TicketEvent.DECLINE: TicketState.STREAMING,
         TicketEvent.RELEASE: TicketState.LEFT,
     },
     TicketState.VICTIM: {
+        TicketEvent.DECLINE: TicketState.STREAMING,
         TicketEvent.RETRY: TicketState.QUEUED,
         TicketEvent.RELEASE: TicketState.LEFT,
     },

@@ -25,6 +25,10 @@ The way of a victim:
     SlotPool._end_or_retry                 ends it (the gateway answers 503), or lets it wait again (`on_preempt: retry`)
     ClassPool._admit_preemptor             gives the slot to the preemptor
 
+The response of a victim may have begun before it is told, where first bytes are decided in another process. It declines then
+(`Admission.decline`), and keeps its slot: the preemptor takes the next victim, or waits first in its class
+(`ClassPool.on_declined`).
+
 Compiled (`tools/compile.py`).
 """
 
@@ -32,6 +36,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -99,6 +104,12 @@ class PreemptionCandidates:
                     return ticket
         return None
 
+    def find_violations(self) -> Iterator[str]:
+        """Yield a line for each request that is here and cannot be a victim. O(n)."""
+        for ticket in (ticket for group in self.groups.values() for ticket in group.values()):
+            if ticket.state is not _ADMITTED or ticket.promoted or ticket.retried or ticket.stranded:
+                yield f"{ticket} cannot be a victim"
+
 
 class PendingPreemptors:
     """Preemptors that wait until their victims have left, by lane, oldest first."""
@@ -129,14 +140,14 @@ class PendingPreemptors:
 
     def first_within_limit(self, lane: int) -> Ticket | None:
         """Return the oldest preemptor of `lane` with a tenant below its limit, or None."""
-        return next((t for t in self.lanes[lane].values() if _may_hold(t)), None)
+        return next((t for t in self.lanes[lane].values() if may_hold(t)), None)
 
     def any_within_limit(self, lane: int) -> bool:
         """Return whether a preemptor of `lane` or of a more urgent one waits, with a tenant below its limit."""
         return any(self.first_within_limit(at_or_above) is not None for at_or_above in range(lane, len(LANES)))
 
 
-def _may_hold(ticket: Ticket) -> bool:
+def may_hold(ticket: Ticket) -> bool:
     """Return whether the limit of its tenant lets a preemptor have its slots."""
     return ticket.tenant_account is None or ticket.tenant_account.may_hold(ticket.sequences)
 
