@@ -44,6 +44,13 @@ def test_tokens_are_the_events_with_text():
     assert (answer.problem, answer.finish_reason) == ("", "length")
 
 
+@pytest.mark.parametrize("later", ["0", "null"])
+def test_a_usage_that_knows_less_takes_nothing_back(later):
+    told = '{"prompt_tokens":N,"completion_tokens":N,"prompt_tokens_details":{"cached_tokens":N}}'.replace("N", later)
+    answer = fed((5, TEXT), (6, USAGE), (7, f'data: {{"choices":[],"usage":{told}}}\n\n'.encode()), (8, DONE))
+    assert answer.usage == (12, 9, 8)
+
+
 def test_an_event_in_pieces_counts_once_and_when_it_is_whole():
     whole = ROLE + TEXT
     for cut in range(1, len(whole)):

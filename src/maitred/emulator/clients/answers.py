@@ -200,7 +200,8 @@ class Answer:
             details = usage.get("prompt_tokens_details")
             cached = details.get("cached_tokens") if isinstance(details, dict) else usage.get("cached_tokens")
             read = (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached))
-            prompt, output, cached = (new if new is not None else old for new, old in zip(read, self.usage, strict=True))
+            # Of several usages in a stream, one that has a 0 or lacks a number may only not know it: none ever falls.
+            prompt, output, cached = (new if new or old is None else old for new, old in zip(read, self.usage, strict=True))
             self.usage = prompt, output, cached
 
     @property

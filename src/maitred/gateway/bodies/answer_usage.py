@@ -1,16 +1,13 @@
 """Read the usage of an answer while it passes through: how many tokens the backend has counted, and how far a stream has come.
 
-Each API says it in another way. All of these are read, in whole answers and in the events of streams; of several events that
-have a usage, the last one counts.
+Each API says it in another way. All of these are read, in whole answers and in the events of streams. What several events of
+one stream say is put together (`usage_counts`, which also says which numbers are believed).
 
     /v1/chat/completions, /v1/completions   usage: prompt_tokens, total_tokens, prompt_tokens_details.cached_tokens
     /v1/responses                           usage, in streams response.usage: input_tokens, output_tokens, total_tokens
     /v1/messages                            usage, in streams message.usage: input_tokens (without what was cached), ...
                                             The prompt may stand in the first event only; the answer counts in the last one.
     /generate                               meta_info: prompt_tokens, completion_tokens, cached_tokens
-
-A number that no tokenizer can have counted (negative, no integer, larger than `MAX_REPORTED_TOKENS`) is ignored, and so is a
-total of that kind together with its whole usage.
 
 A stream is cut into events at blank lines, whatever its line ends are. If the gateway has asked for the usage and the client
 has not, the event with the usage and without choices is taken out. Only then is the beginning of an event held back until its
@@ -24,15 +21,15 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from maitred.core.errors import JSON_ERRORS
 from maitred.gateway.bodies.json_slices import SLICE_BYTES, JsonSlices
+from maitred.gateway.bodies.usage_counts import NO_COUNTS, Fields, UsageCounts, merged, read_counts
 from maitred.programs import PROGRESS_TOKENS, Usage
-from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError
 from maitred.wire.messages import Headers
 from maitred.wire.sse import EVENT_END, event_data
@@ -64,7 +61,8 @@ class _Answer(msgspec.Struct, gc=False):
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
-_NO_FIELDS: Final[Mapping[str, Any]] = {}
+_NO_FIELDS: Final[Fields] = {}
+_MESSAGE_START: Final = b'"message_start"'
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*(\{(?>[^{}]+|\{(?>[^{}]+|\{[^{}]*\})*+\})*+\})')
 """A usage, which has objects in it at most two deep."""
 
@@ -91,8 +89,8 @@ class AnswerReader:
         self._is_unreadable = False
         """Whether the answer has turned out not to be JSON."""
         self._num_events = 0
-        self._fields: Mapping[str, Any] = _NO_FIELDS
-        """The usage as the backend has written it."""
+        self._counts = NO_COUNTS
+        """What the usages say that have been read."""
 
     @property
     def changes_body(self) -> bool:
@@ -107,7 +105,7 @@ class AnswerReader:
         elif not self._is_stream and self._kept:
             self._find_usage(b"".join(self._kept))
             self._kept.clear()
-        return read_usage(self._fields)
+        return self._counts.usage()
 
     def decode(self, piece: bytes, *, more: bool) -> bytes:
         """Return a piece as it is without gzip. `more` is False for the last one. Raises ProtocolError if it is not encoded as
@@ -194,11 +192,11 @@ class AnswerReader:
 
     def _note_usage(self, answer: _Answer) -> bool:
         """Keep the usage that is in these members. Return whether it is all that they have."""
-        fields = _object(answer.usage) or _object(answer.meta_info) or _begun(answer.message) or _nested(answer.response)
-        if fields:
-            has_prompt = any(key in fields for key in ("prompt_tokens", "input_tokens"))
-            # Anthropic's streams say the prompt in their first event and the answer in their last one.
-            self._fields = fields if has_prompt else {**self._fields, **fields}
+        fields = _object(answer.usage) or _object(answer.meta_info)
+        if fields or not (begun := _nested(answer.message)):
+            self._counts = merged(self._counts, read_counts(fields or _nested(answer.response)))
+        else:
+            self._counts = merged(self._counts, read_counts(begun, has_begun=True))
         return bool(_object(answer.usage)) and bytes(answer.choices).translate(None, b" \t\r\n") == b"[]"
 
 
@@ -246,49 +244,29 @@ def count_plain_events(piece: bytes) -> int:
     return num_events if is_plain else 0
 
 
-def read_usage(fields: Mapping[str, Any]) -> Usage | None:
+def read_usage(fields: Fields) -> Usage | None:
     """Return the usage in the words of any of the APIs, or None if there is none to be believed."""
-    prompt = _count(fields, "prompt_tokens", "input_tokens")
-    answer = _count(fields, "completion_tokens", "output_tokens")
-    cached = _count(fields, "cached_tokens")
-    for details in ("prompt_tokens_details", "input_tokens_details"):
-        if isinstance(fields.get(details), dict):
-            cached = _count(fields[details], "cached_tokens")
-    if "cache_read_input_tokens" in fields or "cache_creation_input_tokens" in fields:  # Anthropic counts these apart
-        cached = _count(fields, "cache_read_input_tokens")
-        if prompt is not None:
-            prompt += (cached or 0) + (_count(fields, "cache_creation_input_tokens") or 0)
-    if fields.get("total_tokens") is not None:
-        total = _count(fields, "total_tokens")
-    else:
-        total = None if prompt is None else prompt + (answer or 0)
-    return None if total is None else Usage(prompt or 0, total, cached)
+    return read_counts(fields).usage()
 
 
-def read_prompt(last: bytes, first: bytes) -> int | None:
-    """Return the tokens of a prompt with those that were cached, or None if they are not told.
-
-    `last` begins with the last usage of an answer, or is empty if that is not known. `first` is the beginning of a stream, of
-    which the first event may have a usage as well.
-    """
-    fields = _fields_of(_USAGE.match(last))
-    if not any(key in fields for key in ("prompt_tokens", "input_tokens")) and first:
-        fields = {**_fields_of(_USAGE.search(first)), **fields}
-    usage = read_usage(fields)
-    return None if usage is None else usage.prompt_tokens
+def read_ends(first: bytes, last: bytes) -> UsageCounts:
+    """Return what all usages say that stand whole in the first pieces of a stream, or in its last ones. What a model has
+    written cannot be taken for one: its quotes are escaped."""
+    counts = NO_COUNTS
+    for pieces in (first, last):
+        for found in _USAGE.finditer(pieces):
+            has_begun = pieces.find(_MESSAGE_START, pieces.rfind(b"\n", 0, found.start()) + 1, found.start()) >= 0
+            counts = merged(counts, read_counts(_object(msgspec.Raw(found[1])), has_begun=has_begun))
+    return counts
 
 
-def _fields_of(found: re.Match[bytes] | None) -> Mapping[str, Any]:
-    return _NO_FIELDS if found is None else _object(msgspec.Raw(found[1]))
+def read_last(last: bytes) -> UsageCounts:
+    """Return what the usage says with which `last`, the end of an answer that is no stream, begins."""
+    found = _USAGE.match(last)
+    return NO_COUNTS if found is None else read_counts(_object(msgspec.Raw(found[1])))
 
 
-def _count(fields: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the first number of tokens under `keys`, or None if there is none, or none to be believed."""
-    value = next((fields[key] for key in keys if fields.get(key) is not None), None)
-    return value if type(value) is int and 0 <= value <= MAX_REPORTED_TOKENS else None
-
-
-def _object(raw: msgspec.Raw) -> Mapping[str, Any]:
+def _object(raw: msgspec.Raw) -> Fields:
     """Return a member that is an object; nothing if it is absent, or something else."""
     try:
         return _decode_fields(raw) if raw else _NO_FIELDS
@@ -296,14 +274,9 @@ def _object(raw: msgspec.Raw) -> Mapping[str, Any]:
         return _NO_FIELDS
 
 
-def _nested(raw: msgspec.Raw) -> Mapping[str, Any]:
+def _nested(raw: msgspec.Raw) -> Fields:
     """Return the usage below a member that is an object."""
     try:
         return _object(_decode_answer(raw).usage) if raw else _NO_FIELDS
     except JSON_ERRORS:
         return _NO_FIELDS
-
-
-def _begun(raw: msgspec.Raw) -> Mapping[str, Any]:
-    """Return the usage with which a message begins: the output that it counts is not yet the answer."""
-    return {key: value for key, value in _nested(raw).items() if key != "output_tokens"}

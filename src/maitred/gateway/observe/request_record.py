@@ -15,8 +15,9 @@ them when it has ended: behind the text, where engines put it. An answer to `inc
 
     data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":34}}     data: [DONE]
 
-A stream of `/v1/messages` may tell of its prompt in its first event, `message_start`, and nowhere else. So where the end tells
-of no prompt, that event is read as well; the output that it counts, usually 1, is not the answer's.
+A stream may tell another part of its usage in an earlier event: that of `/v1/messages` tells its prompt in the first one,
+`message_start`. So where the last usage lacks a number or has a 0, all usages in the first and in the last pieces are put
+together (`usage_counts`).
 
 **Errors in an answer.** An answer with status 200 may say that it has failed (`wire.answer_errors`), in an event or in its
 body. Such a request has not completed: its outcome is `error_in_answer`, and of a stream only what came before the error counts
@@ -35,7 +36,8 @@ from typing import TYPE_CHECKING, Final
 
 from maitred.core.request import Request
 from maitred.core.units import Micros
-from maitred.gateway.bodies.answer_usage import read_prompt
+from maitred.gateway.bodies.answer_usage import read_ends, read_last
+from maitred.gateway.bodies.usage_counts import NO_COUNTS
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
@@ -281,14 +283,24 @@ class RequestRecord:
         if at < 0 and len(self._last_pieces) > 1 and len(tail) < _TAIL_BYTES:
             tail = self._last_pieces + tail
             at = _find_usage(tail)
-        prompt = output = None
         if at >= 0:
-            prompt, output = _PROMPT.search(tail, at), _OUTPUT.search(tail, at)
-            self.output_tokens = None if output is None else int(output[1])
-        self.prompt_tokens = None if prompt is None else int(prompt[1])
-        if self._first_piece.count(_MESSAGE_START) if prompt is None else prompt[0].startswith(_INPUT):
-            told = read_prompt(tail[at:] if at >= 0 else b"", self._first_piece)
-            self.prompt_tokens = self.prompt_tokens if told is None else told
+            self._read_tokens(tail, at)
+        elif self._first_piece.count(_MESSAGE_START):  # It broke off.
+            self.prompt_tokens = read_ends(self._first_piece, b"").whole_prompt
+
+    def _read_tokens(self, tail: bytes, at: int) -> None:
+        """Read the tokens of an answer whose last usage begins in `tail` at `at`."""
+        prompt, output = _PROMPT.search(tail, at), _OUTPUT.search(tail, at)
+        self.prompt_tokens = (None if prompt is None else int(prompt[1])) or None  # 0 is not known.
+        self.output_tokens = None if output is None else int(output[1])
+        is_whole = self.prompt_tokens and (self.output_tokens or not self.is_stream)
+        if not is_whole or (prompt is not None and prompt[0].startswith(_INPUT)):
+            ends = self._first_piece, self._last_pieces + self._last_piece
+            told = read_ends(*ends) if self.is_stream else read_last(tail[at:])
+            if told != NO_COUNTS:
+                self.prompt_tokens, self.output_tokens = told.whole_prompt, told.output
+        if self.is_stream:
+            self.output_tokens = self.output_tokens or None
 
     def known_tokens(self) -> int | None:
         """Return the tokens of prompt and answers, as the backend says or as a stream shows; None if nothing tells them. To be
