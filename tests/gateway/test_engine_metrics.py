@@ -166,3 +166,12 @@ def test_each_attention_rank_of_tensorrt_llm_has_a_batch() -> None:
 def test_slots_of_vllm_count_for_each_data_parallel_engine_behind_the_address(parallel: Any, slots: int) -> None:
     config = {"scheduler_config": {"max_num_seqs": 48}, "parallel_config": parallel}
     assert parse_reported_slots(msgspec.json.encode({"vllm_config": config})) == slots
+
+
+@pytest.mark.parametrize("running", ["900000000000000.0", "1000001", "1e999", "-5", "NaN"])
+def test_a_number_of_requests_that_no_engine_can_have_is_not_known(running: str) -> None:
+    """It would pass for other clients' requests, which leave no slot."""
+    found = report(f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {running}\nvllm:kv_cache_usage_perc 0.5\n")
+    assert (found.running, found.waiting, found.reading) == (None, 0, None)
+    assert [(memory.running, memory.waiting) for memory in found.memories] == [(None, None)]
+    assert found.kv_usage == 0.5

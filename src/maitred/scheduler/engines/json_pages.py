@@ -12,7 +12,7 @@ import msgspec
 
 from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.errors import JSON_ERRORS
-from maitred.scheduler.engines.report import EngineCounts, EngineReport, KvMemory, plausible, positive, sum_if_all
+from maitred.scheduler.engines.report import EngineCounts, EngineReport, KvMemory, num_requests, plausible, positive, sum_if_all
 
 SKYRL_TOKENS_PER_ENGINE: Final = 200_000
 """The capacity that ThunderAgent assumes for an engine behind SkyRL, which reports none."""
@@ -82,8 +82,8 @@ def read_trtllm(page: bytes | bytearray) -> EngineReport | None:
         sum_if_all(each.scheduled for each in ranks) if len(ranks) > 1 else _sum(each.num_active_requests for each in ranks)
     )
     counts = EngineCounts(
-        num_requests_running=running,
-        num_requests_waiting=_sum(each.num_queued_requests for each in ranks),
+        num_requests_running=num_requests(running),
+        num_requests_waiting=num_requests(_sum(each.num_queued_requests for each in ranks)),
         kv_cache_usage_perc=usage,
     )
     capacity, slots = sum_if_all(each.kv_tokens for each in ranks), sum_if_all(each.slots for each in ranks)
@@ -119,8 +119,8 @@ def read_skyrl(page: bytes | bytearray) -> EngineReport | None:
         return None
     percents = [percent for engine in engines if (percent := plausible(engine.kv_cache_usage_pct)) is not None]
     counts = EngineCounts(
-        num_requests_running=_sum(engine.num_running_reqs for engine in engines),
-        num_requests_waiting=_sum(engine.num_waiting_reqs for engine in engines),
+        num_requests_running=num_requests(_sum(engine.num_running_reqs for engine in engines)),
+        num_requests_waiting=num_requests(_sum(engine.num_waiting_reqs for engine in engines)),
         kv_cache_usage_perc=_mean(percent / 100 for percent in percents),
         num_preemptions=_sum(engine.num_cumulative_preemption for engine in engines),
     )

@@ -34,7 +34,16 @@ import msgspec
 
 from maitred.scheduler.engines.json_pages import read_skyrl, read_trtllm
 from maitred.scheduler.engines.metrics_page import Labels, MetricsPage, Misfit, RowLabels, Samples, samples_pattern
-from maitred.scheduler.engines.report import MAX_RANKS, EngineCounts, EngineName, EngineReport, KvMemory, positive, sum_if_all
+from maitred.scheduler.engines.report import (
+    MAX_RANKS,
+    EngineCounts,
+    EngineName,
+    EngineReport,
+    KvMemory,
+    num_requests,
+    positive,
+    sum_if_all,
+)
 
 _Names = tuple[str, ...]
 
@@ -150,7 +159,7 @@ class _Reader:
             engine=engine.engine,
             memories=tuple(self._memories(configs, usage, running, waiting)),
             counts=self._counts(running, waiting, usage),
-            blocked=_total(self._blocked()),
+            blocked=num_requests(_total(self._blocked())),
             progress=self._counter(engine.progress),
             block_size=positive(sizes.pop()) if len(sizes) == 1 else None,
             num_blocks=sum_if_all(positive(labels.get("num_gpu_blocks")) for labels, _ in configs),
@@ -163,8 +172,8 @@ class _Reader:
         queries, hits = self._counter(engine.prefix_queries), self._counter(engine.prefix_hits)
         hit_rate = hits / queries if queries and hits is not None else _mean_share(self._gauge(engine.hit_rate))
         return EngineCounts(
-            num_requests_running=_total(running),
-            num_requests_waiting=_total(waiting),
+            num_requests_running=num_requests(_total(running)),
+            num_requests_waiting=num_requests(_total(waiting)),
             kv_cache_usage_perc=_mean_share(usage),
             prefix_cache_hit_rate=hit_rate,
             prefix_cache_queries=queries,
@@ -181,8 +190,8 @@ class _Reader:
                 rank=rank,
                 capacity=sum_if_all(_capacity_of(labels) for labels, _ in self._of_rank(configs, rank)),
                 usage=_mean_share(self._of_rank(usage, rank)),
-                running=_total(self._of_rank(running, rank)),
-                waiting=_total(self._of_rank(waiting, rank)),
+                running=num_requests(_total(self._of_rank(running, rank))),
+                waiting=num_requests(_total(self._of_rank(waiting, rank))),
             )
 
     def _ranks(self, samples: Samples) -> Iterable[int | None]:

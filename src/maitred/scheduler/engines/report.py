@@ -28,6 +28,8 @@ MAX_CAPACITY: Final = 2**48
 """Tokens; a larger number is not believed."""
 _MAX_VALUE: Final = 1e15
 """A gauge or counter of an engine is smaller; a larger number is not believed."""
+MAX_REQUESTS: Final = 1_000_000
+"""Requests that an engine runs or keeps waiting; a larger number is not believed."""
 
 
 class KvMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +153,11 @@ def positive(value: Any) -> int | None:
     """Return a number of tokens or blocks, or None for anything else."""
     number = plausible(value)
     return int(number) if number is not None and 1 <= number <= MAX_CAPACITY else None
+
+
+def num_requests(value: float | None) -> int | None:
+    """Return a number of requests in an engine, or None if no engine can have so many, or it is not known."""
+    return round(value) if value is not None and value <= MAX_REQUESTS else None
 
 
 def sum_if_all(values: Iterable[int | None]) -> int | None:
