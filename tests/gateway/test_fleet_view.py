@@ -53,7 +53,7 @@ def test_what_stays_at_a_backend_that_is_down_brings_its_slots_until_it_ends() -
     assert fleet.pools.total_slots("m") == 16
     fleet.mark_down(b, "refused")
     assert fleet.backends_serving("m") == (a,)
-    fleet.remove_request(sent[0])
+    fleet.remove_request(sent[0], 0)
     assert told == [8 + 3, 8 + 2]
     fleet.mark_up(b, {"m": {"id": "m"}}, None)
     assert told == [11, 10, 16]

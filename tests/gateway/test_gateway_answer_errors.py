@@ -112,7 +112,7 @@ def test_an_error_that_begins_as_the_other_events_is_found_at_the_end(behind: li
     record.on_first_data(token)
     for piece in [token, token, last, *behind]:
         record.on_stream_piece(piece)
-    record.on_complete()
+    record.on_complete(0)
     record.end()
     assert (record.outcome, record.estimated_output()) == ("error_in_answer", 3)
 
@@ -125,7 +125,7 @@ def test_an_error_is_found_wherever_pieces_end(cut: int) -> None:
     record.on_first_data(stream[:cut])
     for at in range(cut, len(stream), cut):
         record.on_stream_piece(stream[at : at + cut])
-    record.on_complete()
+    record.on_complete(0)
     assert (record.outcome, record.num_events) == ("error_in_answer", 2)
 
 

@@ -80,7 +80,7 @@ def record_of(pieces: Sequence[bytes], *, is_stream: bool, reads: bool, is_whole
     for piece in pieces[1:]:
         (record.on_stream_piece if is_stream else record.on_body_piece)(piece)
     if is_whole:
-        record.on_complete()
+        record.on_complete(0)
     if reads:
         reader = AnswerReader([], is_stream=is_stream, hides_usage=False, on_progress=None)
         for piece in pieces:

@@ -180,7 +180,7 @@ def test_a_connection_that_is_not_made_in_time_is_no_death_while_a_stream_flows(
                 sent.record = SimpleNamespace(sent_at=100, first_data_at=None, last_data_at=200 if is_heard else 0)
                 fleet.note_unreachable(sent, ConnectTimeout("no connection within 5 s"))
                 assert backend.healthy is is_heard
-                fleet.remove_request(sent)
+                fleet.remove_request(sent, 200)
 
     run(scenario())
 

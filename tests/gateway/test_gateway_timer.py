@@ -23,7 +23,10 @@ def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -
         # The clock advances by 10 ms at each look, as if the process were off the CPU between a decision and its timer.
         driver = RealTimeAdmission(Admission(config, {"m": 0}), now=partial(next, count(10_000, 10_000)))
         task = asyncio.current_task()
-        stays = [driver.submit(Request(id=number, arrival=0, prompt_tokens=1, model="m"), 1, task) for number in range(2)]
+        stays = [
+            driver.submit(Request(id=number, arrival=0, prompt_tokens=1, model="m"), 1, task, driver.now())
+            for number in range(2)
+        ]
         for stay in stays:
             with pytest.raises(AdmissionRejected, match="queue_timeout"):
                 await stay.wait()

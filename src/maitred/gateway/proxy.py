@@ -33,7 +33,7 @@ import logging
 from typing import Final
 
 from maitred.admission import ReleaseReason
-from maitred.core.units import to_seconds
+from maitred.core.units import Micros, to_seconds
 from maitred.gateway import error_responses
 from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.config import GatewayConfig
@@ -105,9 +105,9 @@ class Proxy:
             if proxied.program is not None and self._programs is not None:
                 await self._hold_memory(self._programs, proxied.program, proxied, writer)
             elif proxied.route.needs_slot:
-                await self._hold_slot(proxied, writer)
+                await self._hold_slot(proxied, writer, proxied.ready_at)
             else:
-                await self._attempts.send(proxied, writer)
+                await self._attempts.send(proxied, writer, proxied.ready_at)
         except (ApiError, AdmissionRejected) as refused:
             exchange.stop_watching()
             await self._refuse(proxied, writer, refused if isinstance(refused, ApiError) else self._words_of(refused))
@@ -165,34 +165,43 @@ class Proxy:
 
         Memory comes first, and then the slot: a paused program holds no slot. No other function ends a step.
         """
-        await programs.restored.wait()
-        proxied.step = step = programs.begin(program, asks_for_stream=proxied.request.stream, ends_program=proxied.ends_program)
+        now = proxied.ready_at
+        if not programs.restored.is_set():
+            await programs.restored.wait()
+            now = programs.now()
+        proxied.step = step = programs.begin(
+            program, now, asks_for_stream=proxied.request.stream, ends_program=proxied.ends_program
+        )
         try:
             while True:
-                await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))
+                if step.memory is None:
+                    await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))
+                    now = programs.now()
                 if not self._fleet.is_known(program.model):  # It has vanished meanwhile.
                     raise error_responses.model_unavailable(self._fleet, program.model)
                 with contextlib.suppress(MemoryLost):
-                    return await self._hold_slot(proxied, writer)
+                    return await self._hold_slot(proxied, writer, now)
+                now = programs.now()
         except ProgramRejected as rejected:
             raise error_responses.program_rejected(rejected, programs.core.config.interval) from rejected
         finally:
-            programs.end(step)
+            programs.end(step, proxied.record.ended_at)
 
-    async def _hold_slot(self, proxied: ProxyRequest, writer: ResponseWriter) -> None:
-        """Serve one request while it holds a slot. Raises AdmissionRejected if it gets none, and ApiError if it loses it, or no
-        backend answers.
+    async def _hold_slot(self, proxied: ProxyRequest, writer: ResponseWriter, now: Micros) -> None:
+        """Serve one request while it holds a slot, for which it asks at `now`. Raises AdmissionRejected if it gets none, and
+        ApiError if it loses it, or no backend answers.
 
         No other function of the gateway frees a slot or a place in a queue.
         """
         request, end = proxied.request, _FAILED
-        slot = self._admission.submit(request, proxied.token_cost, proxied.task)
+        slot = self._admission.submit(request, proxied.token_cost, proxied.task, now)
         try:
             while True:
                 try:
                     if slot.granted is not None:
                         await slot.wait()
-                    end = await self._attempts.send(proxied, writer)
+                        now = self._admission.now()
+                    end = await self._attempts.send(proxied, writer, now)
                     return
                 except asyncio.CancelledError:
                     if not slot.catch():

@@ -2,7 +2,7 @@
 
 A `Scheduler` decides for the requests of a gateway. For a request it is asked in this order:
 
-    fleet.backends_serving     is its model served at all
+    fleet.find_model           which backends serve its model now, and are there any (`ServedModel`)
     programs.begin             may its program hold memory (`ProgramStep`, until `programs.end`)
     admission.submit           may it enter now (`SlotLease`, until `admission.release`)
     placement(request).first   which backend, and after a failure which one `next`
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.fleet_view import FleetView
-from maitred.scheduler.backends.served_models import ANY_MODEL
+from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModel
 from maitred.scheduler.backends.slot_pools import SlotSource
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
 from maitred.scheduler.drivers.deadline_timer import monotonic_now
@@ -68,6 +68,7 @@ __all__ = [
     "RealTimePrograms",
     "ScheduledRequest",
     "Scheduler",
+    "ServedModel",
     "SlotSource",
     "UpstreamRequest",
     "UsageRefused",

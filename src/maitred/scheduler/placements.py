@@ -65,15 +65,16 @@ class Placement:
         """Return the backends that a request has not tried. If all others are ejected, one of them is tried early; what a
         backend has stored is asked of them without that."""
         model, tried = scheduled.request.model, _tried(scheduled)
-        others = [backend for backend in self._willing(model) if backend not in tried]
+        others = [backend for backend in self._willing(scheduled) if backend not in tried]
         if others:
             return others
         if scheduled.asks_each:
             return others_serving(self._fleet.backends, model, tried)
         return self._fleet.ejection.last_resort(model, tried)
 
-    def _willing(self, model: str) -> Sequence[Backend]:
-        return self._fleet.ejection.candidates(model, self._fleet.backends_serving(model), may_probe=False)
+    def _willing(self, scheduled: ScheduledRequest) -> Sequence[Backend]:
+        served = scheduled.served
+        return self._fleet.ejection.candidates(served.name, served.backends, may_probe=False)
 
 
 class RoutedPlacement(Placement):
@@ -84,9 +85,8 @@ class RoutedPlacement(Placement):
         self._router = router
 
     def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
-        fleet, model = self._fleet, scheduled.request.model
-        serving: Sequence[Backend] = fleet.backends_serving(model)
-        ejection = fleet.ejection
+        ejection, model = self._fleet.ejection, scheduled.served.name
+        serving: Sequence[Backend] = scheduled.served.backends
         if ejection.is_restricted and not scheduled.asks_each:  # What one of them has stored is asked of each.
             serving = ejection.candidates(model, serving, may_probe=scheduled.failed is None)
             serving = serving or ejection.last_resort(model, ())
@@ -117,12 +117,11 @@ class RoutedPlacement(Placement):
         return backend, None, False
 
     def _untried(self, scheduled: ScheduledRequest) -> Sequence[Backend]:
-        """Return the backends that may have a request next. The fleet is asked anew, because backends may have come up or gone
-        down meanwhile."""
+        """Return the backends that may have a request next. Backends may have come up or gone down since it was first sent."""
         untried, failed = self._others(scheduled), scheduled.failed
         if not untried and failed is not None and failed.may_be_sent_again and failed.tried:
             last = failed.tried[-1]
-            return (last,) if last in self._willing(scheduled.request.model) else ()
+            return (last,) if last in self._willing(scheduled) else ()
         return untried
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from maitred.core.request import Request
+from maitred.scheduler.backends.served_models import ServedModel
 from maitred.scheduler.drivers.cancel_scope import CancelScope
 from maitred.scheduler.drivers.programs import ProgramStep
 from maitred.scheduler.failures import FailedAttempts
@@ -13,6 +14,8 @@ class ScheduledRequest(CancelScope):
 
     # What most requests leave as it is stands in the class.
     request: Request
+    served: ServedModel
+    """Its model, or all models if it names none."""
     asks_each: bool
     """Whether it asks for what one backend has stored, so that each may be asked in turn."""
     step: ProgramStep | None = None

@@ -69,7 +69,7 @@ class Attempt:
         finally:
             if self.response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
                 self.response.close()
-            self._fleet.remove_request(sent)
+            ended_at = self._proxied.record.ended_at or monotonic_now()
+            self._fleet.remove_request(sent, ended_at)
             if self._router is not None:
-                ended_at = self._proxied.record.ended_at or monotonic_now()
                 self._router.on_request_end(self._proxied.request, sent.backend.index, ended_at)

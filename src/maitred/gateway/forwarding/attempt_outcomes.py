@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from maitred.admission import ReleaseReason
+from maitred.core.units import Micros
 from maitred.gateway.forwarding.retries import RetryPolicy
 from maitred.gateway.observe.request_record import ERROR_IN_ANSWER, RequestRecord
 from maitred.gateway.observe.state import GatewayCounters
@@ -44,9 +45,9 @@ class AttemptOutcomes:
             else:
                 self._fleet.ejection.on_answer_begins(sent)
 
-    def on_complete(self, sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
-        """Note that a response was sent whole. Return FAILED if it says itself that it has failed, else DRAINED."""
-        record.on_complete()
+    def on_complete(self, sent: UpstreamRequest, record: RequestRecord, now: Micros) -> ReleaseReason:
+        """Note that a response was sent whole at `now`. Return FAILED if it says itself that it has failed, else DRAINED."""
+        record.on_complete(now)
         if record.error is not None:
             return self._on_error_in_answer(sent, record)
         if sent.backend.circuit.needs_attention and record.is_stream:

@@ -90,14 +90,13 @@ class Attempts:
         self._retries = RetryPolicy(config.retry, config.max_attempts, monotonic_now())
         self._outcomes = AttemptOutcomes(fleet, counters, self._retries)
 
-    async def send(self, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
-        """Send a request to one backend after the other, until one answers. Return DRAINED when the response has been sent
-        whole, FAILED when it broke off. Raises ApiError if no backend answers, and MemoryLost if the program of the request has
-        to wait for memory elsewhere; nothing has been sent then."""
+    async def send(self, proxied: ProxyRequest, writer: ResponseWriter, now: Micros) -> ReleaseReason:
+        """Send a request to one backend after the other, from `now` on, until one answers. Return DRAINED when the response has
+        been sent whole, FAILED when it broke off. Raises ApiError if no backend answers, and MemoryLost if the program of the
+        request has to wait for memory elsewhere; nothing has been sent then."""
         placement = self._scheduler.placement(proxied)
         if proxied.failed is not None:
             proxied.failed.tried.clear()  # It has waited, and what has failed it may be well again.
-        now = monotonic_now()
         place = placement.first(proxied, now)
         while place is not None:
             try:
@@ -125,7 +124,7 @@ class Attempts:
         failed = proxied.failed
         answer = None if failed is None else failed.answer
         if not isinstance(answer, HeldAnswer):
-            serving = self._fleet.backends_serving(proxied.request.model)
+            serving = proxied.served.backends
             rest = self._fleet.ejection.rest_time(serving)
             if rest is not None:
                 raise error_responses.upstream_busy(rest)
@@ -135,7 +134,7 @@ class Attempts:
         self._commit(proxied, forwarder)
         further = forwarder.forward()
         if further is None:
-            return self._outcomes.on_complete(answer.sent, record)
+            return self._outcomes.on_complete(answer.sent, record, record.last_data_at)
         return await self._await_rest(further, answer.sent, record)
 
     async def _send_to(self, place: Place, now: Micros, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
@@ -161,7 +160,10 @@ class Attempts:
             sent.is_committed = True
             self._commit(proxied, forwarder)
             rest = forwarder.forward()
-            end = self._outcomes.on_complete(sent, record) if rest is None else await self._await_rest(rest, sent, record)
+            if rest is None:  # Nothing was waited for since the data has come.
+                end = self._outcomes.on_complete(sent, record, record.last_data_at)
+            else:
+                end = await self._await_rest(rest, sent, record)
             sent.has_failed = end is _FAILED
             sent.is_complete = response.status == 200 and not sent.has_failed
             return end
@@ -173,7 +175,7 @@ class Attempts:
         except UpstreamError as error:
             self._outcomes.on_failure(sent, error)
             return _FAILED
-        return self._outcomes.on_complete(sent, record)
+        return self._outcomes.on_complete(sent, record, monotonic_now())
 
     def _commit(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
         """Go over to the response of one backend, of which the first data has just come: from here on the request is no victim,

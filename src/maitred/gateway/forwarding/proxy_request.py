@@ -10,7 +10,7 @@ from maitred.gateway.forwarding.waiting_stream import WaitingStream
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.gateway.routes import Route
 from maitred.programs import ProgramRequest
-from maitred.scheduler.interface import ScheduledRequest
+from maitred.scheduler.interface import ScheduledRequest, ServedModel
 from maitred.wire.client_framing import HeaderBlock
 from maitred.wire.messages import Headers
 
@@ -38,6 +38,7 @@ class ProxyRequest(ScheduledRequest):
         self,
         route: Route,
         request: Request,
+        served: ServedModel,
         method: str,
         path: str,
         headers: Headers,
@@ -52,6 +53,9 @@ class ProxyRequest(ScheduledRequest):
         self.route = route
         self.asks_each = route.asks_each
         self.request = request
+        self.served = served
+        self.ready_at = request.arrival
+        """When it was taken in, µs: the instant of all that is done about it before it must wait for anything."""
         self.method = method
         self.path = path
         """The path with its query string."""

@@ -45,7 +45,7 @@ from maitred.gateway.routes import Route
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
-from maitred.scheduler.interface import ANY_MODEL, FleetView
+from maitred.scheduler.interface import ANY_MODEL, FleetView, ServedModel
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
@@ -127,11 +127,7 @@ class RequestIntake:
             body = exchange.take_whole_body(rules.config.max_body_bytes)
             arrival = began_at
             if body is None:
-                self._ids.mark_answer(exchange)  # Its connection may refuse it while its body comes.
-                lease.begin_upload(exchange.abort_body)
-                body = await exchange.read_body(rules.config.max_body_bytes, lease.take_bytes)
-                lease.end_upload()
-                exchange.added_headers = None
+                body = await self._read_upload(exchange, lease, rules.config.max_body_bytes)
                 arrival = self._now()  # After the body: a slow upload is not time that the request has waited.
             else:
                 lease.take_bytes(len(body))
@@ -149,6 +145,8 @@ class RequestIntake:
             fields = NO_FIELDS  # They refer to the body, and compiled, the locals of a coroutine live long.
             if large is not None:
                 request.body = await self._large_bodies.change(exchange, body, large)
+            if large is not None or inbound.content_coding is not None:
+                request.ready_at = self._now()
                 large = None
             proxied = request
         except ApiError as error:
@@ -162,6 +160,15 @@ class RequestIntake:
             if proxied is None and lease is not None:
                 lease.release()
         return proxied
+
+    async def _read_upload(self, exchange: Exchange, lease: BodyLease, max_bytes: int) -> bytes:
+        """Return a body that comes after the head. Raises ApiError, ClientDisconnected."""
+        self._ids.mark_answer(exchange)  # Its connection may refuse it while its body comes.
+        lease.begin_upload(exchange.abort_body)
+        body = await exchange.read_body(max_bytes, lease.take_bytes)
+        lease.end_upload()
+        exchange.added_headers = None
+        return body
 
     def _read_request(
         self,
@@ -177,7 +184,8 @@ class RequestIntake:
         large: LargeBody | None,
     ) -> ProxyRequest:
         """Return a request that is there whole since `arrival`. Raises ApiError for one that cannot be forwarded."""
-        model = self._served_model(route, fields)
+        served = self._served_model(route, fields)
+        model = served.name
         priority_class = self._effective_class(inbound, fields, tenant) if route.needs_slot else _DEFAULT_CLASS
         stream = fields.stream is True
         found, hints = NO_PROGRAM, NO_HINTS
@@ -207,7 +215,7 @@ class RequestIntake:
         own: Headers = [(REQUEST_ID_HEADER, request_id)]
         task = exchange.task or cast("asyncio.Task[None]", asyncio.current_task())
         proxied = ProxyRequest(
-            *(route, request, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease, task)
+            *(route, request, served, exchange.method, inbound.target, own, inbound.forwarded, body, request_id, lease, task)
         )
         output = limit if limit is not None else self.usual_outputs.mean(model) if route.has_output else 0
         proxied.token_cost = max(1, request.prompt_tokens + output * sequences)
@@ -215,7 +223,7 @@ class RequestIntake:
             _change_forwarded(proxied, rules, found, large)
         return proxied
 
-    def _served_model(self, route: Route, fields: BodyFields) -> str:
+    def _served_model(self, route: Route, fields: BodyFields) -> ServedModel:
         """Return the model that the body names, or the only one that is served. Raises ApiError if there is none or several, or
         if no backend that is up serves it."""
         if route.asks_each:
@@ -224,9 +232,10 @@ class RequestIntake:
             model = str(fields.model)
         else:
             model = self._only_model()
-        if not self._fleet.backends_serving(model):
+        served = self._fleet.find_model(model)
+        if served is None or not served.backends:
             raise error_responses.model_unavailable(self._fleet, model)
-        return model
+        return served
 
     def _only_model(self) -> str:
         served = self._fleet.list_models()

@@ -231,9 +231,9 @@ class RequestRecord:
         if self.is_stream and self.status == 200 and self.error is None:
             self.series.ttft.observe(self.first_data_at - self.request.arrival)
 
-    def on_complete(self) -> None:
+    def on_complete(self, now: Micros) -> None:
         """Note that the whole answer of the backend was sent to the client."""
-        self.is_complete, self.ended_at = True, monotonic_now()
+        self.is_complete, self.ended_at = True, now
         if self._last_pieces:
             self._look_at_end()
         if self.status == 200 and self.error is None:

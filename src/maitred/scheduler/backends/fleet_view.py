@@ -33,7 +33,7 @@ from maitred.core.contracts import FleetLoad
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend, BackendObserver, UpstreamRequest
 from maitred.scheduler.backends.ejection_driver import RealTimeEjection
-from maitred.scheduler.backends.served_models import ServedModels
+from maitred.scheduler.backends.served_models import ServedModel, ServedModels
 from maitred.scheduler.backends.slot_pools import FleetListener, SlotPools
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.deadline_timer import monotonic_now
@@ -85,8 +85,12 @@ class FleetView:
         """All models that backends serve, or served when they were last up."""
         return self._models.names
 
+    def find_model(self, model: str) -> ServedModel | None:
+        """Return `model`, which says as long as it is known which backends serve it now; None if none ever has."""
+        return self._models.find(model)
+
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
-        """Return the healthy backends that serve `model` and are neither drained nor ejected; the ejected ones if all are."""
+        """Return the backends that get requests for `model` now (`ServedModel.backends`), none if it is not known."""
         return self._models.backends_serving(model)
 
     def with_free_slots(self, backends: Sequence[Backend]) -> Sequence[Backend]:
@@ -124,7 +128,7 @@ class FleetView:
             sent.own = backend.own_requests.add(request.prompt_tokens, request.stream, now, request.sequences)
             backend.in_use.set()
 
-    def remove_request(self, sent: UpstreamRequest) -> None:
+    def remove_request(self, sent: UpstreamRequest, now: Micros) -> None:
         """Stop counting a request that has ended at its backend, in whatever way."""
         backend, own = sent.backend, sent.own
         backend.requests.remove(sent)
@@ -132,7 +136,7 @@ class FleetView:
         if sent.is_probe:
             self.ejection.end(sent)
         if own is not None:
-            backend.own_requests.remove(own, monotonic_now(), completed=sent.is_complete, failed=sent.has_failed)
+            backend.own_requests.remove(own, now, completed=sent.is_complete, failed=sent.has_failed)
         if sent.is_stranded or not backend.is_in_use:
             self._on_left_behind(sent)
 

@@ -8,6 +8,8 @@ A model has vanished when no backend lists it any more, not even one that is dow
 it is left, or a backend that lists other names at each poll would fill the memory. The name itself is remembered for a while
 (`MAX_FORMER_MODELS`), so that its clients still get a 503 and not a 404: it may be on its way to another backend.
 
+A request is told its model once (`ServedModel`), and reads there which backends may have it, as often as it must.
+
 Example: a and b list m. b goes down: m has the slots of a. a drops m: m is known, because b has listed it last. b comes up and
 lists n: m has vanished, and its pool goes with its last request. Compiled (`tools/compile.py`).
 """
@@ -28,6 +30,17 @@ ANY_MODEL: Final = ""
 """Stands for all models: every backend that is in use serves it."""
 
 
+class ServedModel:
+    """A model that backends serve, or have served."""
+
+    __slots__ = ("backends", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.backends: tuple[Backend, ...] = ()
+        """The healthy backends that serve it now and are neither drained nor ejected; the ejected ones if all are."""
+
+
 class ServedModels:
     """The models of one fleet. Call `update` when a backend has changed."""
 
@@ -35,46 +48,54 @@ class ServedModels:
         self.vanished: list[str] = []
         """Models that no backend lists any more, and that are still known."""
         self._backends = backends
-        self._serving: dict[str, tuple[Backend, ...]] = {}
-        self._usable: tuple[Backend, ...] = ()
-        self._former: dict[str, None] = {}
+        self._any = ServedModel(ANY_MODEL)
+        self._known: dict[str, ServedModel] = {}
+        self._former: dict[str, ServedModel] = {}
+        """The models that have vanished. A request may refer to one, which goes on if the model comes back."""
 
     @property
     def names(self) -> Sequence[str]:
         """All models that are known."""
-        return list(self._serving)
+        return list(self._known)
+
+    def find(self, model: str) -> ServedModel | None:
+        """Return a model that is known, or None."""
+        return self._known.get(model) if model else self._any
 
     def backends_serving(self, model: str) -> tuple[Backend, ...]:
-        """Return the healthy backends that serve `model` and are neither drained nor ejected; the ejected ones if all are."""
-        return self._serving.get(model, ()) if model else self._usable
+        """Return the backends that get requests for `model` now (`ServedModel.backends`), none if it is not known."""
+        found = self.find(model)
+        return () if found is None else found.backends
 
     def is_known(self, model: str) -> bool:
         """Return whether a backend serves `model`, or requests of it may be left."""
-        return model in self._serving
+        return model in self._known
 
     def was_served(self, model: str) -> bool:
         """Return whether a backend serves `model`, or has served it."""
-        return model in self._serving or model in self._former
+        return model in self._known or model in self._former
 
     def update(self) -> Sequence[str]:
         """Look at all backends anew, and return all models that are known, which may have other backends now."""
-        listed = {name for backend in self._backends for name in backend.models}
+        listed = dict.fromkeys(name for backend in self._backends for name in backend.models)
         usable = tuple(backend for backend in self._backends if backend.healthy and not backend.is_draining)
-        self._usable = _not_ejected(usable)
-        names = dict.fromkeys([*self._serving, *(name for backend in self._backends for name in backend.models)])
-        self._serving = {name: _not_ejected(tuple(b for b in usable if name in b.models)) for name in names}
+        self._any.backends = _not_ejected(usable)
+        for name in listed:
+            if name not in self._known:
+                self._known[name] = self._former.pop(name) if name in self._former else ServedModel(name)
+        for name, model in self._known.items():
+            model.backends = _not_ejected(tuple(b for b in usable if name in b.models))
         for backend in self._backends:
-            backend.is_in_use = backend in self._usable
-            backend.is_left = backend.circuit.is_ejected and all(backend not in self._serving[name] for name in backend.models)
-        self.vanished = [name for name in names if name not in listed]
-        return list(names)
+            backend.is_in_use = backend in self._any.backends
+            served = [self._known[name] for name in backend.models]
+            backend.is_left = backend.circuit.is_ejected and all(backend not in model.backends for model in served)
+        self.vanished = [name for name in self._known if name not in listed]
+        return list(self._known)
 
     def forget(self, model: str) -> None:
         """Drop a model that has vanished, and of which no request is left."""
         self.vanished.remove(model)
-        del self._serving[model]
-        self._former.pop(model, None)
-        self._former[model] = None
+        self._former[model] = self._known.pop(model)
         if len(self._former) > MAX_FORMER_MODELS:
             del self._former[next(iter(self._former))]
 

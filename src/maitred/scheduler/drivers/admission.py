@@ -116,12 +116,12 @@ class RealTimeAdmission:
         """All requests that wait or hold a slot."""
         return self._leases.values()
 
-    def submit(self, request: Request, cost: int, task: asyncio.Task[None]) -> SlotLease:
-        """Ask for a slot for the request that `task` serves. `cost` is in tokens, prompt and answer.
+    def submit(self, request: Request, cost: int, task: asyncio.Task[None], now: Micros) -> SlotLease:
+        """Ask at `now` for a slot for the request that `task` serves. `cost` is in tokens, prompt and answer.
 
         Raises AdmissionRejected, and then nothing is left of the request. Otherwise call `release` afterwards.
         """
-        core, now = self.core, self.now()
+        core = self.core
         pool = self._pool_of(request.model)
         load = self._load_probe(pool, now) if core.reads_load else EMPTY_LOAD
         ticket = core.make_ticket(request, cost, pool)
@@ -151,9 +151,7 @@ class RealTimeAdmission:
         self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is _QUEUE for decision in decisions)
 
-    def release(
-        self, request_id: RequestId, end: ReleaseReason, tokens: int | None = None, ended_at: Micros | None = None
-    ) -> None:
+    def release(self, request_id: RequestId, end: ReleaseReason, tokens: int | None = None, ended_at: Micros = 0) -> None:
         """End a request: free its slot, or its place in the queue. `tokens`: those that it had, if known. `ended_at`: the time,
         if it was read in this step of its task. Idempotent."""
         self._leases.pop(request_id, None)

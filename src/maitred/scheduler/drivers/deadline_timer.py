@@ -20,19 +20,17 @@ class DeadlineTimer:
     def __init__(self, on_due: Callable[[], object]) -> None:
         self._on_due = on_due
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline: Micros = 0
+        """For which deadline the timer is set, if there is one."""
 
     def set_to(self, deadline: Micros | None) -> None:
         """Ring at `deadline`; None: not at all. A timer that is due earlier stays: when it rings, it is set to the next one."""
-        if deadline is None:
+        if deadline is None or (self._timer is not None and self._deadline <= deadline):
             return
-        loop = asyncio.get_running_loop()
-        # One millisecond more: the loop may ring that much early, and uvloop makes no timer (no `when`) of a delay of 0.
+        self.cancel()
+        # One millisecond more, because the loop may ring that much early.
         delay = max(0.0, to_seconds(deadline - monotonic_now())) + 0.001
-        if self._timer is not None:
-            if self._timer.when() <= loop.time() + delay:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_later(delay, self._ring)
+        self._timer, self._deadline = asyncio.get_running_loop().call_later(delay, self._ring), deadline
 
     def cancel(self) -> None:
         """Ring no more."""

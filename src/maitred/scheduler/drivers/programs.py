@@ -140,9 +140,10 @@ class RealTimePrograms:
         programs = (self.core.program_of(step.request.id) for step in unanswered)
         return {program.serial for program in programs if program is not None}
 
-    def begin(self, request: ProgramRequest, *, asks_for_stream: bool = False, ends_program: bool = False) -> ProgramStep:
-        """Ask for memory for the program of a request. Call `end` afterwards, even if `ProgramStep.wait` raises."""
-        now = self.now()
+    def begin(
+        self, request: ProgramRequest, now: Micros, *, asks_for_stream: bool = False, ends_program: bool = False
+    ) -> ProgramStep:
+        """Ask at `now` for memory for the program of a request. Call `end` afterwards, even if `ProgramStep.wait` raises."""
         step = ProgramStep(request, now, asks_for_stream=asks_for_stream, ends_program=ends_program)
         self._steps[request.id] = step
         self._apply_decisions(self.core.begin(request, now))
@@ -162,12 +163,13 @@ class RealTimePrograms:
             step.refuse(ProgramReason.RELEASED)  # The core does not know it any more.
         return step.memory
 
-    def end(self, step: ProgramStep) -> None:
-        """End a step, with its usage if it has one, and its program if it was the last one. Idempotent."""
+    def end(self, step: ProgramStep, ended_at: Micros = 0) -> None:
+        """End a step, with its usage if it has one, and its program if it was the last one. `ended_at`: the time, if it was
+        read in this step of its task. Idempotent."""
         if self._steps.pop(step.request.id, None) is None:
             return
         program = self.core.program_of(step.request.id)
-        self._apply_decisions(self.core.end(step.request.id, step.usage, self.now()))
+        self._apply_decisions(self.core.end(step.request.id, step.usage, ended_at or self.now()))
         for observe in self.step_observers:
             observe(step, program)
         if step.ends_program and program is not None:

@@ -1,0 +1,96 @@
+"""How often a proxied request asks for what is known already: the time once per event, its model once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from world import Backend, BackendRequest, GatewayWorld, chunk, run, world
+
+from maitred import is_compiled
+from maitred.scheduler.backends.served_models import ServedModels
+
+CLASSES = {"mode": "priority"}
+MEMORY = {"mode": "tr", "backend_capacity_tokens": 1_000_000}
+
+
+class Count:
+    """Counts the calls of a function."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self.calls = 0
+        function = getattr(owner, name)
+
+        def counted(*args: object) -> object:
+            self.calls += 1
+            return function(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    async def fewest(self, w: GatewayWorld, body: dict[str, object]) -> int:
+        """Return the calls during a request, without those of timers that came between: the fewest of five requests."""
+        counts = []
+        for _ in range(5):
+            before = self.calls
+            assert (await w.request(body=body))[0] == 200
+            await asyncio.sleep(0)
+            counts.append(self.calls - before)
+        return min(counts)
+
+
+@pytest.mark.parametrize("programs", [None, MEMORY], ids=["routed", "of a program"])
+def test_the_clock_is_read_when_a_request_comes_and_when_its_answer_does(
+    monkeypatch: pytest.MonkeyPatch, programs: dict[str, object] | None
+) -> None:
+    """A request that need not wait is taken in, admitted, routed and sent at one instant; a short answer has come, is sent and
+    has ended at another one."""
+    count = Count(monkeypatch, time, "monotonic_ns")
+
+    async def scenario() -> None:
+        async with world(Backend(), admission=CLASSES, programs=programs, health_interval_secs=3600.0) as w:
+            body = {"model": "m"} if programs is None else {"model": "m", "program_id": "p"}
+            assert await count.fewest(w, body) == 2
+
+    run(scenario())
+
+
+@pytest.mark.skipif(is_compiled(), reason="watches a method, which a compiled class does not allow")
+def test_a_request_asks_once_which_backends_serve_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, listed = Count(monkeypatch, ServedModels, "find"), Count(monkeypatch, ServedModels, "backends_serving")
+
+    async def scenario() -> None:
+        async with world(Backend(), Backend(), admission=CLASSES, health_interval_secs=3600.0) as w:
+            asked = listed.calls
+            assert await count.fewest(w, {"model": "m"}) == 1
+            assert listed.calls == asked
+
+    run(scenario())
+
+
+def test_a_request_that_waits_sees_which_backends_serve_its_model_then() -> None:
+    """The model was known by another backend when the request came."""
+
+    async def scenario() -> None:
+        may_end = asyncio.Event()
+
+        async def held(received: BackendRequest) -> None:
+            await received.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunk(b"{"))
+            await may_end.wait()
+            await received.send(chunk(b"}"), chunk(b""))
+
+        first, second = Backend(held, models=("m",)), Backend(models=("n",))
+        async with world(first, second, slots=1, admission=CLASSES) as w:
+            blocker = await w.start_request({"model": "m"})
+            await w.wait_until(lambda: w.state.in_flight == 1)
+            waiting = asyncio.create_task(w.request(body={"model": "m"}))
+            await w.wait_until(lambda: w.state.waiting == 1)
+            fleet = w.gateway.scheduler.fleet
+            fleet.drain(fleet.backends[0])
+            second.models = ("n", "m")
+            may_end.set()
+            assert (await waiting)[0] == 200
+            assert len(second.received) == 1
+            await blocker.read_response()
+
+    run(scenario())
