@@ -158,7 +158,7 @@ class ClientFraming(MessageFraming):
         if not self._in_body:
             self._begin = (self._begin + data).lstrip(b"\r\n")[: len(_PROTOCOL)]
         self._feed_parser(data)
-        if self.peer is _SEND_BODY and not self._is_over and self._parser is not None:  # Pieces of a body alone.
+        if self.peer is _SEND_BODY and not self._is_over and self._may_parse:  # Pieces of a body alone.
             events, self._inbox = self._inbox, []
             return events
         return self._take_events()
@@ -180,7 +180,7 @@ class ClientFraming(MessageFraming):
     def close(self) -> None:
         """Take note that the connection is closed."""
         self._move_own(Kind.CLOSE)
-        self._parser = None  # It refers to this object: without the circle both are freed at once.
+        self._stop_parsing()
 
     def _take_events(self) -> list[Event]:
         events, self._inbox = self._inbox, []

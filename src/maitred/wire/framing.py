@@ -64,48 +64,57 @@ _SEND_BODY: Final = State.SEND_BODY
 class MessageFraming:
     """What both ends share: states, the parser and its limits, pieces of bodies. The parser calls the `on_` methods."""
 
+    # What every connection begins with stands in the class.
+    own = _IDLE
+    """This end."""
+    peer = _IDLE
+    """The other end."""
+    keep_alive = True
+    """Whether the connection may be used again after this exchange."""
+    _parser: Any = None
+    """Made for the first bytes that it must see: those of a known head are none (`known_heads`)."""
+    _may_parse = True
+    """Whether more may be parsed: nothing may after a fault, or the end of the connection."""
+    _num_ends = 0
+    """Messages that end in the inbox."""
+    pending_bytes = 0
+    """Bytes that were received and wait, unparsed, for the end of the exchange before them."""
+    _has_body_out = True
+    """Whether the own message may have a body; if not, its data is dropped."""
+    _is_chunked_out = False
+    _bytes_left_out: int | None = None
+    """Bytes of the own body that are still to be sent; None if its length was not declared."""
+    # Of the message that the peer sends; `_begin_message` sets it back.
+    _headers: Headers
+    _head_bytes = 0
+    """Bytes of the head, or of its trailers once the head is complete."""
+    body_bytes = 0
+    """Bytes of the body under way that the peer has sent."""
+    _quiet_bytes = 0
+    """Bytes since the last header or piece of a body."""
+    _framing_bytes = 0
+    """Bytes that are no data, less what the data allows."""
+    _in_body = False
+    """Whether the head is complete, and the message is not."""
+    _length: int | None = None
+    """The declared length of the body, or None."""
+    _is_chunked = False
+
     def __init__(self, max_head: int) -> None:
         """`max_head` is the largest head, in bytes."""
-        self.own = _IDLE
-        """This end."""
-        self.peer = _IDLE
-        """The other end."""
-        self.keep_alive = True
-        """Whether the connection may be used again after this exchange."""
         self._max_head = max_head
-        self._parser: Any = self._make_parser()
         self._inbox: list[Event] = []
         """Events that were parsed and not returned yet."""
-        self._num_ends = 0
-        """Messages that end in the inbox."""
         self._pending: deque[bytes] = deque()
-        self.pending_bytes = 0
-        """Bytes that were received and wait, unparsed, for the end of the exchange before them."""
-        self._has_body_out = True
-        """Whether the own message may have a body; if not, its data is dropped."""
-        self._is_chunked_out = False
-        self._bytes_left_out: int | None = None
-        """Bytes of the own body that are still to be sent; None if its length was not declared."""
-        self._begin_message()
 
     def _make_parser(self) -> Any:
         raise NotImplementedError
 
     def _begin_message(self) -> None:
-        self._headers: Headers = []
-        self._head_bytes = 0
-        """Bytes of the head, or of its trailers once the head is complete."""
-        self.body_bytes = 0
-        """Bytes of the body under way that the peer has sent."""
-        self._quiet_bytes = 0
-        """Bytes since the last header or piece of a body."""
-        self._framing_bytes = 0
-        """Bytes that are no data, less what the data allows."""
-        self._in_body = False
-        """Whether the head is complete, and the message is not."""
-        self._length: int | None = None
-        """The declared length of the body, or None."""
-        self._is_chunked = False
+        self._headers = []
+        self._head_bytes = self.body_bytes = self._quiet_bytes = self._framing_bytes = 0
+        self._in_body = self._is_chunked = False
+        self._length = None
 
     def _move_own(self, kind: Kind) -> None:
         """Move this end on. Raises FramingMisuse if its state does not allow it."""
@@ -150,6 +159,8 @@ class MessageFraming:
         """Parse `data` into the inbox; a fault ends up there as the last event."""
         size, head_bytes, body_bytes = len(data), self._head_bytes, self.body_bytes
         switched_at = -1
+        if self._parser is None:
+            self._parser = self._make_parser()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -182,9 +193,13 @@ class MessageFraming:
     def _on_fault(self, error: FramingError) -> None:
         """Parse no more. What has been parsed stands."""
         self._drop_pending()
-        if self._parser is not None:
-            self._parser = None  # what follows a fault may mean one thing here and another behind a proxy
+        if self._may_parse:
+            self._stop_parsing()  # What follows a fault may mean one thing here and another behind a proxy.
             self._inbox.append(error)
+
+    def _stop_parsing(self) -> None:
+        self._may_parse = False
+        self._parser = None  # It refers to this object: without the circle both are freed at once.
 
     def _drop_pending(self) -> None:
         self._pending.clear()

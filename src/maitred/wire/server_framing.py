@@ -77,6 +77,14 @@ class ServerFraming(MessageFraming):
     """What the parser was given last; of a head that came in several slices, all of them."""
     _is_at_start = True
     """Whether the next head is the first thing in there."""
+    # Of the head under way.
+    _target = b""
+    _hosts: tuple[bytes, ...] = ()
+    _codings: tuple[bytes, ...] = ()
+    _expects_continue = False
+    _upgrade_was_offered = False
+    _is_restarting = False
+    """Whether the parser is about to stop behind an offer to upgrade."""
 
     def __init__(self, max_head: int, known_heads: KnownHeads[RequestHead] | None = None) -> None:
         """`known_heads` are those of all connections of a server."""
@@ -92,18 +100,14 @@ class ServerFraming(MessageFraming):
     def _begin_message(self) -> None:
         super()._begin_message()
         self._target = b""
-        self._hosts: tuple[bytes, ...] = ()
-        self._codings: tuple[bytes, ...] = ()
-        self._expects_continue = False
-        self._upgrade_was_offered = False
-        self._is_restarting = False
-        """Whether the parser is about to stop behind an offer to upgrade."""
+        self._hosts = self._codings = ()
+        self._expects_continue = self._upgrade_was_offered = self._is_restarting = False
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Return the events in what a read has brought, as far as the exchange before it has ended."""
         if self.peer in _AFTER_REQUEST:
             # Bytes, and not requests: of a pipeline nobody knows yet whether this connection will answer it.
-            if self.peer is _DONE and self._parser is not None:
+            if self.peer is _DONE and self._may_parse:
                 self._pending.append(data)
                 self.pending_bytes += len(data)
             return []
@@ -155,7 +159,7 @@ class ServerFraming(MessageFraming):
         if self.own is not _DONE or self.peer is not _DONE:
             raise FramingMisuse(f"there is no next exchange: {self.own.name}, {self.peer.name}")
         self.own = self.peer = _IDLE
-        while self._pending and not self._num_ends and self._parser is not None:
+        while self._pending and not self._num_ends and self._may_parse:
             data = self._pending.popleft()
             self.pending_bytes -= len(data)
             self._feed(data)
@@ -174,7 +178,7 @@ class ServerFraming(MessageFraming):
         """Take note that the client sends nothing more: what waits is dropped."""
         self._move_peer(Kind.CLOSE)
         self._drop_pending()
-        self._parser = None  # It refers to this object: without the circle both are freed at once.
+        self._stop_parsing()
 
     def _feed(self, data: bytes) -> None:
         """Parse `data` as far as the slice in which a message ends; the rest goes back in front of what waits."""
@@ -182,7 +186,7 @@ class ServerFraming(MessageFraming):
         if size <= SLICE_BYTES and not self._skips_parser:
             self._feed_slice(data)
             return
-        while at < size and not self._num_ends and self._parser is not None:
+        while at < size and not self._num_ends and self._may_parse:
             left = self._length - self.body_bytes if self._in_body and self._length is not None else None
             if left is not None and (self._skips_parser or left > SLICE_BYTES):
                 begun = self._take_back_body() if at else 0
@@ -191,7 +195,7 @@ class ServerFraming(MessageFraming):
             else:
                 self._feed_slice(data[at : at + (left or SLICE_BYTES)])
             at += left or SLICE_BYTES
-        if at < size and self._parser is not None:
+        if at < size and self._may_parse:
             self._pending.appendleft(data[at:])
             self.pending_bytes += size - at
 
@@ -215,7 +219,7 @@ class ServerFraming(MessageFraming):
         self.body_bytes += len(piece)
         self._inbox.append(piece)
         if self.body_bytes == self._length:
-            self._parser, self._skips_parser = self._make_parser(), False  # The old one waits for the body.
+            self._parser, self._skips_parser = None, False  # It waits for the body.
             self.on_message_complete()
 
     def _take_events(self) -> list[Event]:
@@ -319,17 +323,15 @@ class ServerFraming(MessageFraming):
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (method, self._target, version)]
         lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
-        self._parser, self.is_in_head = self._make_parser(), False
+        self._parser, self.is_in_head = None, False
         self._feed_slice(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     def start_response(self, status: int, headers: Headers) -> bytes:
         """Return the head of a response. Raises FramingMisuse, also for a header with a line end in it."""
         self._move_own(_RESPONSE)
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
-        length: int | None = None
-        for name, value in headers:
-            if name == b"content-length":
-                length = int(value)
+        declared = dict(headers).get(b"content-length")
+        length = None if declared is None else int(declared)
         self._bytes_left_out, self._is_chunked_out = length, False
         self._has_body_out = not (self._is_head_request or status in _BODILESS)
         if self._has_body_out and length is None:
