@@ -10,7 +10,7 @@ import pytest
 from world import ClientConnection, GatewayWorld, run, world
 
 from maitred.gateway.access.auth import ApiKeys, Caller, KeyRights
-from maitred.gateway.access.local_access import LocalAccess
+from maitred.gateway.access.local_access import LocalAccess, address_problem
 from maitred.gateway.config import hash_api_key
 from maitred.wire.exchange import ApiError
 
@@ -84,14 +84,14 @@ def test_anything_else_is_refused(shown: bytes | None, expected: str) -> None:
 def test_a_page_in_a_browser_of_this_machine_is_no_operator(host: str | None, origin: str | None, allowed: bool) -> None:
     given = {b"host": host, b"origin": origin}
     headers = [(name, value.encode()) for name, value in given.items() if value is not None]
-    problem = LocalAccess(["gateway.example"]).problem(FROM_HERE, headers)
+    problem = LocalAccess(["gateway.example"]).page_problem(headers)
     assert (problem is None) is allowed
 
 
 def test_only_this_machine_is_local() -> None:
-    assert LocalAccess().problem(FROM_HERE, []) is LocalAccess().problem(("::1", 5), []) is None
+    assert address_problem(FROM_HERE) is address_problem(("::1", 5)) is None
     for client in (("10.0.0.7", 5), ("testclient", 5), None):
-        assert "from the gateway's own machine only" in (LocalAccess().problem(client, []) or "")
+        assert "from the gateway's own machine only" in (address_problem(client) or "")
 
 
 def test_dns_rebinding_and_plain_posts_change_nothing() -> None:

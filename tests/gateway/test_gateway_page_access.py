@@ -21,6 +21,7 @@ from maitred.gateway.access.auth import ApiKeys
 from maitred.gateway.access.inbound_head import HeadReader
 from maitred.gateway.access.page_access import Page, PageAccess, Port, Shown
 from maitred.wire.exchange import ApiError
+from maitred.wire.messages import HeadMemo
 
 KEYS: dict[str, Any] = {"api_key": "shared", "tenant_api_keys": {"acme": "of-acme", "bolt": ["of-bolt", "next"]}}
 SENDERS = ("shared", "of-acme", None, "wrong")
@@ -246,6 +247,20 @@ def test_without_keys_other_machines_read_what_they_have_read(page: Page, shown:
         with pytest.raises(ApiError) as refused:
             access.viewer(page, asking, Port.ONLY)
         assert refused.value.status == shown
+
+
+def test_what_a_known_head_says_is_asked_once_and_the_address_of_each_connection() -> None:
+    access = PageAccess(GatewayConfig(), ApiKeys(None, {}), HeadReader())
+    asking: Any = _Asking()
+    asking.memo = HeadMemo()
+    shown = []
+    for address in ("10.0.0.7", "127.0.0.1", "10.0.0.7"):
+        asking.client = (address, 5)
+        shown.append(access.viewer(Page.PROGRAMS, asking, Port.ONLY).shown)
+    assert shown == [Shown.OWN, Shown.ALL, Shown.OWN]
+
+    asking.memo, asking.headers, asking.client = HeadMemo(), [(b"host", b"evil.example")], ("127.0.0.1", 5)
+    assert [access.viewer(Page.PROGRAMS, asking, Port.ONLY).shown for _ in range(2)] == [Shown.OWN, Shown.OWN]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from maitred.gateway.observe.state import GatewayCounters, GatewayState
 from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.observe.tenant_views import TenantViews
 from maitred.gateway.proxy import Proxy
-from maitred.gateway.routes import ROUTES, Route
+from maitred.gateway.routes import ROUTES
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
 from maitred.scheduler.interface import (
@@ -273,21 +273,23 @@ class Gateway(App):
         if self._cors is not None and self._cors.answer_preflight(exchange):
             return asyncio.sleep(0)
         route = ROUTES.get(exchange.path)
-        if (route is None and not self._endpoints.answers(exchange.path)) or (route is not None and exchange.method == "POST"):
-            return self._proxy.proxy_request(exchange)
-        return self._answer(exchange, route)
+        if route is None and self._endpoints.answers(exchange.path):
+            return self._answer_page(exchange, self._intake.access.port)
+        if route is not None and exchange.method != "POST":
+            return self._refuse(exchange, error_responses.method_not_allowed(exchange.method, "POST"))
+        return self._proxy.proxy_request(exchange)
 
     async def answer_operator(self, exchange: Exchange) -> None:
         """Answer a request that came on `admin_port`: what clients send elsewhere is not there."""
         if exchange.path in ROUTES:
-            self._refuse(exchange, error_responses.no_route(exchange.path))
+            await self._refuse(exchange, error_responses.no_route(exchange.path))
         elif self._endpoints.answers(exchange.path):
             await self._answer_page(exchange, Port.ADMIN)
         else:
             try:
                 operator = self._intake.access.viewer(Page.ENGINE, exchange, Port.ADMIN)
             except ApiError as error:
-                self._refuse(exchange, error)
+                await self._refuse(exchange, error)
             else:
                 await self._proxy.proxy_request(exchange, operator)
 
@@ -307,14 +309,7 @@ class Gateway(App):
             span, tenant = monotonic_now() - began_at, self._intake.access.tenant_of(exchange, port)
             self._access_log.write_answer(exchange, exchange.status, error_code, span, request_id, tenant)
 
-    async def _answer(self, exchange: Exchange, route: Route | None) -> None:
-        """Answer a request that is not forwarded, on the port of the clients."""
-        if route is None:
-            await self._answer_page(exchange, self._intake.access.port)
-        else:
-            self._refuse(exchange, error_responses.method_not_allowed(exchange.method, "POST"))
-
-    def _refuse(self, exchange: Exchange, error: ApiError) -> None:
+    async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         """Answer a request for a route of the engines with an error, before it is taken in."""
         now, request_id = monotonic_now(), self._ids.mark_answer(exchange)
         send_error(exchange, error, exchange.path)

@@ -93,7 +93,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._write = self._transport.write
         peer = transport.get_extra_info("peername")
-        self._client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and len(peer) >= 2 else None
+        self._client = peer[:2] if isinstance(peer, tuple) and len(peer) >= 2 else None
         socket = transport.get_extra_info("socket")
         self._socket = -1 if socket is None else socket.fileno()
         limit_buffers(self._transport)
@@ -109,6 +109,8 @@ class ServerConnection(asyncio.Protocol):
         events = self._framing.receive_data(data)
         if len(events) == 3 and events[2] is END and type(events[0]) is RequestHead:  # a whole request, the usual one
             self._start_exchange(events[0]).on_whole_body(cast(bytes, events[1]))
+        elif len(events) == 2 and events[1] is END and type(events[0]) is RequestHead:  # the same without a body
+            self._start_exchange(events[0]).on_body_end()
         elif events:
             self._handle_events(events)
         if self._framing.peer is not _DONE or self._framing.pending_bytes or not self._is_reading:

@@ -60,6 +60,8 @@ class InboundHead:
         """Whether there is such a header, and it is neither empty nor anything but printable ASCII."""
         self.requested_class: PriorityClass | None = PriorityClass.DEFAULT
         """The class that it names, or None if it names none."""
+        self.page_problem: str | None = None
+        """Why a page in a browser may have sent it (`local_access`), or "" if none may; None before anyone has asked."""
         self.route: Route | None = None
         self.target = ""
         """The path with its query string as they came: what is decoded may hold line ends, or characters that a request line

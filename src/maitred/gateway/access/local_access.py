@@ -29,6 +29,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
+from maitred.wire.exchange import ClientAddress
 from maitred.wire.messages import Headers
 
 _MAX_ADDRESS_CHARS: Final = 128
@@ -40,12 +41,6 @@ class LocalAccess:
     def __init__(self, hosts: Iterable[str] = ()) -> None:
         """`hosts` are names that may stand in `Host`, beside addresses and localhost."""
         self._hosts = frozenset(host.lower() for host in hosts)
-
-    def problem(self, peer: tuple[str, int] | None, headers: Headers) -> str | None:
-        """Return why a request over the connection from `peer`, or from nowhere, may not do what an operator may; or None."""
-        if not _is_loopback(peer):
-            return "without an api_key this is allowed from the gateway's own machine only"
-        return self.page_problem(headers)
 
     def page_problem(self, headers: Headers) -> str | None:
         """Return why a page in a browser may have sent a request with these headers against the will of its user; or None."""
@@ -86,8 +81,11 @@ def _is_address(host: str) -> bool:
     return len(host) <= _MAX_ADDRESS_CHARS and _address(host) is not None
 
 
-def _is_loopback(peer: tuple[str, int] | None) -> bool:
-    return peer is not None and _is_loopback_address(peer[0])
+def address_problem(peer: ClientAddress) -> str | None:
+    """Return why a request over the connection from `peer`, or from nowhere, may not do what an operator may; or None."""
+    if peer is not None and _is_loopback_address(peer[0]):
+        return None
+    return "without an api_key this is allowed from the gateway's own machine only"
 
 
 @lru_cache(256)

@@ -20,13 +20,13 @@ must get whatever they send.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
 from maitred.gateway import error_responses
 from maitred.gateway.access.auth import ApiKeys, KeyRights, resolve_tenant
 from maitred.gateway.access.inbound_head import HeadReader
-from maitred.gateway.access.local_access import LocalAccess
+from maitred.gateway.access.local_access import LocalAccess, address_problem
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.exchange import ApiError, Exchange
 
@@ -40,8 +40,8 @@ class PageSender(Enum):
     GUEST = "guest"
 
 
-class Port(Enum):
-    """A port, by what is on it."""
+class Port(StrEnum):
+    """A port, by what is on it. (Texts, like pages: other members of enums are slow to look up.)"""
 
     ONLY = "port"
     """Everything: there is no `admin_port`."""
@@ -60,7 +60,7 @@ class Shown(Enum):
     ABSENT = "404"
 
 
-class Page(Enum):
+class Page(StrEnum):
     """Pages and routes that all are shown alike, by what they are called in the documentation."""
 
     HEALTH = "`/health`, `/ready`, `/liveness`, `/readiness`"
@@ -90,6 +90,7 @@ _SENDERS: Final = tuple(PageSender)
 _ALL, _OWN, _SUMMARY = Shown.ALL, Shown.OWN, Shown.SUMMARY
 _NEEDS_KEY, _FORBIDDEN, _ABSENT = Shown.NEEDS_KEY, Shown.FORBIDDEN, Shown.ABSENT
 _NOWHERE: Final = Row(_ABSENT, _ABSENT, _ABSENT, _ABSENT)
+_FOR_ANYONE: Final = Row(_SUMMARY, _SUMMARY, _SUMMARY, _SUMMARY)
 WITH_OPERATOR: Final = {
     #                  operator  tenant      keyless     guest
     Page.HEALTH: Row(_ALL, _SUMMARY, _SUMMARY, _ALL),
@@ -103,7 +104,7 @@ WITH_OPERATOR: Final = {
 }
 """On the only port, and on `admin_port`."""
 FOR_CLIENTS: Final = {
-    Page.HEALTH: Row(_SUMMARY, _SUMMARY, _SUMMARY, _SUMMARY),
+    Page.HEALTH: _FOR_ANYONE,
     Page.METRICS: Row(_ABSENT, _OWN, _ABSENT, _ABSENT),
     Page.STATE: Row(_ABSENT, _OWN, _ABSENT, _ABSENT),
     Page.PROGRAMS: Row(_OWN, _OWN, _NEEDS_KEY, _OWN),
@@ -153,7 +154,7 @@ class PageAccess:
         row = ROWS[port][page]
         if row is _NOWHERE:
             raise error_responses.no_route(exchange.path)
-        if row.count(_SUMMARY) == len(row):
+        if row is _FOR_ANYONE:
             return _ANYONE
         try:
             sender, tenant, problem = self._identify(exchange, port)
@@ -191,11 +192,12 @@ class PageAccess:
             return PageSender.OPERATOR if is_operator else PageSender.TENANT, tenant, _NOT_OF_A_TENANT
         if (inbound.tenant or b"").strip():
             return PageSender.TENANT, tenant, _NOT_OF_A_TENANT
-        if port in self._needs_no_key:
-            problem = self._local.page_problem(exchange.headers)
-        else:
-            problem = self._local.problem(exchange.client, exchange.headers)
-        return PageSender.OPERATOR if problem is None else PageSender.GUEST, tenant, problem or ""
+        problem = None if port in self._needs_no_key else address_problem(exchange.client)
+        if problem is None:
+            if inbound.page_problem is None:
+                inbound.page_problem = self._local.page_problem(exchange.headers) or ""
+            problem = inbound.page_problem
+        return PageSender.GUEST if problem else PageSender.OPERATOR, tenant, problem
 
 
 _NOT_OF_A_TENANT: Final = "this needs the gateway's own api_key; the key of a tenant is not enough"

@@ -123,29 +123,27 @@ class AdminEndpoints:
         return self._endpoint(path) is not None
 
     def _endpoint(self, path: str) -> Endpoint | None:
-        return self._endpoints.get(path) or next(
-            (below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None
-        )
+        endpoint = self._endpoints.get(path)
+        if endpoint is not None:
+            return endpoint
+        return next((below for prefix, below in self._by_prefix.items() if path.startswith(prefix)), None)
 
     async def answer_request(self, exchange: Exchange, port: Port) -> str:
         """Answer a request for any path that is not forwarded, which came on `port`. Return the code of the error, or "" for
         none."""
+        path, method = exchange.path, exchange.method
         try:
-            await self._dispatch(exchange, port)
+            endpoint = self._endpoint(path)
+            if endpoint is None:
+                raise error_responses.no_route(path)
+            viewer = self._access().viewer(endpoint.page, exchange, port)
+            if method not in endpoint.methods:
+                raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
+            await endpoint.handler(exchange, viewer)
         except ApiError as error:
-            send_error(exchange, error, exchange.path)
+            send_error(exchange, error, path)
             return error.code or ""
         return ""
-
-    async def _dispatch(self, exchange: Exchange, port: Port) -> None:
-        path, method = exchange.path, exchange.method
-        endpoint = self._endpoint(path)
-        if endpoint is None:
-            raise error_responses.no_route(path)
-        viewer = self._access().viewer(endpoint.page, exchange, port)
-        if method not in endpoint.methods:
-            raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
-        await endpoint.handler(exchange, viewer)
 
     async def _models(self, exchange: Exchange, viewer: Viewer) -> None:
         if not self._fleet.healthy:
