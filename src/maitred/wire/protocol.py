@@ -10,10 +10,8 @@
     idle        a connection without a request is closed after `KEEP_ALIVE_SECS`, or to make room for others
 
 **Reading.** The socket is read on while a request is answered, so that a client that leaves is noticed at once.
-
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
 begun before enough of the last answer was taken. With a send timeout of 60 s, one that takes under 14,400 bytes is cut off.
-
 **Time.** One timer watches all of this, by a clock that stands still while the process does (`loop_clock`). One that is due
 early is set again when it rings. Compiled (`tools/compile.py`).
 """
@@ -63,31 +61,34 @@ _SEND_RESPONSE: Final = State.SEND_RESPONSE
 class ServerConnection(asyncio.Protocol):
     """One connection, as the event loop, its exchange (`ExchangeConnection`) and the server call it."""
 
+    # What every connection begins with stands in the class.
+    _exchange: Exchange | None = None
+    """The exchange under way, until both its request and its response have ended."""
+    _client: ClientAddress = None
+    _writable: asyncio.Future[None] | None = None
+    """Done when the client has taken enough; None if it can be sent more."""
+    _is_refused = False
+    """Whether what the client sends is dropped."""
+    _is_reading = True
+    _socket = -1
+    """The descriptor of the socket; negative if there is none."""
+    _parked_bytes = 0
+    """What this connection has added to the context's."""
+    _timer: asyncio.TimerHandle | None = None
+    _head_since = 0.0
+    """When the first byte of an incomplete head came; 0 if there is none."""
+    _upload: tuple[float, int] | None = None
+    """When the body was measured last, and how many bytes of it there were; None while it is not watched."""
+    _idle_since = 0.0
+    _parked_since = 0.0
+    _unsent: tuple[float, int] | None = None
+    """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
+
     def __init__(self, context: ServerContext, handler: Handler) -> None:
         """`handler` answers its requests."""
         self._context, self._handler = context, handler
         self._loop, self._clock = context.loop, context.clock
         self._framing = ServerFraming(MAX_HEAD_BYTES, context.known_heads)
-        self._exchange: Exchange | None = None
-        """The exchange under way, until both its request and its response have ended."""
-        self._client: ClientAddress = None
-        self._writable: asyncio.Future[None] | None = None
-        """Done when the client has taken enough; None if it can be sent more."""
-        self._is_refused = False
-        """Whether what the client sends is dropped."""
-        self._is_reading = True
-        self._socket = -1
-        """The descriptor of the socket; negative if there is none."""
-        self._parked_bytes = 0
-        """What this connection has added to the context's."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._head_since = 0.0
-        """When the first byte of an incomplete head came; 0 if there is none."""
-        self._upload: tuple[float, int] | None = None
-        """When the body was measured last, and how many bytes of it there were; None while it is not watched."""
-        self._idle_since = self._parked_since = 0.0
-        self._unsent: tuple[float, int] | None = None
-        """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -107,10 +108,8 @@ class ServerConnection(asyncio.Protocol):
         if self._is_refused:
             return
         events = self._framing.receive_data(data)
-        if len(events) == 3 and events[2] is END and type(events[0]) is RequestHead:  # a whole request, the usual one
-            self._start_exchange(events[0]).on_whole_body(cast(bytes, events[1]))
-        elif len(events) == 2 and events[1] is END and type(events[0]) is RequestHead:  # the same without a body
-            self._start_exchange(events[0]).on_body_end()
+        if 1 < len(events) <= 3 and events[-1] is END and type(events[0]) is RequestHead:  # a whole request, the usual one
+            self._start_exchange(events[0]).on_whole_body(cast(bytes, events[1]) if len(events) == 3 else b"")
         elif events:
             self._handle_events(events)
         if self._framing.peer is not _DONE or self._framing.pending_bytes or not self._is_reading:
