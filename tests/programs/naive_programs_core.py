@@ -21,6 +21,7 @@ class NaiveCore(NaivePrograms):
 
     def begin(self, request, now):
         self.run_due(now)
+        self.left = None
         agent = self.find(request.tenant, request.program, request.model) or self.create(request, now)
         if agent is None:
             self.say(now, None, "reject", "too_many_programs", request.id)
@@ -48,6 +49,8 @@ class NaiveCore(NaivePrograms):
         else:
             self.pause(agent, reason, now)
             self.place_or_wait(agent, request.id, request.prompt_tokens, now)
+        if self.left is not None:
+            self.react(self.left, now)
         return self.take()
 
     def create(self, request, now):
@@ -56,12 +59,12 @@ class NaiveCore(NaivePrograms):
             idle = [a for a in own if a.idle_since is not None and not a.busy]
             if not idle:
                 return None
-            self.forget(min(idle, key=lambda a: a.idle_since), "expired", now)
+            self.displace(min(idle, key=lambda a: a.idle_since), now)
         elif len(self.agents) >= self.config.max_programs:
             idle = [a for a in self.agents if a.expires is not None and not a.busy]
             if not idle:
                 return None
-            self.forget(min(idle, key=lambda a: a.expires), "expired", now)
+            self.displace(min(idle, key=lambda a: a.expires), now)
         self.num_created += 1
         parent = self.find(request.tenant, request.parent, request.model) if request.program else None
         if parent is not None and (parent.generation >= 16 or sum(a.root is parent.root for a in self.agents) >= 256):
@@ -69,6 +72,10 @@ class NaiveCore(NaivePrograms):
         agent = Agent(self.num_created, request.tenant, request.program, request.model, now, parent)
         self.agents.append(agent)
         return agent
+
+    def displace(self, agent, now):
+        self.left = agent.backend
+        self.forget(agent, "expired", now)
 
     def reject(self, agent, request, reason, now):
         self.say(now, agent, "reject", reason, request)
@@ -165,7 +172,7 @@ class NaiveCore(NaivePrograms):
         agent = self.agent_of(request)
         if agent is None or request not in agent.contexts:
             return self.take()
-        reason = self.must_leave(agent)
+        reason, left = self.must_leave(agent), agent.backend
         if len(agent.contexts) > 1 and reason is None:
             self.say(now, agent, "grant", "sticky", request)
             return self.take()
@@ -177,10 +184,10 @@ class NaiveCore(NaivePrograms):
             if not agent.contexts:
                 self.move_on(agent, now)
         else:
-            left = agent.backend
             self.end_context(agent, tokens)
             self.pause(agent, "backend_down", now)
             self.place_or_wait(agent, request, tokens, now, left)
+        self.react(left, now)
         return self.take()
 
     def release(self, tenant, name, now):

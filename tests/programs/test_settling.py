@@ -97,3 +97,72 @@ def test_what_is_settled_stays_settled(seed):
         assert {decision.action for decision in again} <= {ProgramAction.UNMARK}
         core.check()
     assert num_again
+
+
+def test_room_that_a_moved_program_leaves_is_used_at_once():
+    """Other programs have waited for it, of another model: those of its own model had their turn before it could come back."""
+    core = Programs(ProgramsConfig(mode="tr", acting_estimator="fixed", headroom=0.0))
+    core.set_backend(0, 0, models=["m", "n"], capacity=10_000)
+    core.begin(ProgramRequest(id=1, model="m", program="moves", prompt_tokens=9000), 0)
+    core.set_backend(1, 0, models=["m"], capacity=20_000)
+    core.begin(ProgramRequest(id=2, model="n", program="waits", prompt_tokens=5000), 0)
+    assert core.num_waiting == 1
+    decisions = core.move(1, SECOND // 2)
+    assert words(decisions, core) == ["pause moves", "wait 1", "resume moves", "grant 1", "resume waits", "grant 2"]
+    assert [program.backend for program in core.programs] == [1, 0]
+
+
+def test_room_of_a_program_that_is_too_large_to_move_is_used_at_once():
+    core = Programs(ProgramsConfig(mode="tr", acting_estimator="fixed", headroom=0.0, max_wait_secs=0.5))
+    core.set_backend(0, 0, models=["m", "n"], capacity=None)
+    core.begin(ProgramRequest(id=1, model="m", program="large", prompt_tokens=9000), 0)
+    core.set_backend(0, 0, models=["m", "n"], capacity=8000)
+    core.begin(ProgramRequest(id=2, model="n", program="waits", prompt_tokens=5000), 0)
+    assert words(core.move(1, 1), core)[-2:] == ["resume waits", "grant 2"]
+
+
+def test_room_of_a_program_that_is_forgotten_for_another_one_is_used_at_once():
+    """A tenant with as many programs as it may have begins one more, at another backend."""
+    core = Programs(ProgramsConfig(mode="tr", acting_estimator="fixed", headroom=0.0, max_programs_per_tenant=1))
+    core.set_backend(0, 0, models=["m", "n"], capacity=10_000)
+    core.begin(ProgramRequest(id=1, model="m", tenant="a", program="idle", prompt_tokens=9000), 0)
+    core.end(1, Usage(9000, 9000), 0)
+    core.set_backend(1, 0, models=["m"], capacity=20_000)
+    core.begin(ProgramRequest(id=2, model="n", tenant="b", program="waits", prompt_tokens=5000), 0)
+    decisions = core.begin(ProgramRequest(id=3, model="m", tenant="a", program="next", prompt_tokens=15_000), SECOND // 2)
+    assert words(decisions, core)[-3:] == ["grant 3", "resume waits", "grant 2"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_backend_that_a_program_has_left_has_nothing_to_settle(seed):
+    """However it went, telling the core once more what it knows of that backend lets nobody in."""
+    rng = Random(seed)
+    core = Programs(
+        ProgramsConfig(mode="tr", acting_estimator="fixed", min_stay_secs=0, max_programs_per_tenant=rng.choice([4, 100]))
+    )
+    known = [{"models": models, "capacity": 10_000} for models in (["m", "n"], ["m"], ["n"])]
+    for number in range(400):
+        now = number * SECOND // 3
+        for index, backend in enumerate(known):
+            core.set_backend(index, now, **backend)
+        places = {program.serial: program.backend for program in core.programs}
+        under_way = sorted(request for program in core.programs for request in program.contexts)
+        kind = rng.choice(["begin"] * 4 + ["end", "end", "move", "release"]) if under_way else "begin"
+        total = rng.choice([500, 1500, 3000, 6000])
+        if kind == "begin":
+            request = ProgramRequest(id=number, model=rng.choice("mn"), program=f"p{rng.randrange(9)}", prompt_tokens=total)
+            decisions = core.begin(request, now)
+        elif kind == "end":
+            decisions = core.end(rng.choice(under_way), Usage(total, total), now)
+        elif kind == "move":
+            decisions = core.move(rng.choice(under_way), now)
+        else:
+            decisions = core.release("", f"p{rng.randrange(9)}", now)
+        core.check()
+        for decision in decisions:
+            left = places.get(decision.program)
+            # What a request needs lets nobody in, but if a program is forgotten for that of the request.
+            frees = (ProgramAction.END,) if kind == "begin" else (ProgramAction.PAUSE, ProgramAction.END)
+            if decision.action in frees and left is not None:
+                again = core.set_backend(left, now, **known[left])
+                assert {decision.action for decision in again} <= {ProgramAction.UNMARK}, (kind, number)

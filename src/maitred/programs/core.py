@@ -146,7 +146,8 @@ class Programs:
         has_others = len(program.contexts) > 1
         if reason is None and has_others:
             self._places.decide(now, program, ProgramAction.GRANT, ProgramReason.STICKY, request_id)
-        elif reason is not None and (has_others or program.waiting):
+            return self._settle(now)
+        if reason is not None and (has_others or program.waiting):
             del program.contexts[request_id]
             self._places.lost_kv_tokens += tokens
             self._places.wait(program, request_id, tokens, reason, now)
@@ -156,7 +157,7 @@ class Programs:
             program.end_context(request_id, tokens, left.largest_program, now)
             self._places.lose_place(program, ProgramReason.BACKEND_DOWN, now)
             self._wait_or_place(program, request_id, tokens, now, left)
-        return self._settle(now)
+        return self._settle(now, [left.index])  # What it has left is free for others, of whichever model.
 
     def release(self, tenant: str, name: str, now: Micros) -> Sequence[ProgramDecision]:
         """The client is done with a program: forget it (END, if there was one), and refuse its requests that wait."""
@@ -275,7 +276,7 @@ class Programs:
             return self._table.create(key, request.parent, now)
         if idlest is None:
             return None
-        self._places.forget(idlest, ProgramReason.EXPIRED, now)
+        self._departures.forget(idlest, ProgramReason.EXPIRED, now)
         return self._table.create(key, request.parent, now)
 
     def _note_request(self, program: Program, request: ProgramRequest, now: Micros) -> None:

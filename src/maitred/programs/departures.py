@@ -111,8 +111,12 @@ class Departures:
         if expires_at > now:
             self._table.postpone_expiry(program, expires_at)
             return
+        self.forget(program, ProgramReason.EXPIRED, now)
+
+    def forget(self, program: Program, reason: ProgramReason, now: Micros) -> None:
+        """Forget a program, whatever it does. Others may have its place."""
         backend = self._backends.find(program.backend)
-        self._places.forget(program, ProgramReason.EXPIRED, now)
+        self._places.forget(program, reason, now)
         if backend is not None:
             self._agenda.note_change(backend)
 
