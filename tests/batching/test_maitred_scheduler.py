@@ -64,6 +64,19 @@ def test_a_request_in_a_state_that_no_instance_has_is_refused(state: str) -> Non
         made.schedule_request([EngineRequest(1, 30, 30), EngineRequest(7, 30, 30, state=LlmRequestState[state])], set())
 
 
+@pytest.mark.parametrize(("field", "value"), [("num_draft_tokens", 3), ("beam_width", 4), ("beam_width", 0)])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_request_that_takes_more_than_a_token_per_step_is_refused(field: str, value: int, begins: bool) -> None:
+    """A limit of 4 tokens, and 4 requests: with 3 draft tokens of one of them a step would have 7."""
+    made, kv_cache = scheduler(tokens=4)
+    requests = [generating(kv_cache, number, 10, 10) for number in range(3)]
+    requests.append(EngineRequest(7, 10, 10) if begins else generating(kv_cache, 7, 10, 10))
+    made.schedule_request(requests, set())
+    setattr(requests[-1], field, value)
+    with pytest.raises(ValueError, match=r"request 7 has beams: [014], draft tokens: [03]; the scheduler maitred gives each"):
+        made.schedule_request(requests, set())
+
+
 def test_the_long_one_keeps_its_share_of_the_tokens() -> None:
     jobs = [(request(0, 0, 500, 1), 1), *((request(number, 0, 100, 1), 1) for number in range(1, 30))]
     finished = times(drive(config("maitred(first_share=0.5)", total_kv_blocks=1000, max_num_seqs=64), jobs), "FINISHED")

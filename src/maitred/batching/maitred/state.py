@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
+from maitred.batching.instance_kv_cache import InstanceKvCache
 from maitred.batching.maitred.answer_lengths import AnswerLengths
 from maitred.batching.maitred.prompt_shares import PromptShares
 from maitred.batching.trtllm.context_chunking import UNLIMITED
@@ -76,6 +77,8 @@ class MaitredState:
         prefill_speed: int,
     ) -> None:
         self.kv_cache = kv_cache
+        self.serves_an_engine = not isinstance(kv_cache, InstanceKvCache)
+        """Whether the requests come from elsewhere than an instance, whose requests have one beam and no drafts."""
         self.shares = shares
         self.max_running = max_running
         self.max_num_tokens = max_num_tokens

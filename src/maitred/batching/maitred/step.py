@@ -62,7 +62,10 @@ class MaitredStep:
         self._sort(active_requests, inflight_request_ids)
 
     def _sort(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> None:
-        """Find out what each request is here for. Those that generate take their tokens."""
+        """Find out what each request is here for. Those that generate take a token each. Raises ValueError for a request that
+        would take more, or that is in a state which this scheduler does not serve."""
+        if self._state.serves_an_engine:
+            _check_tokens_per_step(active_requests)
         most, tokens, generation = self._state.max_running, self._tokens, self._generation
         # Most requests generate, and mostly all of them have tokens. Asking for the state itself is twice as fast as asking for
         # what it means.
@@ -352,6 +355,16 @@ class MaitredStep:
 
 def _fits(needed: Sequence[int], free: Sequence[int]) -> bool:
     return all(blocks <= there for blocks, there in zip(needed, free, strict=True))
+
+
+def _check_tokens_per_step(requests: RequestList) -> None:
+    """Raise ValueError for a request with beams or drafts: a step would have more tokens than were counted."""
+    for request in requests:  # in every step, because an engine drafts anew for each
+        if request.num_draft_tokens or request.beam_width != 1:
+            raise ValueError(
+                f"request {request.request_id} has beams: {request.beam_width}, draft tokens: {request.num_draft_tokens}; "
+                "the scheduler maitred gives each request that generates one token, so it serves one beam without drafts"
+            )
 
 
 def _with_chunk(prompt: PromptRest) -> LlmRequest:
