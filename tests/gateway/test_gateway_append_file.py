@@ -253,8 +253,10 @@ def test_copytruncate_leaves_a_file_with_its_header(tmp_path: Path) -> None:
 def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"head\nwhole\nhal")
-    LineFile(path, where="gateway.record", header=b"head\n").close()
-    assert path.read_bytes() == b"head\nwhole\n"
+    with contextlib.closing(LineFile(path, where="gateway.record", header=b"head\n")) as file:
+        assert path.read_bytes() == b"head\nwhole\nhal"  # A start that fails changes no file.
+        file.append(b"next\n")
+    assert path.read_bytes() == b"head\nwhole\nnext\n"
     assert "ended in half a line, which is removed: 3 bytes" in caplog.text
     path.write_bytes(b"something else")
     with pytest.raises(ConfigError, match="holds something else"):

@@ -102,5 +102,6 @@ def test_the_end_of_a_file_that_is_no_decision_log_stays(tmp_path: Path) -> None
     """It may be JSON on one line, without a line end."""
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')
-    LineFile(path, where="gateway.decision_log", begins=LOG_BEGINS).close()
-    assert path.read_text() == '{"a": 1}'
+    with closing(LineFile(path, where="gateway.decision_log", begins=LOG_BEGINS)) as file:
+        file.append(b"a line\n")
+    assert path.read_text() == '{"a": 1}a line\n'

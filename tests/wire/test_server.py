@@ -24,7 +24,7 @@ from maitred.wire.server import App, open_listener, running_server
 SERVER = """
 import asyncio
 from maitred.wire.exchange import send_json
-from maitred.wire.server import App, run_server
+from maitred.wire.server import App, Listener, open_ports, run_server
 
 class Sleepy(App):
     async def start(self, server): print("start", flush=True)
@@ -36,7 +36,9 @@ class Sleepy(App):
         await asyncio.sleep(float(exchange.path.strip("/")))
         send_json(exchange, 200, "done")
 
-run_server(Sleepy(), host="127.0.0.1", port=0, drain_secs=DRAIN, delay_secs=DELAY, on_ready=lambda url: print(url, flush=True))
+app = Sleepy()
+ports = open_ports([Listener("127.0.0.1", 0, app)])
+run_server(app, ports, drain_secs=DRAIN, delay_secs=DELAY, on_ready=lambda url: print(url, flush=True))
 print("after", flush=True)
 """
 

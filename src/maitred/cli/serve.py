@@ -104,33 +104,39 @@ def admin_need(config: GatewayConfig) -> str:
 
 
 def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
-    """Serve until a signal. Raises ConfigError if that is not possible."""
-    from maitred.gateway.app import Gateway
-    from maitred.wire.server import run_server
+    """Serve until a signal. Raises ConfigError if that is not possible; then no file has been made or changed."""
+    from maitred.files.undo import whole_or_nothing
+    from maitred.wire.server import Listener, open_ports, run_server
 
     config = loaded.config.gateway
-    gateway = Gateway(
-        config,
-        loaded.config.admission,
-        loaded.config.routing,
-        loaded.config.programs,
-        reload=lambda: _reloaded_settings(sources),
-        fallback=None if loaded.problem is None else str(loaded.problem),
-        default_state=default_state(os.environ, config.port),
-        log_output=output,
-    )
-
-    log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
+    with whole_or_nothing():
+        gateway = _make_gateway(sources, loaded, output)
+        log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
+        clients = Listener(config.host, config.port, gateway, gateway.certificates.port)
+        ports = open_ports([clients, *gateway.admin_listener()])
     run_server(
         gateway,
-        host=config.host,
-        port=config.port,
+        ports,
         drain_secs=config.drain_secs,
         delay_secs=config.shutdown_delay_secs,
         on_ready=partial(_on_ready, gateway, output),
         on_hangup=gateway.request_reload,
-        certificate=gateway.certificates.port,
-        beside=gateway.admin_listener(),
+    )
+
+
+def _make_gateway(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> Gateway:
+    from maitred.gateway.app import Gateway
+
+    config = loaded.config
+    return Gateway(
+        config.gateway,
+        config.admission,
+        config.routing,
+        config.programs,
+        reload=lambda: _reloaded_settings(sources),
+        fallback=None if loaded.problem is None else str(loaded.problem),
+        default_state=default_state(os.environ, config.gateway.port),
+        log_output=output,
     )
 
 

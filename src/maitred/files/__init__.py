@@ -20,6 +20,7 @@ Files that are written for as long as a gateway serves have modules of their own
     append_file          lines, from an event loop that no disk may hold up
     line_file            whole lines, while the file is moved or its disk fills
     background_writer    the thread that writes
+    undo                 what a start that fails has made, taken back
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ import time
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Final
+
+from maitred.files.undo import open_or_make
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Largest file that is read whole; a measured step table has some megabytes."""
@@ -155,11 +158,12 @@ def open_input(path: Path) -> BufferedReader:
 
 def open_output(path: Path, flags: int, mode: int = 0o666) -> int:
     """Return a descriptor of a file that is written, opened with `flags` (`O_WRONLY`, ...). A file that is made gets `mode`,
-    less what umask takes away. Raises OSError, also for a pipe that nothing reads."""
+    less what umask takes away, and is removed if the start fails (`undo`). Raises OSError, as for a pipe that nothing reads."""
     deadline = time.monotonic() + PEER_SECS
     while True:
         try:
-            descriptor = os.open(path, flags | _NOT_BLOCKING, mode)
+            opening = open_or_make if flags & os.O_CREAT else os.open
+            descriptor = opening(path, flags | _NOT_BLOCKING, mode)
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise

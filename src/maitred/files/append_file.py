@@ -23,6 +23,7 @@ from typing import Final
 from maitred.core.errors import ConfigError
 from maitred.files.background_writer import BackgroundWriter, BatchSource
 from maitred.files.line_file import LineFile
+from maitred.files.undo import undo_on_failure
 
 MAX_PENDING_BYTES: Final = 16 * 1024 * 1024
 """Size of the lines that may wait for the thread; as many may be with the thread."""
@@ -45,6 +46,7 @@ class AppendFile(BatchSource[bytes]):
         self._pending_bytes = 0
         self._is_closed = self._wants_reopen = False
         self._writer = BackgroundWriter(self, self._name)
+        undo_on_failure(file.close)
 
     @property
     def failed(self) -> bool:

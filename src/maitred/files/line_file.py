@@ -3,7 +3,7 @@
     a write fails     what it has left of a line is cut off again; `num_written` says how much of the lines is in the file
     copytruncate      a file that has become empty gets its header again
     mv, then reopen   the lines that follow are in a new file under the old name
-    a kill            half a line at the end of a file of ours is cut off when it is opened
+    a kill            half a line at the end of a file of ours is cut off before the first line that is appended
 
 A file that is made is for its owner alone, unless the configuration says otherwise (`GatewayConfig.file_mode`), also when it
 is made anew under its name. One that is there keeps its permissions.
@@ -19,7 +19,7 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from maitred.core.errors import ConfigError, describe_os_error
 from maitred.files import open_output
@@ -30,6 +30,16 @@ PRIVATE: Final = 0o600
 """Permissions of a file that its owner alone may read."""
 _MAX_TAIL_BYTES: Final = 1 << 20
 """Longest half of a line that is looked for."""
+
+
+class _HalfLine(NamedTuple):
+    """Half a line at the end of a file: from where to where, in bytes."""
+
+    begins: int
+    ends: int
+
+
+_NO_HALF_LINE: Final = _HalfLine(0, 0)
 
 
 class LineFile:
@@ -46,7 +56,7 @@ class LineFile:
         self.path: Path | None = path
         self._where, self._header, self._begins = where, header, (header,) if header else begins
         self._mode = mode
-        self._is_regular, self._has_header = False, False
+        self._is_regular, self._has_header, self._half_line = False, False, _NO_HALF_LINE
         self._standard: int | None = None
         self._descriptor = self._open(path)
 
@@ -60,7 +70,7 @@ class LineFile:
         file._where, file._header, file._begins, file._standard = where, b"", (), descriptor
         file._mode = mode
         file._descriptor = os.dup(descriptor)
-        file._is_regular, file._has_header = file.path is not None, True
+        file._is_regular, file._has_header, file._half_line = file.path is not None, True, _NO_HALF_LINE
         if file._is_regular:  # A shell opens it without for `2> FILE`, and after copytruncate a hole would be left in front.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
@@ -69,6 +79,8 @@ class LineFile:
     def append(self, lines: bytes) -> None:
         """Append whole lines. Raises OSError; `num_written` is set in any case."""
         self.num_written = 0
+        if self._half_line is not _NO_HALF_LINE:  # Only now, because a start that fails changes no file.
+            self._cut_off_half_line()
         is_empty = self._is_regular and self._header and not os.fstat(self._descriptor).st_size
         if is_empty or not self._has_header:
             self._write(self._header)
@@ -101,6 +113,7 @@ class LineFile:
     def _look_at(self, path: Path, descriptor: int) -> None:
         """Note the kind of a file that was opened, and check its content. Closes it, and raises ConfigError, if it is wrong."""
         try:
+            self._half_line = _NO_HALF_LINE
             self._is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             self._has_header = self._is_regular or not self._header  # A pipe has a reader that knows nothing of earlier ones.
             if self._is_regular and self._begins:
@@ -113,7 +126,7 @@ class LineFile:
             raise
 
     def _check_content(self, path: Path, descriptor: int) -> None:
-        """Raise ConfigError for a file with another header. Cut off half a line at the end of a file of ours."""
+        """Raise ConfigError for a file with another header. Note half a line at the end of a file of ours."""
         with path.open("rb") as file:
             begins = file.read(max(map(len, self._begins)))
             if begins and not begins.startswith(self._begins):
@@ -124,10 +137,14 @@ class LineFile:
             size = os.fstat(descriptor).st_size
             file.seek(max(0, size - _MAX_TAIL_BYTES))
             tail = file.read(_MAX_TAIL_BYTES)
-        half = len(tail) - (tail.rfind(b"\n") + 1)
-        if half:
-            log.warning("%s ended in half a line, which is removed: %d bytes", path, half)
-            os.ftruncate(descriptor, size - half)
+        self._half_line = _HalfLine(size - len(tail) + tail.rfind(b"\n") + 1, size)
+
+    def _cut_off_half_line(self) -> None:
+        """Remove half a line from the end of the file, if nobody else has written to it meanwhile."""
+        half, self._half_line = self._half_line, _NO_HALF_LINE
+        if half.begins < half.ends == os.fstat(self._descriptor).st_size:
+            log.warning("%s ended in half a line, which is removed: %d bytes", self.path, half.ends - half.begins)
+            os.ftruncate(self._descriptor, half.begins)
 
     def _write(self, lines: bytes) -> None:
         rest, done = memoryview(lines), 0

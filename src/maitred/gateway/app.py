@@ -21,6 +21,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.steps import Steps, run_at_once
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import LineFile
+from maitred.files.undo import whole_or_nothing
 from maitred.gateway import error_responses
 from maitred.gateway.access.page_access import Page, Port
 from maitred.gateway.admin.cors import CrossOrigins
@@ -66,6 +67,7 @@ _FIRST_POLLS_SECS: Final = 0.5
 class Gateway(App):
     """What `maitred serve` serves."""
 
+    @whole_or_nothing()
     def __init__(
         self,
         config: GatewayConfig,
@@ -83,7 +85,7 @@ class Gateway(App):
         `default_state` is the file that keeps the programs if the configuration names none. `log_output` takes the lines of the
         log; None: standard error.
 
-        Raises ConfigError for a configuration that cannot work.
+        Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
         """
         if not config.backends:
             raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")

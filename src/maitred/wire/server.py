@@ -81,22 +81,18 @@ class Listener(NamedTuple):
 
 def run_server(
     app: App,
+    ports: Sequence[OpenPort],
     *,
-    host: str,
-    port: int,
     drain_secs: float = 30.0,
     delay_secs: float = 0.0,
     on_ready: Callable[..., object] = lambda *urls: None,
     on_hangup: Callable[[], object] | None = None,
-    certificate: ServerCertificate | None = None,
-    beside: Sequence[Listener] = (),
 ) -> None:
-    """Serve until a signal; port 0 takes any free port. With a `certificate`, over TLS alone. `beside` are further ports.
+    """Serve on `ports` (`open_ports`) until a signal.
 
     `on_ready` is called with the URL of each port once connections are accepted. `on_hangup` is called inside the loop for each
-    SIGHUP; without it, SIGHUP ends the process, as is its default. Raises ConfigError if an address cannot be listened on.
+    SIGHUP; without it, SIGHUP ends the process, as is its default.
     """
-    ports = _open_ports([Listener(host, port, app, certificate), *beside])
     tune_process()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         uvloop.run(_serve_until_signal(app, ports, drain_secs, delay_secs, on_ready, on_hangup))
@@ -115,7 +111,7 @@ async def running_server(
 ) -> AsyncIterator[str]:
     """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL; `on_ready` is
     called with that of each port."""
-    ports = _open_ports([Listener(host, port, app, certificate), *beside])
+    ports = open_ports([Listener(host, port, app, certificate), *beside])
     server = _Server(app, drain_secs)
     await server.start(ports)
     urls = [port.url for port in ports]
@@ -126,21 +122,24 @@ async def running_server(
         await server.stop()
 
 
-class _OpenPort(NamedTuple):
+class OpenPort(NamedTuple):
+    """A port that is listened on."""
+
     socket: socket.socket
     listener: Listener
 
     @property
     def url(self) -> str:
+        """The URL under which this machine reaches it."""
         return listener_url(self.socket, self.listener.certificate)
 
 
-def _open_ports(listeners: Sequence[Listener]) -> Sequence[_OpenPort]:
-    """Return the ports, all of them listening. Raises ConfigError, with none open, if one cannot be."""
-    ports: list[_OpenPort] = []
+def open_ports(listeners: Sequence[Listener]) -> Sequence[OpenPort]:
+    """Return the ports, all of them listening. Raises ConfigError, with none open, if an address cannot be listened on."""
+    ports: list[OpenPort] = []
     try:
         for listener in listeners:
-            ports.append(_OpenPort(open_listener(listener.host, listener.port, listener.flag_prefix), listener))
+            ports.append(OpenPort(open_listener(listener.host, listener.port, listener.flag_prefix), listener))
     except ConfigError:
         for port in ports:
             port.socket.close()
@@ -150,7 +149,7 @@ def _open_ports(listeners: Sequence[Listener]) -> Sequence[_OpenPort]:
 
 async def _serve_until_signal(
     app: App,
-    ports: Sequence[_OpenPort],
+    ports: Sequence[OpenPort],
     drain_secs: float,
     delay_secs: float,
     on_ready: Callable[..., object],
@@ -181,7 +180,7 @@ class _Server:
         self._acceptors: list[Acceptor] = []
         self._told_twice = asyncio.Event()
 
-    async def start(self, ports: Sequence[_OpenPort]) -> None:
+    async def start(self, ports: Sequence[OpenPort]) -> None:
         """Accept connections."""
         await self._app.start(self._context)
         context = self._context

@@ -121,7 +121,8 @@ def _application(arguments: Sequence[str], log: list[str]) -> Any:
     served: list[Any] = []
     stderr = io.StringIO()
     with (
-        mock.patch.object(server, "run_server", lambda application, **options: served.append(application)),
+        mock.patch.object(server, "open_ports", lambda listeners: listeners),
+        mock.patch.object(server, "run_server", lambda application, ports, **options: served.append(application)),
         mock.patch.object(sys, "argv", ["maitred", "serve", "--port", "0", *arguments]),
         mock.patch.dict(os.environ, _environment(), clear=True),
         contextlib.redirect_stderr(stderr),

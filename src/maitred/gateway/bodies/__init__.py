@@ -12,4 +12,5 @@ body_members.py     members of a body that are changed
 content_coding.py   bodies that are compressed
 body_budget.py      the bytes of all bodies that are read or kept
 answer_usage.py     the tokens of an answer
+usage_counts.py     what several usages of one answer say together
 """

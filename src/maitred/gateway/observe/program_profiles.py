@@ -7,14 +7,16 @@ one. A step counts when data of its response has come. The KV hit rate is the ca
 backend reports it; a step without it does not count in the average.
 
 Sums are kept for each program, and forgotten with it. With a folder, each step is a row of `step_profiles.csv` as well
-(ThunderAgent's columns), written in a thread of its own. A file of `MAX_CSV_BYTES` becomes `step_profiles.csv.1`, in place of
-the one before, so that two of that size is all the disk that profiles take.
+(ThunderAgent's columns), written in a thread of its own. A file of `MAX_CSV_BYTES`, or with other columns, becomes
+`step_profiles.csv.1`, in place of the one before, so that two of that size is all the disk that profiles take.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import io
+import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -28,6 +30,7 @@ from maitred.core.units import Micros, to_seconds
 from maitred.files import check_own_file
 from maitred.files.background_writer import BackgroundWriter, BatchSource
 from maitred.files.line_file import PRIVATE, LineFile
+from maitred.files.undo import make_folders
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramState
 from maitred.scheduler.interface import ProgramStep, RealTimePrograms
 
@@ -153,7 +156,7 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
     def write_batch(self, batch: Sequence[str]) -> None:
         assert self._path is not None, "rows are made for a file only"
         self._num_written = 0
-        if self._path.exists() and self._path.stat().st_size >= MAX_CSV_BYTES:
+        if _has_other_columns(self._path) or (self._path.exists() and self._path.stat().st_size >= MAX_CSV_BYTES):
             self._path.replace(_old(self._path))
         # Opened for each batch, by its name: it may have been moved.
         with closing(_open(self._path, self._file_mode)) as file:
@@ -172,20 +175,26 @@ def _open(path: Path, file_mode: int) -> LineFile:
 
 
 def _prepare(folder: Path, file_mode: int) -> Path:
-    """Return the path of the file, which may be appended to. A file with other columns is moved aside."""
+    """Return the path of the file, which may be appended to, or has other columns and may be moved aside."""
     path = folder / CSV_NAME
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         check_own_file(path)
-        if path.exists():
-            with path.open("rb") as file:
-                found = file.readline(len(HEADER) + 1)
-            if found not in (b"", HEADER.encode()):
-                path.replace(_old(path))
+        is_to_be_moved = _has_other_columns(path)
+        if is_to_be_moved and not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {describe_os_error(error)}", where=_WHERE) from error
-    _open(path, file_mode).close()
+    if not is_to_be_moved:
+        _open(path, file_mode).close()
     return path
+
+
+def _has_other_columns(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return file.readline(len(HEADER) + 1) not in (b"", HEADER.encode())
 
 
 def _old(path: Path) -> Path:

@@ -30,7 +30,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from itertools import chain, count
 from pathlib import Path
 from typing import IO, Annotated, Final, NamedTuple, TypeAlias
@@ -41,6 +41,7 @@ from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.request import PriorityClass
 from maitred.files import check_file, check_own_file
 from maitred.files.line_file import PRIVATE
+from maitred.files.undo import make_folders, open_or_make, rename, undo_on_failure
 from maitred.programs import ProgramKey
 
 log = logging.getLogger("maitred.gateway")
@@ -113,7 +114,7 @@ class ProgramStore:
         self._connection: sqlite3.Connection | None = None
         with ExitStack() as on_error:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_folders(self.path.parent)
                 check_file(self.path)
                 for suffix in (".lock", *_WRITE_LOGS):
                     check_own_file(_beside(self.path, suffix))
@@ -129,6 +130,7 @@ class ProgramStore:
             except sqlite3.Error as error:
                 raise ConfigError(f"cannot keep programs in {path}: {error}", where="programs.state") from error
             on_error.pop_all()
+            undo_on_failure(self.close)
 
     def write(self, changes: StateChanges) -> None:
         """Write changes in one transaction. Called in the thread of the writer. Raises sqlite3.Error."""
@@ -163,7 +165,7 @@ class ProgramStore:
                 _beside(fresh, suffix).unlink(missing_ok=True)
             begun = _read(fresh, self._mode)
             self._move_aside(error)
-            fresh.replace(self.path)
+            rename(fresh, self.path)
             return begun
 
     def _check_access(self, error: Exception) -> None:
@@ -182,13 +184,13 @@ class ProgramStore:
         log.error("%s cannot be read (%s): it is now %s, and programs of the last run are not known", self.path, error, aside)
         for suffix in _WRITE_LOGS:  # They go first: beside a fresh database they would be taken for its own.
             if (path := _beside(self.path, suffix)).exists():
-                path.replace(_beside(aside, suffix))
-        self.path.replace(aside)
+                rename(path, _beside(aside, suffix))
+        rename(self.path, aside)
 
 
 def _open(path: Path, mode: int) -> sqlite3.Connection:
-    with suppress(FileExistsError):  # An open file must not be closed here: that would end SQLite's locks on it.
-        os.close(os.open(path.resolve(), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    if not path.exists():  # An open file must not be closed here: that would end SQLite's locks on it.
+        os.close(open_or_make(path, os.O_RDWR | os.O_CLOEXEC, mode))
     # The writer's thread uses it, and after that has ended, `close`.
     connection = sqlite3.connect(path, timeout=_LOCK_SECS, check_same_thread=False)
     try:
@@ -212,9 +214,13 @@ def _read(path: Path, mode: int) -> tuple[Sequence[StoredProgram], Sequence[str]
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         if tables and (version != _VERSION or ("programs",) not in tables):
             raise sqlite3.DatabaseError("it holds something else")
-        connection.execute(_CREATE)
-        connection.execute(_CREATE_DRAINED)
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute("BEGIN")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")  # Finds out whether the file may be written.
+        if ("drained",) in tables:
+            connection.rollback()  # A start that fails changes no file.
+        else:
+            connection.execute(_CREATE)
+            connection.execute(_CREATE_DRAINED)
         rows = connection.execute(_SELECT).fetchall()
         drained = connection.execute("SELECT backend FROM drained").fetchall()
     programs = [row for row in map(_parse_row, rows) if row is not None]
@@ -244,14 +250,18 @@ def _free_name(path: Path) -> Path:
 def _lock(path: Path, mode: int) -> IO[bytes]:
     """Return an open file whose lock stands for `path`; closing it gives the lock up. Nothing is written to it. Raises
     ConfigError if another gateway has it, and OSError."""
-    file = os.fdopen(os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode), "r+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        hint = "give each gateway a file of its own with --state, or none with --state none"
-        raise ConfigError(f"another gateway keeps its programs in {path}", where="programs.state", hint=hint) from error
-    return file
+    name = _beside(path, ".lock")
+    while True:
+        file = os.fdopen(open_or_make(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, mode), "r+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            hint = "give each gateway a file of its own with --state, or none with --state none"
+            raise ConfigError(f"another gateway keeps its programs in {path}", where="programs.state", hint=hint) from error
+        if name.exists() and os.path.samestat(os.fstat(file.fileno()), name.stat()):
+            return file
+        file.close()  # A gateway whose start has failed has made and removed it.
 
 
 def _parse_row(row: tuple[object, ...]) -> StoredProgram | None:
