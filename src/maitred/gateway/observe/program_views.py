@@ -22,6 +22,9 @@ from maitred.programs import BackendMemory, Program, ProgramPhase, Programs, Pro
 from maitred.scheduler.interface import Backend, EngineCounts, FleetView, ProgramMemories
 
 _PROGRAMS_IN_STEP: Final = 150
+"""Programs that are shown in a step."""
+_LOOKED_AT_IN_STEP: Final = 2_000
+"""Programs of which only the id is looked at in a step."""
 
 
 class ProgramView(msgspec.Struct, kw_only=True):
@@ -149,9 +152,13 @@ class ProgramViews:
         self._profiler = profiler
         self._kv_interval_secs = kv_interval_secs
 
-    def owners_of(self, name: str, viewer: Viewer) -> set[str]:
-        """Return the tenants that have a program of this id which `viewer` may see."""
-        return {p.key.tenant for p in self._core.programs if p.key.name == name and _is_visible(p, viewer)}
+    def owners_of(self, name: str) -> Steps[Sequence[str]]:
+        """Return in steps the tenants that have a program of this id, sorted."""
+        owners: set[str] = set()
+        for some in in_batches(self._core.programs, _LOOKED_AT_IN_STEP):
+            owners.update(program.key.tenant for program in some if program.key.name == name)
+            yield
+        return sorted(owners)
 
     def list_programs(self, viewer: Viewer) -> Iterator[dict[str, ProgramView]]:
         """Yield the programs that `viewer` may see, by name, in the order of creation; some, or none, in each step."""

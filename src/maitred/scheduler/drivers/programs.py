@@ -177,6 +177,8 @@ class RealTimePrograms:
 
     def release(self, tenant: str, name: str) -> bool:
         """Forget a program of a tenant, and refuse its requests that wait. Return whether there was one."""
+        if next(self.core.find(tenant, name), None) is None:
+            return False
         decisions = self.core.release(tenant, name, self.now())
         self._apply_decisions(decisions)
         return any(d.action is ProgramAction.END and d.reason is ProgramReason.RELEASED for d in decisions)
