@@ -9,6 +9,7 @@ import pytest
 from world import Backend, BackendRequest, GatewayWorld, chunk, run, world
 
 from maitred import is_compiled
+from maitred.admission.classes.priority import AdmissionPriority
 from maitred.scheduler.backends.served_models import ServedModels
 
 CLASSES = {"mode": "priority"}
@@ -64,6 +65,18 @@ def test_a_request_asks_once_which_backends_serve_its_model(monkeypatch: pytest.
             asked = listed.calls
             assert await count.fewest(w, {"model": "m"}) == 1
             assert listed.calls == asked
+
+    run(scenario())
+
+
+@pytest.mark.skipif(is_compiled(), reason="watches a method, which a compiled class does not allow")
+@pytest.mark.parametrize("cost", ["requests", "tokens"])
+def test_a_request_that_is_admitted_at_once_has_its_slots_counted_once(monkeypatch: pytest.MonkeyPatch, cost: str) -> None:
+    count = Count(monkeypatch, AdmissionPriority, "set_slot_units")
+
+    async def scenario() -> None:
+        async with world(Backend(), slots=1_000, admission={**CLASSES, "slot_cost": cost}, health_interval_secs=3600.0) as w:
+            assert await count.fewest(w, {"model": "m", "max_tokens": 10}) == 1
 
     run(scenario())
 

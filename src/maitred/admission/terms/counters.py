@@ -71,12 +71,16 @@ class ClassCounters:
         for name in _HISTOGRAMS:
             getattr(self, name).merge(getattr(other, name))
 
+    @property
+    def rejected(self) -> int:
+        """Requests that got no slot, but for those that were left by their clients."""
+        return self.queue_full + self.tenant_queue_full + self.queue_timeout + sum(self.refused.values())
+
     def is_balanced(self) -> bool:
         """Return whether every request that arrived is counted exactly once."""
-        rejected = self.queue_full + self.tenant_queue_full + self.queue_timeout + sum(self.refused.values())
         ended = sum(self.ended.values())
         return (
-            self.arrived == rejected + self.cancelled + ended + self.waiting + self.in_flight
+            self.arrived == self.rejected + self.cancelled + ended + self.waiting + self.in_flight
             and self.admitted == ended + self.in_flight + self.retried
         )
 

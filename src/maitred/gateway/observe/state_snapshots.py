@@ -150,7 +150,6 @@ def class_states(views: Mapping[PriorityClass, ClassView]) -> dict[PriorityClass
 
 
 def _class_state(view: ClassView) -> ClassState:
-    refused = {str(reason): n for reason, n in view.refused.items() if n}
     return ClassState(
         waiting=view.waiting,
         in_flight=view.in_flight,
@@ -169,8 +168,8 @@ def _class_state(view: ClassView) -> ClassState:
         queue_full=view.queue_full,
         tenant_queue_full=view.tenant_queue_full,
         queue_timeout=view.queue_timeout,
-        refused=refused,
-        rejected=view.queue_full + view.tenant_queue_full + view.queue_timeout + sum(refused.values()),
+        refused={str(reason): n for reason, n in view.refused.items() if n},
+        rejected=view.rejected,
         rate_limited=view.rate_limited,
         promoted=view.promoted,
         retried=view.retried,
