@@ -20,7 +20,8 @@ from maitred.instance.sglang_config import SGLangConfig
 def stderr_until_ready(maitred, monkeypatch):
     """A function that runs the command up to the instant at which it would serve, and returns the lines on stderr."""
     monkeypatch.setattr("maitred.wire.server.open_ports", lambda listeners: listeners)
-    monkeypatch.setattr("maitred.wire.server.run_server", lambda *_app, on_ready, **_given: on_ready("http://127.0.0.1:9"))
+    monkeypatch.setattr("maitred.wire.server.serve", lambda *_app, on_ready, **_given: on_ready("http://127.0.0.1:9"))
+    monkeypatch.setattr("maitred.wire.server.run_server", lambda _serving: None)
     return lambda *flags: maitred("engine", *flags).err.splitlines()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -11,7 +12,7 @@ from world import Backend, ClientConnection, GatedAnswer, GatewayWorld, run, wor
 
 from maitred.core.units import SECOND
 from maitred.gateway.bodies.body_budget import BodyBudget, BodyLease
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
+from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError
 
 BODY = b'{"model":"m","pad":"%s"}' % (b"x" * 78)  # 100 bytes
@@ -19,7 +20,7 @@ BUDGET = {"max_body_bytes": 150, "max_parked_body_bytes": 250}
 
 
 def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
-    budget = BodyBudget(10, lambda: 0)
+    budget = BodyBudget(10, Clock(lambda: 0))
     first, second = BodyLease(budget, "a", None), BodyLease(budget, "b", None)
     first.take_bytes(4)
     second.take_bytes(6)
@@ -33,21 +34,13 @@ def test_a_lease_takes_what_there_is_and_gives_it_back_once() -> None:
     assert budget.parked_bytes == 0
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-
 class Uploads:
     """A budget with leases of uploads by tenant, and the names of those that were cut."""
 
     def __init__(self, limit: int) -> None:
-        self.clock = Clock()
-        self.budget = BodyBudget(limit, self.clock)
+        self.now = 0
+        """The time, µs."""
+        self.budget = BodyBudget(limit, Clock(lambda: self.now * 1_000))
         self.cut: list[str] = []
 
     def begin(self, name: str, tenant: str, address: str = "a") -> BodyLease:
@@ -91,7 +84,7 @@ def test_the_slowest_uploads_are_cut_when_another_finds_no_room_and_no_others() 
     for lease in (stalled, slow, steady):
         assert taken(lease, 20)
     for _ in range(10):
-        uploads.clock.now += 5 * SECOND
+        uploads.now += 5 * SECOND
         assert taken(steady, 2)  # A tenth of what it holds, each 5 s: too slow for 20 s, but never by much.
     assert taken(slow, 2)
     assert uploads.cut == []  # There is room.
@@ -105,7 +98,7 @@ def test_an_upload_that_is_on_time_is_not_cut_and_none_that_is_slower_cuts_anoth
     uploads = Uploads(100)
     slow = uploads.begin("slow", "slow")
     assert taken(slow, 1)
-    uploads.clock.now += 30 * SECOND
+    uploads.now += 30 * SECOND
     fast = uploads.begin("fast", "fast")
     assert taken(fast, 60)
     assert not taken(slow, 50)
@@ -119,7 +112,7 @@ def test_whole_bodies_are_not_cut() -> None:
     whole = uploads.begin("whole", "a")
     assert taken(whole, 80)
     whole.end_upload()
-    uploads.clock.now += 1_000 * SECOND
+    uploads.now += 1_000 * SECOND
     assert not taken(uploads.begin("", "b"), 30)
     assert uploads.cut == []
 
@@ -128,7 +121,7 @@ def test_a_share_that_is_used_up_cuts_slow_uploads_of_the_same_tenant_alone() ->
     uploads = Uploads(1_000)
     assert taken(uploads.begin("other", "b"), 10)
     assert taken(uploads.begin("own", "a"), 700)
-    uploads.clock.now += 60 * SECOND
+    uploads.now += 60 * SECOND
     assert taken(uploads.begin("", "a"), 200)
     assert uploads.cut == ["own"]
 
@@ -151,7 +144,7 @@ class Parked:
 
 def test_requests_that_wait_behind_others_are_kept_while_memory_is_left() -> None:
     """A tenant that has used up its share does not cost other clients theirs."""
-    budget = BodyBudget(1_000, lambda: 0)
+    budget = BodyBudget(1_000, Clock(lambda: 0))
     budget.server = parked = Parked()
     fill(budget, ["a"] * 20)
     assert parked.parked_bytes == 10
@@ -253,7 +246,8 @@ def test_an_upload_that_stalls_is_told_so_when_its_memory_is_needed(monkeypatch:
         async with world(**BUDGET) as w:
             stalled = [await begin(w, BODY[:90], promised=100) for _ in range(2)]
             await w.wait_until(lambda: parked(w) == 180)
-            monkeypatch.setattr(w.gateway._intake._budget, "now", lambda: monotonic_now() + 60 * SECOND)
+            in_a_minute = Clock(lambda: time.monotonic_ns() + 60 * SECOND * 1_000)
+            monkeypatch.setattr(w.gateway._intake._budget, "clock", in_a_minute)
             assert (await w.request(body=BODY))[0] == 200
             assert (await refused(stalled[0]))[:2] == (408, "body_too_slow")
             assert parked(w) == 90
@@ -281,7 +275,7 @@ def test_requests_that_wait_behind_others_are_dropped_when_their_memory_is_neede
 
 
 def test_who_holds_how_much_is_counted_while_memory_is_short() -> None:
-    budget = BodyBudget(100, lambda: 0)
+    budget = BodyBudget(100, Clock(lambda: 0))
     first, second, third = BodyLease(budget, "a", ("1", 1)), BodyLease(budget, "a", ("2", 1)), BodyLease(budget, "b", None)
     for lease, size in ((first, 30), (second, 20), (third, 0)):
         lease.take_bytes(size)

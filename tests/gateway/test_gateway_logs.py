@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,6 +14,8 @@ from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, Gat
 
 from maitred.files import append_file
 from maitred.gateway.observe.logs import LogHandler, LogOutput
+from maitred.wire.clock import Clock
+from maitred.wire.machine import Machine
 
 STREAM = {"model": "m", "stream": True}
 LAST = b'data: {"choices":[],"usage":{"prompt_tokens":21,"completion_tokens":2}}\n\n'
@@ -130,7 +130,7 @@ def test_no_line_has_what_cannot_be_printed(log_format: Any) -> None:
     harmful = "m\u2028\u202e\x85\x9b2J\x7f\u200b"
     output = Lines(log_format)
     logger = logging.getLogger("maitred")
-    handler, level = LogHandler(output), logger.level
+    handler, level = LogHandler(output, Clock()), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
 
@@ -156,7 +156,7 @@ def test_no_line_has_what_cannot_be_printed(log_format: Any) -> None:
 def test_a_traceback_has_nothing_else_either() -> None:
     output = Lines("text")
     logger = logging.Logger("maitred.test")
-    logger.addHandler(LogHandler(output))
+    logger.addHandler(LogHandler(output, Clock()))
     try:
         raise ValueError("\x1b[2J\u202e")
     except ValueError:
@@ -165,28 +165,28 @@ def test_a_traceback_has_nothing_else_either() -> None:
     assert all(line.isprintable() for line in lines.decode().split("\n"))
 
 
-def test_a_line_has_the_time_of_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_has_the_time_of_the_wall_clock() -> None:
     """Also after that clock was set."""
-    output, ahead = Lines(), 0
-    read_clock = time.time_ns
-    monkeypatch.setattr("maitred.gateway.observe.access_log.time.time_ns", lambda: read_clock() + ahead * 10**9)
+    output, day = Lines(), 1_800_000_000
+    shown = day
+    machine = Machine(Clock(time_ns=lambda: shown * 10**9))
 
     async def scenario() -> None:
-        nonlocal ahead
-        async with world(access_log=True, log_output=output) as w:
-            for ahead in (0, 86_400, -86_400):  # noqa: B007  (the clock reads it)
+        nonlocal shown
+        async with world(access_log=True, log_output=output, machine=machine) as w:
+            for shown in (day, day + 86_400, day - 86_400):  # noqa: B007  (the clock reads it)
                 assert (await w.request())[0] == 200
 
     run(scenario())
-    days = [datetime.fromisoformat(line["time"]).toordinal() for line in output.of_path("/v1/chat/completions")]
-    assert [day - days[0] for day in days] in ([0, 1, -1], [0, 2, 0], [0, 0, -2])  # The last two: midnight came in between.
+    times = [line["time"] for line in output.of_path("/v1/chat/completions")]
+    assert times == ["2027-01-15T08:00:00.000Z", "2027-01-16T08:00:00.000Z", "2027-01-14T08:00:00.000Z"]
 
 
 @pytest.fixture
 def shown() -> Iterator[Lines]:
     """The lines of the log, with everything that maitred says."""
     output, logger = Lines("text"), logging.getLogger("maitred")
-    handler, level = LogHandler(output), logger.level
+    handler, level = LogHandler(output, Clock()), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     yield output
@@ -267,7 +267,7 @@ def test_no_secret_is_ever_said(shown: Lines) -> None:
 def test_a_message_is_one_line_and_its_traceback_comes_with_it(log_format: Any) -> None:
     output = Lines(log_format)
     logger = logging.Logger("maitred.test")
-    logger.addHandler(LogHandler(output))
+    logger.addHandler(LogHandler(output, Clock()))
     logger.warning("two\nlines, %s", "\x1b[1m")
     try:
         raise ValueError("seven")

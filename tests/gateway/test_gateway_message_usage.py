@@ -12,6 +12,7 @@ from maitred.gateway.bodies.answer_usage import AnswerReader, read_usage
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.programs import Usage
+from maitred.wire.clock import Clock
 
 CACHED = {"input_tokens": 1234, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 100, "output_tokens": 1}
 CREATION = {"cache_creation": {"ephemeral_5m_input_tokens": 60, "ephemeral_1h_input_tokens": 40}}
@@ -74,7 +75,7 @@ def stream_of(first: object, last: object) -> list[bytes]:
 
 def record_of(pieces: Sequence[bytes], *, is_stream: bool, reads: bool, is_whole: bool = True) -> RequestRecord:
     """Return the record of an answer in these pieces. `reads`: all of it is read, as for a recording."""
-    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), generates=True)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=5), RequestSeries(), Clock(), generates=True)
     record.is_stream, record.status = is_stream, 200
     record.on_first_data(pieces[0])
     for piece in pieces[1:]:

@@ -16,6 +16,7 @@ from maitred.gateway.observe import loop_lag
 from maitred.gateway.observe.request_metrics import RequestMetrics, RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.routing import RoutingConfig
+from maitred.wire.clock import Clock
 
 STREAM = {"model": "m", "stream": True}
 
@@ -257,7 +258,7 @@ def test_tokens_and_the_times_between_them() -> None:
 def test_the_usage_is_looked_for_at_the_end_of_an_answer_alone(behind: int, reported: object, cut: int) -> None:
     """A search through all of a long answer would stop the loop for longer than all else that is done for it."""
     answer = b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"%b"}' % (b"x" * behind)
-    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=1), RequestSeries(), generates=True)
+    record = RequestRecord(Request(id=1, arrival=0, prompt_tokens=1), RequestSeries(), Clock(), generates=True)
     record.on_first_data(answer[:cut])
     record.on_body_piece(answer[cut:])
     record.end()
@@ -326,7 +327,7 @@ def test_a_loop_that_is_held_up_shows_its_lag(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loop_lag, "_INTERVAL", 10_000)
 
     async def scenario() -> loop_lag.LoopLag:
-        lag = loop_lag.LoopLag()
+        lag = loop_lag.LoopLag(Clock())
         lag.start()
         time.sleep(0.1)  # what it must notice
         await asyncio.sleep(0.02)

@@ -17,6 +17,7 @@ from maitred.gateway.observe import recording
 from maitred.gateway.observe.recording import TrafficRecorder
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
+from maitred.wire.clock import Clock
 from maitred.workload import Job, open_trace
 
 USAGE = (
@@ -144,9 +145,9 @@ def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_p
     assert len(path.read_text().splitlines()) == 3
     path.write_text("mine\n")
     with pytest.raises(ConfigError, match="holds something else"):
-        TrafficRecorder(str(path))
+        TrafficRecorder(str(path), Clock())
     with pytest.raises(ConfigError, match=r"gateway\.record: cannot write"):
-        TrafficRecorder(str(tmp_path / "no" / "r.csv"))
+        TrafficRecorder(str(tmp_path / "no" / "r.csv"), Clock())
 
 
 def test_a_recorded_program_replays_with_its_think_times_and_its_growing_prompt(tmp_path: Path) -> None:
@@ -287,9 +288,9 @@ def test_a_request_that_takes_very_long_does_not_hold_up_the_others(
 ) -> None:
     monkeypatch.setattr(recording, "MAX_HELD", most_held)
     monkeypatch.setattr(recording, "MAX_HELD_SECS", most_secs)
-    recorder = TrafficRecorder(str(tmp_path / "r.csv"))
+    recorder = TrafficRecorder(str(tmp_path / "r.csv"), Clock())
     records = [
-        RequestRecord(Request(id=number, arrival=number, prompt_tokens=number), RequestSeries(), generates=True)
+        RequestRecord(Request(id=number, arrival=number, prompt_tokens=number), RequestSeries(), Clock(), generates=True)
         for number in range(1, 5)
     ]
     for record in records:

@@ -19,6 +19,7 @@ from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.state import GatewayState
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
+from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
 
 T = TypeVar("T")
@@ -290,6 +291,7 @@ async def world(
     ready: bool = True,
     reload: Callable[[GatewayConfig], GatewaySettings] | None = None,
     log_output: LogOutput | None = None,
+    machine: Machine | None = None,
     **config: Any,
 ) -> AsyncIterator[GatewayWorld]:
     """Run a gateway before `backends`; at the end, wait until no request is left.
@@ -308,10 +310,13 @@ async def world(
     )
     read = None if reload is None else partial(reload, settings)
     admitted = admission_config(**(admission or {}))
-    gateway = Gateway(settings, admitted, routing, programs_config(programs), reload=read, log_output=log_output)
+    gateway = Gateway(
+        settings, admitted, routing, programs_config(programs), reload=read, log_output=log_output, machine=machine
+    )
     try:
         urls: list[str] = []
-        async with running_server(gateway, beside=gateway.admin_listener(), on_ready=lambda *each: urls.extend(each)):
+        beside = gateway.admin_listener()
+        async with running_server(gateway, beside=beside, on_ready=lambda *each: urls.extend(each), machine=gateway.machine):
             here = GatewayWorld(gateway, urls, backends)
             if ready:
                 await here.wait_until(lambda: all(backend.healthy for backend in here.state.backends))

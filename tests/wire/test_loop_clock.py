@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from raw_upstream import run
 
-from maitred.wire import loop_clock, protocol
+from maitred.wire import protocol
+from maitred.wire.clock import Clock
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.loop_clock import BEAT_SECS, CATCH_UP_SECS, STALL_SECS, LoopClock
 from maitred.wire.server import App, running_server
@@ -42,15 +43,17 @@ class Loop:
 
 
 @pytest.fixture
-def cpu(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    used = [0.0]
-    monkeypatch.setattr(loop_clock.time, "thread_time", lambda: used[0])
-    return used
+def cpu() -> list[float]:
+    return [0.0]
+
+
+def clock_of_a_loop_that_used(cpu: list[float], loop: Any) -> LoopClock:
+    return LoopClock(loop, Clock(thread_time_ns=lambda: int(cpu[0] * 1e9)))
 
 
 def test_the_clock_goes_on_where_a_stall_began(cpu: list[float]) -> None:
     loop: Any = Loop()
-    clock = LoopClock(loop)
+    clock = clock_of_a_loop_that_used(cpu, loop)
     loop.run_until(10.0)
     assert clock.time() == 10.0
     loop.stand_still(62.0)
@@ -69,7 +72,7 @@ def test_the_clock_goes_on_where_a_stall_began(cpu: list[float]) -> None:
 
 def test_a_loop_that_is_busy_or_a_little_late_has_not_stood_still(cpu: list[float]) -> None:
     loop: Any = Loop()
-    clock = LoopClock(loop)
+    clock = clock_of_a_loop_that_used(cpu, loop)
     loop.stand_still(BEAT_SECS + 0.9 * STALL_SECS)
     loop.run_until(1.0)
     assert clock.time() == 1.0
@@ -81,7 +84,7 @@ def test_a_loop_that_is_busy_or_a_little_late_has_not_stood_still(cpu: list[floa
 
 def test_a_stall_counts_for_an_hour_at_most(cpu: list[float]) -> None:
     loop: Any = Loop()
-    clock = LoopClock(loop)
+    clock = clock_of_a_loop_that_used(cpu, loop)
     loop.stand_still(10_000.0)
     loop.run_until(10_000.0)
     assert clock.time() == 10_000.0 - 3_600.0

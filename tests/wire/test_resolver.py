@@ -17,6 +17,7 @@ from raw_upstream import Peer, answering, black_hole, client, read_whole, run, u
 from maitred import is_compiled
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, ConnectTimeout, LocalError
+from maitred.wire.machine import Machine
 from maitred.wire.origin import Origin
 from maitred.wire.resolver import HostAddresses
 
@@ -53,7 +54,7 @@ def _found(address: str) -> tuple[Any, ...]:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
     server = NameServer()
-    monkeypatch.setattr("maitred.wire.resolver.socket.getaddrinfo", server.getaddrinfo)
+    monkeypatch.setattr("maitred.wire.machine.socket.getaddrinfo", server.getaddrinfo)
     yield server
     server.silence.set()
 
@@ -120,7 +121,7 @@ def test_an_answer_is_kept_while_there_is_no_better_one(names: NameServer, caplo
     names.answers = {"engine": [["127.0.0.1"], failure, failure, failure, ["127.0.0.2"]]}
 
     async def scenario() -> None:
-        host = HostAddresses("engine", 0.01, 1.0)
+        host = HostAddresses("engine", 0.01, 1.0, Machine().look_up)
         assert await host.addresses() == ["127.0.0.1"]
         await until(lambda: len(names.asked) > 3)
         assert await host.addresses() == ["127.0.0.1"]
@@ -141,7 +142,7 @@ def test_nothing_is_looked_up_after_the_end(names: NameServer) -> None:
     names.answers = {"engine": [["127.0.0.1"]]}
 
     async def scenario() -> int:
-        host = HostAddresses("engine", 0.001, 1.0)
+        host = HostAddresses("engine", 0.001, 1.0, Machine().look_up)
         await host.addresses()
         host.close()
         await asyncio.sleep(0.01)
@@ -263,7 +264,7 @@ def test_kept_connections_to_an_address_that_a_host_has_left_are_used_no_more(na
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%1"])
 def test_an_address_needs_no_look_up(names: NameServer, address: str) -> None:
     async def scenario() -> None:
-        host = HostAddresses(address, 0.001, 1.0)
+        host = HostAddresses(address, 0.001, 1.0, Machine().look_up)
         host.note_failure(address)
         assert await host.addresses() == [address]
         await asyncio.sleep(0.01)
@@ -275,10 +276,10 @@ def test_an_address_needs_no_look_up(names: NameServer, address: str) -> None:
 
 def test_a_link_local_address_keeps_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 3))]
-    monkeypatch.setattr("maitred.wire.resolver.socket.getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr("maitred.wire.machine.socket.getaddrinfo", lambda *_, **__: found)
 
     async def scenario() -> None:
-        host = HostAddresses("engine", 1.0, 1.0)
+        host = HostAddresses("engine", 1.0, 1.0, Machine().look_up)
         assert await host.addresses() == ["fe80::1%3"]
         host.close()
 
@@ -294,7 +295,7 @@ def test_without_a_thread_the_name_is_not_resolved_now(names: NameServer, monkey
     async def scenario() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", no_thread)
-            host = HostAddresses("engine", 0.01, 1.0)
+            host = HostAddresses("engine", 0.01, 1.0, Machine().look_up)
             assert await host.addresses() == []
             assert host.problem == "can't start new thread"
         await until(lambda: host._known)
@@ -309,6 +310,7 @@ import asyncio, socket, threading
 socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, UpstreamLimits
+from maitred.wire.machine import Machine
 from maitred.wire.origin import Origin
 async def main():
     client = UpstreamClient(UpstreamLimits(connect_secs=0.01))

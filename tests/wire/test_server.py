@@ -18,13 +18,14 @@ from raw_upstream import run
 
 from maitred.core.errors import ConfigError
 from maitred.wire.exchange import Exchange, send_bytes
+from maitred.wire.machine import Machine
 from maitred.wire.protocol import MAX_PARKED_BYTES
-from maitred.wire.server import App, open_listener, running_server
+from maitred.wire.server import App, Listener, open_listener, running_server
 
 SERVER = """
 import asyncio
 from maitred.wire.exchange import send_json
-from maitred.wire.server import App, Listener, open_ports, run_server
+from maitred.wire.server import App, Listener, open_ports, run_server, serve
 
 class Sleepy(App):
     async def start(self, server): print("start", flush=True)
@@ -38,7 +39,7 @@ class Sleepy(App):
 
 app = Sleepy()
 ports = open_ports([Listener("127.0.0.1", 0, app)])
-run_server(app, ports, drain_secs=DRAIN, delay_secs=DELAY, on_ready=lambda url: print(url, flush=True))
+run_server(serve(app, ports, drain_secs=DRAIN, delay_secs=DELAY, on_ready=lambda url: print(url, flush=True)))
 print("after", flush=True)
 """
 
@@ -120,16 +121,16 @@ def test_draining_has_a_limit() -> None:
 
 
 def test_a_port_in_use() -> None:
-    with open_listener("127.0.0.1", 0) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port: port {port} is in use"):
-            open_listener("127.0.0.1", port)
+            open_listener(Listener("127.0.0.1", port, App()), Machine())
 
 
 @pytest.mark.parametrize(("host", "port", "where"), [("nowhere.invalid", 0, "--host"), ("192.0.2.1", 0, "--host")])
 def test_addresses_that_cannot_be_had(host: str, port: int, where: str) -> None:
     with pytest.raises(ConfigError, match=where):
-        open_listener(host, port)
+        open_listener(Listener(host, port, App()), Machine())
 
 
 class TwoParts(App):

@@ -182,7 +182,7 @@ def test_a_certificate_for_another_host(
     async def scenario() -> None:
         async with serving(trusted) as (up, origin):
             found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))]
-            monkeypatch.setattr("maitred.wire.resolver.socket.getaddrinfo", lambda *_, **__: found)
+            monkeypatch.setattr("maitred.wire.machine.socket.getaddrinfo", lambda *_, **__: found)
             assert "'other-engine'" in await connect_failure(Origin("other-engine", origin.port, tls=True))
             assert not up.heads
 

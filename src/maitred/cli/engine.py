@@ -70,7 +70,7 @@ def _about_overheads(instance: InstanceConfig) -> Iterator[str]:
 
 def _serve(config: Config) -> None:
     from maitred.emulator.engine import EngineApp
-    from maitred.wire.server import Listener, open_ports, run_server
+    from maitred.wire.server import Listener, open_ports, run_server, serve
 
     engine = config.engine
 
@@ -81,4 +81,5 @@ def _serve(config: Config) -> None:
     instance = config.instance
     for warning in (*instance.warnings(prefix_cache=instance.caches_prefixes), *_about_overheads(instance)):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
-    run_server(app, open_ports([Listener(engine.host, engine.port, app)]), drain_secs=_DRAIN_SECS, on_ready=ready)
+    ports = open_ports([Listener(engine.host, engine.port, app)])
+    run_server(serve(app, ports, drain_secs=_DRAIN_SECS, on_ready=ready))

@@ -106,22 +106,14 @@ def admin_need(config: GatewayConfig) -> str:
 def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
     """Serve until a signal. Raises ConfigError if that is not possible; then no file has been made or changed."""
     from maitred.files.undo import whole_or_nothing
-    from maitred.wire.server import Listener, open_ports, run_server
+    from maitred.gateway.app import serve_gateway
+    from maitred.wire.server import run_server
 
-    config = loaded.config.gateway
     with whole_or_nothing():
         gateway = _make_gateway(sources, loaded, output)
         log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
-        clients = Listener(config.host, config.port, gateway, gateway.certificates.port)
-        ports = open_ports([clients, *gateway.admin_listener()])
-    run_server(
-        gateway,
-        ports,
-        drain_secs=config.drain_secs,
-        delay_secs=config.shutdown_delay_secs,
-        on_ready=partial(_on_ready, gateway, output),
-        on_hangup=gateway.request_reload,
-    )
+        ports = gateway.open_ports()
+    run_server(serve_gateway(gateway, ports, partial(_on_ready, gateway, output)))
 
 
 def _make_gateway(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> Gateway:

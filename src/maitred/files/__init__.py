@@ -19,7 +19,8 @@ Files that are written for as long as a gateway serves have modules of their own
 
     append_file          lines, from an event loop that no disk may hold up
     line_file            whole lines, while the file is moved or its disk fills
-    background_writer    the thread that writes
+    background_writer    one batch after the other, in threads
+    daemon_threads       threads for work that may hang
     undo                 what a start that fails has made, taken back
 """
 

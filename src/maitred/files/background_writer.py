@@ -1,7 +1,7 @@
-"""Write batches in a thread of its own, so that no disk ever holds up the event loop.
+"""Write batches in threads, so that no disk ever holds up the event loop.
 
-    the event loop   collects what is to be written, and takes it as one batch when the thread is idle
-    the thread       writes the batch
+    the event loop   collects what is to be written, and hands it over as one batch when none is being written
+    a thread         writes the batch (`daemon_threads`)
 
 At most one batch is being written. What comes meanwhile is collected by the owner (`BatchSource`), which also bounds it. A
 failure is logged when it begins, and the batch is given back to its owner, which may try again; serving goes on in any case.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
+
+from maitred.files.daemon_threads import DAEMON_THREADS
 
 FLUSH_SECS: Final = 0.25
 """Seconds between two batches, and so the longest time for which a change is only in memory."""
@@ -49,30 +50,26 @@ class BackgroundWriter(Generic[Batch]):
         """Whether the last batch could not be written."""
         self._source = source
         self._what = what
-        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._writing: asyncio.Future[None] | None = None
+        """Done when the batch that was handed over last is written."""
         self._idle = asyncio.Event()
+        self._idle.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._thread: threading.Thread | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether no batch is being written."""
-        return self._thread is None or self._idle.is_set()
+        return self._idle.is_set()
 
     def start(self) -> None:
         """Write a batch every `FLUSH_SECS` from now on, inside this event loop."""
-        self._idle.set()
-        # The thread is a daemon: a disk that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(),), daemon=True, name=self._what)
-        self._thread.start()
         self._on_timer()
 
     async def close(self) -> None:
-        """Write what is left, and end the thread. Gives up after `_CLOSE_SECS`."""
-        if self._thread is None:
+        """Write what is left. Gives up after `_CLOSE_SECS`."""
+        if self._timer is None:  # It was never started.
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         try:
             async with asyncio.timeout(_CLOSE_SECS):
                 await self._idle.wait()
@@ -82,9 +79,8 @@ class BackgroundWriter(Generic[Batch]):
                         break
         except TimeoutError:
             log.error("%s: the last changes could not be written within %g s", self._what, _CLOSE_SECS)
-        else:
-            self._batches.put(None)
-            await asyncio.to_thread(self._thread.join, _CLOSE_SECS)
+            if self._writing is not None:
+                self._writing.cancel()  # Nobody waits for it any more.
 
     def _on_timer(self) -> None:
         if self._idle.is_set():
@@ -97,23 +93,15 @@ class BackgroundWriter(Generic[Batch]):
         if batch is None:
             return False
         self._idle.clear()
-        self._batches.put(batch)
+        self._writing = asyncio.get_running_loop().run_in_executor(DAEMON_THREADS, self._source.write_batch, batch)
+        self._writing.add_done_callback(partial(self._on_written, batch))
         return True
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (batch := self._batches.get()) is not None:
-            failure: Exception | None = None
-            try:
-                self._source.write_batch(batch)
-            except Exception as error:  # A disk and a database may fail in any way.
-                failure = error
-            try:
-                loop.call_soon_threadsafe(self._on_written, batch, failure)
-            except RuntimeError:  # The loop was closed while the disk hung.
-                return
-
-    def _on_written(self, batch: Batch, failure: Exception | None) -> None:
+    def _on_written(self, batch: Batch, written: asyncio.Future[None]) -> None:
+        if written.cancelled():
+            return
         self._idle.set()
+        failure = written.exception()  # A disk and a database may fail in any way.
         if failure is not None:
             self._source.give_back(batch)
             if not self.failed:

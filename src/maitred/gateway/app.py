@@ -49,14 +49,11 @@ from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
-from maitred.scheduler.interface import (
-    RealTimePrograms,
-    Scheduler,
-    monotonic_now,
-)
+from maitred.scheduler.interface import RealTimePrograms, Scheduler
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error
-from maitred.wire.server import App, Listener
+from maitred.wire.machine import Machine
+from maitred.wire.server import App, Listener, OpenPort, open_ports, serve
 from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
@@ -80,21 +77,24 @@ class Gateway(App):
         fallback: str | None = None,
         default_state: str | None = None,
         log_output: LogOutput | None = None,
+        machine: Machine | None = None,
     ) -> None:
         """`reload` reads the sources of the configuration again. `fallback` says why less than they configure is in force.
         `default_state` is the file that keeps the programs if the configuration names none. `log_output` takes the lines of the
-        log; None: standard error.
+        log; None: standard error. `machine` is where it runs; None: on this one.
 
         Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
         """
         if not config.backends:
             raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")
         self.config = config
+        self.machine = machine or Machine()
+        self._clock = self.machine.clock
         self.send_timeout_secs = config.send_timeout_secs
         self.counters = GatewayCounters(config.tenant_metric_top_n)
-        self.certificates = PortCertificates(config)
+        self.certificates = PortCertificates(config, self._clock)
         self._cors = _cross_origins(config)
-        self._client = UpstreamClient(config.upstream)
+        self._client = UpstreamClient(config.upstream, self.machine)
         self._decision_file = _open_decision_log(config)
         decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
         self._programs_config = programs or ProgramsConfig()
@@ -121,8 +121,9 @@ class Gateway(App):
             client=self._client,
             counters=self.counters,
             observer=self._observer,
+            machine=self.machine,
         )
-        self._descriptors, self._loop_lag = DescriptorWatch(), LoopLag()
+        self._descriptors, self._loop_lag = DescriptorWatch(self.machine), LoopLag(self._clock)
         self._idle_checks = IdleChecks(self.scheduler.checks(), lambda: not self.scheduler.admission.leases)
         self._server: ServerContext | None = None
         self._reloader = self._make_reloader(routing or RoutingConfig(), reload)
@@ -131,12 +132,12 @@ class Gateway(App):
     def _open_outputs(self, log_output: LogOutput | None) -> None:
         """Open what is written: the log of decisions, the recording, the lines about requests; and what each request tells."""
         config = self.config
-        self._recorder = None if config.record is None else TrafficRecorder(config.record, config.file_mode)
+        self._recorder = None if config.record is None else TrafficRecorder(config.record, self._clock, config.file_mode)
         self._log_output = log_output or LogOutput(config.log_format, file_mode=config.file_mode)
-        self._access_log = AccessLog(self._log_output) if config.access_log else None
+        self._access_log = AccessLog(self._log_output, self._clock) if config.access_log else None
         self.request_metrics = RequestMetrics(config.model_metric_top_n)
-        self._ids = RequestIds()
-        self._observer = RequestObserver(self.request_metrics, self.counters, self._access_log, self._recorder)
+        self._ids = RequestIds(self.machine.random.randbytes(6).hex())
+        self._observer = RequestObserver(self.request_metrics, self.counters, self._access_log, self._recorder, self._clock)
 
     def _make_intake(self) -> RequestIntake:
         """Return what turns the head and the body of a request into what the five questions ask about."""
@@ -146,7 +147,7 @@ class Gateway(App):
             core_config=lambda: self.core.config,
             fleet=self.scheduler.fleet,
             counters=self.counters,
-            now=monotonic_now,
+            clock=self._clock,
             observer=self._observer,
             ids=self._ids,
             signals=signals,
@@ -161,9 +162,10 @@ class Gateway(App):
 
     def _make_program_pages(self) -> ProgramPages | None:
         """Build the pages of the programs, or return None if requests are routed one by one."""
-        if self.scheduler.program_parts is None:
+        scheduler = self.scheduler
+        if scheduler.program_parts is None:
             return None
-        return ProgramPages(self._programs_config, self.scheduler, self.scheduler.program_parts, self.config.file_mode)
+        return ProgramPages(self._programs_config, scheduler, scheduler.program_parts, self._clock, self.config.file_mode)
 
     def _make_endpoints(self) -> AdminEndpoints:
         """Return the paths that the gateway answers itself."""
@@ -303,17 +305,22 @@ class Gateway(App):
         host = config.admin_host or config.host
         return (Listener(host, config.admin_port, self.answer_operator, self.certificates.admin_port, "admin-"),)
 
+    def open_ports(self) -> Sequence[OpenPort]:
+        """Return the ports of this gateway, all of them listening. Raises ConfigError if an address cannot be listened on."""
+        clients = Listener(self.config.host, self.config.port, self, self.certificates.port)
+        return open_ports([clients, *self.admin_listener()], self.machine)
+
     async def _answer_page(self, exchange: Exchange, port: Port) -> None:
         """Answer a request for a page of the gateway's own."""
-        began_at, request_id = monotonic_now(), self._ids.mark_answer(exchange)
+        began_at, request_id = self._clock.now(), self._ids.mark_answer(exchange)
         error_code = await self._endpoints.answer_request(exchange, port)
         if self._access_log is not None:
-            span, tenant = monotonic_now() - began_at, self._intake.access.tenant_of(exchange, port)
+            span, tenant = self._clock.now() - began_at, self._intake.access.tenant_of(exchange, port)
             self._access_log.write_answer(exchange, exchange.status, error_code, span, request_id, tenant)
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         """Answer a request for a route of the engines with an error, before it is taken in."""
-        now, request_id = monotonic_now(), self._ids.mark_answer(exchange)
+        now, request_id = self._clock.now(), self._ids.mark_answer(exchange)
         send_error(exchange, error, exchange.path)
         tenant = self._intake.access.tenant_of(exchange, self._intake.access.port)
         self._observer.refuse(exchange, error.status, error.code or "", now, request_id, tenant)
@@ -339,6 +346,23 @@ class Gateway(App):
         self.certificates.use(certificates)
         self._cors = cross_origins
         self._intake.use(rules)
+
+
+def serve_gateway(
+    gateway: Gateway, ports: Sequence[OpenPort], on_ready: Callable[..., object] = lambda *urls: None
+) -> Coroutine[Any, Any, None]:
+    """Serve a gateway on its ports inside the running loop until a signal: what `maitred serve` does. `on_ready` is called with
+    the URL of each port."""
+    config = gateway.config
+    return serve(
+        gateway,
+        ports,
+        drain_secs=config.drain_secs,
+        delay_secs=config.shutdown_delay_secs,
+        on_ready=on_ready,
+        on_hangup=gateway.request_reload,
+        machine=gateway.machine,
+    )
 
 
 def _cross_origins(config: GatewayConfig) -> CrossOrigins | None:

@@ -53,10 +53,10 @@ from maitred.scheduler.interface import (
     ProgramRejected,
     RealTimePrograms,
     Scheduler,
-    monotonic_now,
 )
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, ResponseWriter, send_error
+from maitred.wire.machine import Machine
 from maitred.wire.refusals import internal_error
 
 log = logging.getLogger("maitred.gateway")
@@ -75,8 +75,9 @@ class Proxy:
         client: UpstreamClient,
         counters: GatewayCounters,
         observer: RequestObserver,
+        machine: Machine,
     ) -> None:
-        self._config = config
+        self._config, self._clock = config, machine.clock
         self._intake = intake
         self._admission = scheduler.admission
         self._fleet = scheduler.fleet
@@ -88,6 +89,7 @@ class Proxy:
             client=client,
             counters=counters,
             reads_usage=observer.reads_usage,
+            machine=machine,
         )
         self._pace = RefusalPace(config.refusals_per_sec)
         self._rejections = error_responses.RejectionAnswers(config.queue_timeout_status)
@@ -133,7 +135,7 @@ class Proxy:
         """Send an error; if its status is 429, when the tenant has its turn (`RefusalPace`)."""
         if error.status == _TOO_MANY_REQUESTS:
             proxied.drop_body()
-            delay = self._pace.next_delay(proxied.request.tenant, monotonic_now())
+            delay = self._pace.next_delay(proxied.request.tenant, self._clock.now())
             if delay:
                 await asyncio.sleep(to_seconds(delay))
         _send_error(proxied, writer, error)

@@ -1,6 +1,7 @@
 """HTTP: what the gateway and the emulated engine share on the wire.
 
     messages         what the framing takes and returns: states, events, faults
+    clock            what time it is, for all parts; machine: what else is asked of the system past the event loop
     loop_clock       the clock of deadlines, which stands still while the process does; timeouts: blocks by that clock
     framing          where HTTP/1.1 messages begin and end, without I/O: states, limits, events
     server_framing   the same for a server: request heads in, responses out

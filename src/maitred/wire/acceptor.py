@@ -14,27 +14,16 @@ all connections itself would make such a client a third dearer.)
 from __future__ import annotations
 
 import asyncio
-import select
-import socket
 import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from maitred.wire.certificate import FLUSH_SECS, HANDSHAKE_SECS, ServerCertificate
+from maitred.wire.machine import BACKLOG, ListeningSocket
 
-BACKLOG: Final = 2048
-"""Connections that the system keeps in the queue (as far as `net.core.somaxconn` allows); it ignores further clients."""
 MAX_PER_TURN: Final = 128
 """Connections that are accepted in one turn of the loop, at most: 5 to 10 ms of work."""
-
-
-class _AcceptedSocket(socket.socket):
-    """A socket whose family and type are plain numbers. `socket.socket` makes members of enums of them each time that the loop
-    asks, which is a tenth of what a connection costs."""
-
-    family = socket.SocketType.family  # type: ignore[assignment]
-    type = socket.SocketType.type  # type: ignore[assignment]
 
 
 class Acceptor:
@@ -42,7 +31,7 @@ class Acceptor:
 
     def __init__(
         self,
-        listener: socket.socket,
+        listener: ListeningSocket,
         loop: asyncio.AbstractEventLoop,
         make_protocol: Callable[[], asyncio.Protocol],
         certificate: ServerCertificate | None = None,
@@ -51,7 +40,6 @@ class Acceptor:
         """`make_protocol` is called for each connection. With a `certificate` they speak TLS. Once a descriptor has the number
         `descriptor_mark`, further connections wait for the next turn, when others have been closed (`descriptors`)."""
         self._listener = listener
-        self._kind = (listener.family, listener.type, listener.proto)
         self._loop = loop
         self._make_protocol = make_protocol
         self._descriptor_mark = descriptor_mark
@@ -62,13 +50,11 @@ class Acceptor:
         self._opening: set[Coroutine[Any, Any, Any]] = set()
         """Accepted connections that are not made yet; over TLS, until the handshake has ended."""
         self._server: asyncio.Server | None = None
-        self._queue = select.poll()
-        """Tells whether a connection waits."""
-        self._queue.register(listener, select.POLLIN)
 
     async def start(self) -> None:
         """Accept connections from now on."""
-        self._server = await self._loop.create_server(self._on_accepted, sock=self._listener, backlog=BACKLOG, **self._tls)
+        listener = cast(Any, self._listener)  # of the loop's own kind
+        self._server = await self._loop.create_server(self._on_accepted, sock=listener, backlog=BACKLOG, **self._tls)
 
     def close(self) -> None:
         """Accept no more connections, and close the listening socket. Handshakes under way go on."""
@@ -78,15 +64,10 @@ class Acceptor:
     def _on_accepted(self) -> asyncio.Protocol:
         """Return the protocol of a connection that the loop has accepted, and accept those behind it."""
         for _ in range(MAX_PER_TURN - 1):
-            if not self._queue.poll(0):  # To accept in vain is 15 times as dear: the system makes a socket first.
+            connection = self._listener.accept_waiting()
+            if connection is None:
                 break
-            try:
-                descriptor, _address = self._listener._accept()  # type: ignore[attr-defined]  # as `socket.accept` does
-            except OSError:
-                # The first client has left the queue, or no descriptor or memory is left. Then the loop sees to the queue:
-                # libuv keeps a descriptor in reserve, accepts one connection per turn with it, and closes it at once.
-                break
-            connection = _AcceptedSocket(*self._kind, descriptor)
+            descriptor = connection.fileno()
             self._open(self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls))
             if descriptor >= self._descriptor_mark:
                 break

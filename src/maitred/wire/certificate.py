@@ -30,8 +30,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from maitred.core.errors import ConfigError, describe_os_error
+from maitred.core.units import to_seconds
 from maitred.files import MAX_TEXT_BYTES, read_file
 from maitred.wire.certificate_dates import Validity, read_validities
+from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.wire")
 HANDSHAKE_SECS: Final = 20.0
@@ -47,22 +49,28 @@ BUFFER_BYTES: Final = 65_536
 class ServerCertificate:
     """The certificate of a server."""
 
-    def __init__(self, chain: str, key: str, *, where: str, prefix: str = "") -> None:
-        """The arguments are those of `read_certificate`, which says what is raised. A certificate that is out of date is told
-        in the log, and used: some clients do not look."""
+    def __init__(self, chain: str, key: str, *, where: str, prefix: str = "", clock: Clock = Clock()) -> None:
+        """The first arguments are those of `read_certificate`, which says what is raised. A certificate that is out of date by
+        `clock` is told in the log, and used: some clients do not look."""
+        self._clock = clock
         self._files = read_certificate(chain, key, where=where, prefix=prefix)
         self.context = self._files.context
         """What connections are made with."""
-        self._files.log_date_problems()
+        self._log_date_problems()
 
     def use(self, files: CertificateFiles) -> None:
         """Use these files for all further connections. Cannot fail."""
-        files.log_date_problems()
         self._files = files
+        self._log_date_problems()
         self.context.sni_callback = self._choose_context  # Only now, because it costs each handshake a call.
 
     def _choose_context(self, handshake: Any, _name: str | None, _first: ssl.SSLContext) -> None:
         handshake.context = self._files.context
+
+    def _log_date_problems(self) -> None:
+        now = datetime.fromtimestamp(to_seconds(self._clock.wall()), UTC)
+        for problem in self._files.date_problems(now):
+            log.error("TLS: %s", problem)
 
 
 class CertificateFiles(NamedTuple):
@@ -79,11 +87,6 @@ class CertificateFiles(NamedTuple):
             problem = None if validity is None else validity.problem(now)
             if problem is not None:
                 yield f"{'the certificate' if number == 1 else f'certificate {number} of the chain'} {problem}"
-
-    def log_date_problems(self) -> None:
-        """Log what is wrong now."""
-        for problem in self.date_problems(datetime.now(UTC)):
-            log.error("TLS: %s", problem)
 
 
 def read_certificate(chain: str, key: str, *, where: str, prefix: str = "") -> CertificateFiles:

@@ -33,6 +33,7 @@ from maitred.wire.errors import (
 )
 from maitred.wire.known_heads import KnownHeads
 from maitred.wire.loop_clock import clock_of
+from maitred.wire.machine import Machine
 from maitred.wire.messages import ResponseHead
 from maitred.wire.origin import Origin
 from maitred.wire.resolver import HostAddresses
@@ -52,7 +53,8 @@ class ConnectionPool:
         origin: Origin,
         limits: UpstreamLimits,
         tls: ClientContext | None,
-        on_descriptor: Callable[[int], object] = int,
+        machine: Machine,
+        on_descriptor: Callable[[int], object],
     ) -> None:
         """`tls` is what connections are encrypted with, or None if they are not. `on_descriptor` is told the descriptor of each
         connection."""
@@ -62,7 +64,7 @@ class ConnectionPool:
         self._where, self._on_descriptor = f"{origin.host}:{origin.port}", on_descriptor
         self._tls_host = None if tls is None else origin.host.rstrip(".")
         """The name that the certificate must have."""
-        self._host = HostAddresses(origin.host, limits.dns_ttl_secs, limits.connect_secs, self._leave)
+        self._host = HostAddresses(origin.host, limits.dns_ttl_secs, limits.connect_secs, machine.look_up, self._leave)
         self._loop = asyncio.get_running_loop()
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
@@ -258,7 +260,8 @@ class ConnectionPool:
 class UpstreamClient:
     """Sends requests to any number of origins. Used inside one event loop."""
 
-    def __init__(self, limits: UpstreamLimits | None = None) -> None:
+    def __init__(self, limits: UpstreamLimits | None = None, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine()
         self.limits = limits or UpstreamLimits()
         self.on_descriptor: Callable[[int], object] = int
         """Told the descriptor of each connection that is made, which may have to make room for the next."""
@@ -302,7 +305,7 @@ class UpstreamClient:
         pool = self._pools.get(origin)
         if pool is None:
             tls = self._client_context() if origin.tls else None
-            pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls, self._note_descriptor)
+            pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls, self._machine, self._note_descriptor)
         return pool
 
     def num_connections(self, origin: Origin) -> int:

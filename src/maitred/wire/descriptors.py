@@ -35,6 +35,7 @@ class DescriptorRoom:
     """The room that a limit of descriptors leaves."""
 
     def __init__(self, limit: int) -> None:
+        self.limit = limit
         reserved = min(max(limit // _RESERVED_SHARE, _MIN_RESERVED), _MAX_RESERVED)
         self.mark = limit - reserved
         """The number from which on idle connections are closed."""

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
+
+from maitred.wire.clock import Clock
 
 BEAT_SECS: Final = 0.25
 STALL_SECS: Final = 0.5
@@ -32,8 +33,9 @@ log = logging.getLogger("maitred.wire")
 class LoopClock:
     """The clock of one event loop; times are in seconds, as those of the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        """`clock` says how much CPU time the loop has used."""
+        self._loop, self._clock = loop, clock
         self._lost = 0.0
         """Seconds that do not count."""
         self._caught_up_at = 0.0
@@ -75,13 +77,13 @@ class LoopClock:
         self.last_beat = now - self._lost
         self._due = now + BEAT_SECS
         self._limit = self._due + STALL_SECS
-        self._cpu = time.thread_time()
+        self._cpu = self._clock.cpu_secs()
         self._loop.call_at(self._due, self._beat)
 
     def _beat(self) -> None:
         now = self._loop.time()
         # CPU time that the loop itself has used is no stall: deadlines do not stretch under overload.
-        stall = min(MAX_STALL_SECS, now - self._due - (time.thread_time() - self._cpu) - STALL_SECS)
+        stall = min(MAX_STALL_SECS, now - self._due - (self._clock.cpu_secs() - self._cpu) - STALL_SECS)
         if stall > 0:
             self._lost += stall
             self._caught_up_at = now + CATCH_UP_SECS
@@ -92,9 +94,9 @@ class LoopClock:
 _CLOCKS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClock]] = WeakKeyDictionary()
 
 
-def clock_of(loop: asyncio.AbstractEventLoop) -> LoopClock:
-    """Return the clock of a loop, which runs from the first call on."""
-    clock = _CLOCKS.get(loop)
-    if clock is None:
-        clock = _CLOCKS[loop] = LoopClock(loop)
-    return clock
+def clock_of(loop: asyncio.AbstractEventLoop, clock: Clock = Clock()) -> LoopClock:
+    """Return the clock of a loop, which runs from the first call on; `clock` is that of its process."""
+    loop_clock = _CLOCKS.get(loop)
+    if loop_clock is None:
+        loop_clock = _CLOCKS[loop] = LoopClock(loop, clock)
+    return loop_clock

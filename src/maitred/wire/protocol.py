@@ -29,7 +29,7 @@ from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead
 from maitred.wire.refusals import encode_refusal, framing_refused, internal_error, request_timeout
 from maitred.wire.server_context import ServerContext
 from maitred.wire.server_framing import CONTINUE, ServerFraming
-from maitred.wire.sockets import num_queued_bytes, write_message
+from maitred.wire.sockets import write_message
 
 log = logging.getLogger("maitred.wire")
 
@@ -321,9 +321,9 @@ class ServerConnection(asyncio.Protocol):
 
     def _watch_hangup(self, watch: bool) -> None:
         if watch:
-            self._context.hangups.watch(self._socket, self.abort)
+            self._context.sockets.watch(self._socket, self.abort)
         else:
-            self._context.hangups.stop_watching(self._socket)
+            self._context.sockets.stop_watching(self._socket)
 
     def _set_timer(self, at: float) -> None:
         """Check what is due at `at` at the latest. A timer that is due earlier stays: when it rings, it is set again."""
@@ -387,7 +387,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _unsent_bytes(self) -> int:
         # The system takes megabytes from us before it asks for more, so what it has not sent either counts as well.
-        return self._transport.get_write_buffer_size() + num_queued_bytes(self._socket)
+        return self._transport.get_write_buffer_size() + self._context.sockets.num_queued_bytes(self._socket)
 
     def _check_unsent(self) -> None:
         """Cut a client off that takes an answer too slowly."""

@@ -20,21 +20,17 @@ but those to which the last attempt failed come last. An address needs no look-u
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
-import socket
-import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from maitred.core.errors import describe_os_error
+from maitred.files.daemon_threads import DAEMON_THREADS
 
 log = logging.getLogger("maitred.wire")
 RETRY_SECS: Final = 1.0
 """Seconds after which a look-up is repeated that has failed, or whose addresses cannot be reached."""
-
-_Found: TypeAlias = "list[str] | Exception"
 
 
 class HostAddresses:
@@ -45,14 +41,16 @@ class HostAddresses:
         host: str,
         ttl_secs: float,
         wait_secs: float,
+        look_up: Callable[[str], list[str]],
         on_left: Callable[[Collection[str]], object] = lambda addresses: None,
     ) -> None:
         """Begin to look `host` up, unless it is an address. Called inside the event loop.
 
-        `on_left` is called with addresses at which the host is no more.
+        `look_up` returns the addresses of a host, or raises; it is called in a thread. `on_left` is called with addresses at
+        which the host is no more.
         """
         self.host = host
-        self._on_left = on_left
+        self._look_up, self._on_left = look_up, on_left
         self._ttl_secs = ttl_secs
         self._loop = asyncio.get_running_loop()
         self._known: list[str] = []
@@ -63,7 +61,10 @@ class HostAddresses:
         """Why the last look-up has failed; "" after one that has not."""
         self._first_answer = asyncio.Event()
         """Set when the first answer is there, or has been waited for long enough."""
-        self._is_looking = self._is_closed = False
+        self._looking: asyncio.Future[list[str]] | None = None
+        """The look-up under way."""
+        self._is_closed = False
+        self._give_up_waiting: asyncio.TimerHandle | None = None
         self._looked_up_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         if _is_address(host):
@@ -94,40 +95,43 @@ class HostAddresses:
         """Look up nothing more."""
         self._is_closed = True
         self._set_timer(None)
+        if self._looking is not None:
+            self._looking.cancel()
+        self._stop_waiting()
 
     def _look_up_soon(self) -> None:
         """Look up now, or `RETRY_SECS` after the last look-up, whatever is later."""
-        if not self._is_looking:
+        if self._looking is None:
             self._set_timer(max(0.0, self._looked_up_at + RETRY_SECS - self._loop.time()))
 
     def _set_timer(self, delay_secs: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if delay_secs is None else self._loop.call_later(delay_secs, self._begin_look_up)
+        if delay_secs is None or self._is_closed:
+            self._timer = None
+        else:
+            self._timer = self._loop.call_later(delay_secs, self._begin_look_up)
 
     def _begin_look_up(self) -> None:
-        self._is_looking = True
-        try:  # a daemon: a process that ends does not wait for a name server
-            threading.Thread(target=self._look_up, name=f"look-up of {self.host}", daemon=True).start()
-        except RuntimeError as error:  # The system gives this process no more threads.
-            self._on_answer(error)
+        self._looking = self._loop.run_in_executor(DAEMON_THREADS, self._look_up, self.host)
+        self._looking.add_done_callback(self._on_answer)
 
-    def _look_up(self) -> None:
-        """Run in a thread."""
-        answer = _look_up(self.host)
-        with contextlib.suppress(RuntimeError):  # The event loop has been closed meanwhile.
-            self._loop.call_soon_threadsafe(self._on_answer, answer)
-
-    def _on_answer(self, answer: _Found) -> None:
-        self._is_looking, self._looked_up_at = False, self._loop.time()
-        if isinstance(answer, Exception):
-            self._on_failure(_describe(answer, self.host))
+    def _on_answer(self, answer: asyncio.Future[list[str]]) -> None:
+        if answer.cancelled():
+            return
+        self._looking, self._looked_up_at = None, self._loop.time()
+        error = answer.exception()
+        if error is not None:  # A name may be anything.
+            self._on_failure(_describe(error, self.host))
         else:
-            self._on_found(answer)
-        self._give_up_waiting.cancel()
+            self._on_found(answer.result())
+        self._stop_waiting()
+        self._set_timer(min(self._ttl_secs, RETRY_SECS) if self.problem else self._ttl_secs)
+
+    def _stop_waiting(self) -> None:
+        if self._give_up_waiting is not None:
+            self._give_up_waiting.cancel()
         self._first_answer.set()
-        if not self._is_closed:
-            self._set_timer(min(self._ttl_secs, RETRY_SECS) if self.problem else self._ttl_secs)
 
     def _on_found(self, found: list[str]) -> None:
         if self.problem and self._known:
@@ -147,21 +151,6 @@ class HostAddresses:
         self.problem = problem
 
 
-def _look_up(host: str) -> _Found:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except Exception as error:  # A name may be anything, and the thread must answer.
-        return error
-    return list(dict.fromkeys(_address_text(family, address) for family, _, _, _, address in found))
-
-
-def _address_text(family: int, address: tuple[object, ...]) -> str:
-    """Return an address as text; a link-local one of IPv6 with its interface."""
-    text = str(address[0])
-    scope = address[3] if family == socket.AF_INET6 and len(address) > 3 else 0
-    return f"{text}%{scope}" if scope and "%" not in text else text
-
-
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -170,7 +159,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _describe(error: Exception, host: str) -> str:
+def _describe(error: BaseException, host: str) -> str:
     if isinstance(error, UnicodeError):
         return f"{host!r} is no host name: {error}"
     return describe_os_error(error) if isinstance(error, OSError) else str(error)

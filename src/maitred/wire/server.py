@@ -29,9 +29,10 @@ from typing import Any, NamedTuple
 import uvloop
 
 from maitred.core.errors import ConfigError
-from maitred.wire.acceptor import BACKLOG, Acceptor
+from maitred.wire.acceptor import Acceptor
 from maitred.wire.certificate import ServerCertificate
 from maitred.wire.exchange import Exchange, Handler
+from maitred.wire.machine import ListeningSocket, Machine
 from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
 from maitred.wire.unix_signals import handle_signals
@@ -79,7 +80,14 @@ class Listener(NamedTuple):
     """What stands before `host` and `port` in the names of the flags that say them."""
 
 
-def run_server(
+def run_server(serving: Coroutine[Any, Any, None]) -> None:
+    """Run what `serve` returns, in an event loop of its own, in a process that does nothing else. Raises what it raises."""
+    tune_process()
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        uvloop.run(serving)
+
+
+async def serve(
     app: App,
     ports: Sequence[OpenPort],
     *,
@@ -87,75 +95,14 @@ def run_server(
     delay_secs: float = 0.0,
     on_ready: Callable[..., object] = lambda *urls: None,
     on_hangup: Callable[[], object] | None = None,
+    machine: Machine | None = None,
 ) -> None:
-    """Serve on `ports` (`open_ports`) until a signal.
+    """Serve on `ports` (`open_ports`) inside the running loop until a signal.
 
-    `on_ready` is called with the URL of each port once connections are accepted. `on_hangup` is called inside the loop for each
-    SIGHUP; without it, SIGHUP ends the process, as is its default.
+    `on_ready` is called with the URL of each port once connections are accepted. `on_hangup` is called for each SIGHUP; without
+    it, SIGHUP ends the process, as is its default.
     """
-    tune_process()
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        uvloop.run(_serve_until_signal(app, ports, drain_secs, delay_secs, on_ready, on_hangup))
-
-
-@contextlib.asynccontextmanager
-async def running_server(
-    app: App,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    drain_secs: float = 1.0,
-    certificate: ServerCertificate | None = None,
-    beside: Sequence[Listener] = (),
-    on_ready: Callable[..., object] = lambda *urls: None,
-) -> AsyncIterator[str]:
-    """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL; `on_ready` is
-    called with that of each port."""
-    ports = open_ports([Listener(host, port, app, certificate), *beside])
-    server = _Server(app, drain_secs)
-    await server.start(ports)
-    urls = [port.url for port in ports]
-    on_ready(*urls)
-    try:
-        yield urls[0]
-    finally:
-        await server.stop()
-
-
-class OpenPort(NamedTuple):
-    """A port that is listened on."""
-
-    socket: socket.socket
-    listener: Listener
-
-    @property
-    def url(self) -> str:
-        """The URL under which this machine reaches it."""
-        return listener_url(self.socket, self.listener.certificate)
-
-
-def open_ports(listeners: Sequence[Listener]) -> Sequence[OpenPort]:
-    """Return the ports, all of them listening. Raises ConfigError, with none open, if an address cannot be listened on."""
-    ports: list[OpenPort] = []
-    try:
-        for listener in listeners:
-            ports.append(OpenPort(open_listener(listener.host, listener.port, listener.flag_prefix), listener))
-    except ConfigError:
-        for port in ports:
-            port.socket.close()
-        raise
-    return ports
-
-
-async def _serve_until_signal(
-    app: App,
-    ports: Sequence[OpenPort],
-    drain_secs: float,
-    delay_secs: float,
-    on_ready: Callable[..., object],
-    on_hangup: Callable[[], object] | None,
-) -> None:
-    server = _Server(app, drain_secs, delay_secs)
+    server = _Server(app, machine or Machine(), drain_secs, delay_secs)
     hangup = (signal.SIGHUP,) if on_hangup is not None and hasattr(signal, "SIGHUP") else ()  # not on Windows
     with (
         handle_signals((signal.SIGINT,), server.on_stop_signal),
@@ -169,14 +116,65 @@ async def _serve_until_signal(
         await server.stop()
 
 
+@contextlib.asynccontextmanager
+async def running_server(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    drain_secs: float = 1.0,
+    certificate: ServerCertificate | None = None,
+    beside: Sequence[Listener] = (),
+    on_ready: Callable[..., object] = lambda *urls: None,
+    machine: Machine | None = None,
+) -> AsyncIterator[str]:
+    """Serve inside a running loop, without signals, for tests and for programs that own the loop. Yields the URL; `on_ready` is
+    called with that of each port. `beside` are further ports."""
+    machine = machine or Machine()
+    ports = open_ports([Listener(host, port, app, certificate), *beside], machine)
+    server = _Server(app, machine, drain_secs)
+    await server.start(ports)
+    urls = [port.url for port in ports]
+    on_ready(*urls)
+    try:
+        yield urls[0]
+    finally:
+        await server.stop()
+
+
+class OpenPort(NamedTuple):
+    """A port that is listened on."""
+
+    socket: ListeningSocket
+    listener: Listener
+
+    @property
+    def url(self) -> str:
+        """The URL under which this machine reaches it."""
+        return listener_url(self.socket, self.listener.certificate)
+
+
+def open_ports(listeners: Sequence[Listener], machine: Machine | None = None) -> Sequence[OpenPort]:
+    """Return the ports, all of them listening. Raises ConfigError, with none open, if an address cannot be listened on."""
+    machine, ports = machine or Machine(), list[OpenPort]()
+    try:
+        for listener in listeners:
+            ports.append(OpenPort(open_listener(listener, machine), listener))
+    except ConfigError:
+        for port in ports:
+            port.socket.close()
+        raise
+    return ports
+
+
 class _Server:
-    def __init__(self, app: App, drain_secs: float, delay_secs: float = 0.0) -> None:
+    def __init__(self, app: App, machine: Machine, drain_secs: float, delay_secs: float = 0.0) -> None:
         self.told_to_stop = asyncio.Event()
         self._app = app
         self._drain_secs, self._delay_secs = drain_secs, delay_secs
         self._is_announced = False
         """Whether the end is to be announced for `_delay_secs`."""
-        self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs)
+        self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs, machine)
         self._acceptors: list[Acceptor] = []
         self._told_twice = asyncio.Event()
 
@@ -220,7 +218,7 @@ class _Server:
             await self._app.stop()
         for connection in tuple(context.connections):
             connection.abort()
-        context.hangups.close()
+        context.sockets.close()
 
     def _close_connections(self) -> None:
         """Close each connection as soon as it has no request."""
@@ -250,13 +248,12 @@ class _Server:
             wait.cancel()
 
 
-def open_listener(host: str, port: int, flag_prefix: str = "") -> socket.socket:
-    """Return a listening socket. Raises ConfigError if there can be none, which names the flags `--host` and `--port`, with
-    `flag_prefix` before their names."""
-    host_flag, port_flag = f"--{flag_prefix}host", f"--{flag_prefix}port"
+def open_listener(listener: Listener, machine: Machine) -> ListeningSocket:
+    """Return a listening socket. Raises ConfigError if there can be none, which names the flags of host and port."""
+    host, port, *_, prefix = listener
+    host_flag, port_flag = f"--{prefix}host", f"--{prefix}port"
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return machine.listen(host, port)
     except socket.gaierror as error:
         raise ConfigError(f"unknown host {host!r}", where=host_flag, hint="an address of this machine, or 0.0.0.0") from error
     except OverflowError as error:
@@ -265,7 +262,7 @@ def open_listener(host: str, port: int, flag_prefix: str = "") -> socket.socket:
         raise _listen_error(host, port, error, host_flag, port_flag) from error
 
 
-def listener_url(listener: socket.socket, certificate: ServerCertificate | None = None) -> str:
+def listener_url(listener: ListeningSocket, certificate: ServerCertificate | None = None) -> str:
     """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if certificate is None else "https"

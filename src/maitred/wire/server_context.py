@@ -9,8 +9,8 @@ from typing import Final, Protocol
 from maitred.wire.descriptors import DescriptorRoom, choose_idlest
 from maitred.wire.known_heads import KnownHeads
 from maitred.wire.loop_clock import clock_of
+from maitred.wire.machine import Machine
 from maitred.wire.messages import RequestHead
-from maitred.wire.sockets import HangupWatch, descriptor_limit
 
 SEND_TIMEOUT_SECS: Final = 60.0
 _TELL_SECS: Final = 60.0
@@ -42,10 +42,13 @@ class OpenConnection(Protocol):
 class ServerContext:
     """What all connections of a server share, on whichever of its ports they came."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send_timeout_secs: float = SEND_TIMEOUT_SECS) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, send_timeout_secs: float = SEND_TIMEOUT_SECS, machine: Machine | None = None
+    ) -> None:
         """`send_timeout_secs` is the time over which the rate of a slow client is measured."""
         self.loop = loop
-        self.clock = clock_of(loop)
+        machine = machine or Machine()
+        self.clock = clock_of(loop, machine.clock)
         self.send_timeout_secs = send_timeout_secs
         self.connections: set[OpenConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -53,12 +56,12 @@ class ServerContext:
         self.parked_bytes = 0
         """Bytes of requests that wait behind others."""
         self.known_heads: KnownHeads[RequestHead] = KnownHeads()
-        self.hangups = HangupWatch(loop)
+        self.sockets = machine.watch_sockets(loop)
         self.is_draining = False
         """Whether no connection may be used for a further request."""
         self.all_closed = asyncio.Event()
         """Set each time the last connection has ended."""
-        self.descriptors = DescriptorRoom(descriptor_limit())
+        self.descriptors = DescriptorRoom(machine.descriptor_limit())
         self.num_evicted = 0
         """Idle connections that were closed because descriptors were short."""
         self._tells_next = 0.0
@@ -92,7 +95,7 @@ class ServerContext:
         if now >= self._tells_next:
             self._tells_next = now + _TELL_SECS
             message = "file descriptors are short (limit %d): the connections of clients that are idle for longest are closed"
-            log.warning(message, descriptor_limit())
+            log.warning(message, self.descriptors.limit)
 
     def drop_parked(self) -> None:
         """Drop the requests that wait behind others: their memory is needed."""

@@ -25,8 +25,8 @@ MAX_JOINED_BYTES: Final = 16_384
 """Size up to which a body is copied behind its head: cheaper than a vector of two. Either way is one system call."""
 
 
-class HangupWatch:
-    """The sockets of one event loop whose reading is paused."""
+class SystemSocketWatch:
+    """The sockets of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -47,6 +47,14 @@ class HangupWatch:
         if self._on_hangup.pop(descriptor, None) is not None and self._epoll is not None:
             with contextlib.suppress(OSError):  # A socket that is closed has left the set.
                 self._epoll.unregister(descriptor)
+
+    def num_queued_bytes(self, descriptor: int) -> int:
+        """Return how many bytes the system keeps for the peer of this socket; 0 where it does not say."""
+        try:
+            (size,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
+        except (OSError, ValueError):  # no socket, or one that is closed
+            return 0
+        return int(size)
 
     def close(self) -> None:
         """Watch nothing more."""
@@ -70,15 +78,6 @@ def write_message(transport: asyncio.WriteTransport, head: bytes, body: bytes) -
         transport.write(head + body)
     else:
         transport.writelines((head, body))
-
-
-def num_queued_bytes(descriptor: int) -> int:
-    """Return how many bytes the system keeps for the peer of this socket; 0 where it does not say."""
-    try:
-        (size,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
-    except (OSError, ValueError):  # no socket, or one that is closed
-        return 0
-    return int(size)
 
 
 def descriptor_limit() -> int:

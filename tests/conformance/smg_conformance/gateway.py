@@ -20,6 +20,7 @@ from unittest import mock
 import yaml
 
 from maitred.cli import main
+from maitred.gateway import app as gateway
 from maitred.wire import server
 
 from .client import Exchange, Wanted, ask
@@ -121,8 +122,9 @@ def _application(arguments: Sequence[str], log: list[str]) -> Any:
     served: list[Any] = []
     stderr = io.StringIO()
     with (
-        mock.patch.object(server, "open_ports", lambda listeners: listeners),
-        mock.patch.object(server, "run_server", lambda application, ports, **options: served.append(application)),
+        mock.patch.object(gateway, "open_ports", lambda listeners, machine: listeners),
+        mock.patch.object(gateway, "serve", lambda application, *_, **options: served.append(application)),
+        mock.patch.object(server, "run_server"),
         mock.patch.object(sys, "argv", ["maitred", "serve", "--port", "0", *arguments]),
         mock.patch.dict(os.environ, _environment(), clear=True),
         contextlib.redirect_stderr(stderr),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from maitred.core.errors import ConfigError
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
+from maitred.wire.clock import Clock
 
 
 class PortFiles(NamedTuple):
@@ -28,12 +29,12 @@ class PortFiles(NamedTuple):
 class PortCertificates:
     """The certificates of one gateway."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, clock: Clock) -> None:
         """Raises ConfigError for files that cannot be used."""
         files, admin_files = config.tls_files, config.admin_tls_files
-        self.port = None if files is None else ServerCertificate(*files, where="gateway")
+        self.port = None if files is None else ServerCertificate(*files, where="gateway", clock=clock)
         """That of `port`, or None for plain HTTP."""
-        self.admin_port = None if admin_files is None else ServerCertificate(*admin_files, **_admin_keys(config))
+        self.admin_port = None if admin_files is None else ServerCertificate(*admin_files, clock=clock, **_admin_keys(config))
         """That of `admin_port`, or None for plain HTTP, or if there is no such port."""
 
     def read(self, config: GatewayConfig, in_force: GatewayConfig) -> PortFiles:

@@ -36,6 +36,7 @@ from typing import Final
 
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
+from maitred.wire.clock import Clock
 from maitred.wire.exchange import ClientAddress
 from maitred.wire.server_context import ServerContext
 
@@ -48,9 +49,9 @@ _NEVER: Final[Micros] = 1 << 62
 class BodyBudget:
     """Bytes that all bodies together may hold."""
 
-    def __init__(self, limit: int, now: Callable[[], Micros]) -> None:
+    def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
-        self.now = now
+        self.clock = clock
         self.taken_bytes = 0
         """Bytes held by leases."""
         self.server: ServerContext | None = None
@@ -95,7 +96,7 @@ class BodyBudget:
         if is_full and self.server is not None and self.server.parked_bytes:
             self.server.drop_parked()
             is_full = self.parked_bytes + size > self.limit
-        overdue = min(self.now(), lease.due)
+        overdue = min(self.clock.now(), lease.due)
         slow = [other for other in self.uploads if other.due < overdue and (is_full or other.tenant == lease.tenant)]
         for other in sorted(slow, key=attrgetter("due")):
             if self.has_room(lease, size):
@@ -124,7 +125,7 @@ class BodyLease:
 
     def begin_upload(self, stop: Callable[[], object]) -> None:
         """Take note that the body is being read in pieces. `stop` is called if it is cut: it must read no more then."""
-        self._stop, self.due = stop, self._budget.now() + _PACE
+        self._stop, self.due = stop, self._budget.clock.now() + _PACE
         self._budget.uploads.add(self)
 
     def end_upload(self) -> None:
@@ -145,7 +146,7 @@ class BodyLease:
         if budget.by_owner is not None:
             count_holding(budget.by_owner, self, size)
         if self._stop is not None and size:
-            self.due = min(budget.now() + _PACE, self.due + _PACE * size // self.held_bytes)
+            self.due = min(budget.clock.now() + _PACE, self.due + _PACE * size // self.held_bytes)
 
     def cut(self) -> None:
         """End the upload, which is too slow."""

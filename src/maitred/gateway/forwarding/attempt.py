@@ -16,7 +16,8 @@ from maitred.gateway.forwarding.attempt_outcomes import AttemptOutcomes
 from maitred.gateway.forwarding.held_answer import HeldAnswer
 from maitred.gateway.forwarding.proxy_request import ProxyRequest
 from maitred.gateway.forwarding.response_forwarder import ResponseForwarder
-from maitred.scheduler.interface import Backend, FleetView, UpstreamRequest, monotonic_now
+from maitred.scheduler.interface import Backend, FleetView, UpstreamRequest
+from maitred.wire.clock import Clock
 from maitred.wire.errors import UpstreamError
 from maitred.wire.response import UpstreamResponse
 
@@ -32,9 +33,10 @@ class Attempt:
         backend: Backend,
         proxied: ProxyRequest,
         now: Micros,
+        clock: Clock,
     ) -> None:
         """The request is sent to `backend` at `now`. `router` is told of the end; None: it has not chosen the backend."""
-        self._fleet, self._outcomes, self._router, self._proxied = fleet, outcomes, router, proxied
+        self._fleet, self._outcomes, self._router, self._proxied, self._clock = fleet, outcomes, router, proxied, clock
         self.response: UpstreamResponse | None = None
         self.sent = sent = UpstreamRequest(backend, proxied.request, proxied.task)
         fleet.add_request(sent, now)
@@ -69,7 +71,7 @@ class Attempt:
         finally:
             if self.response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
                 self.response.close()
-            ended_at = self._proxied.record.ended_at or monotonic_now()
+            ended_at = self._proxied.record.ended_at or self._clock.now()
             self._fleet.remove_request(sent, ended_at)
             if self._router is not None:
                 self._router.on_request_end(self._proxied.request, sent.backend.index, ended_at)

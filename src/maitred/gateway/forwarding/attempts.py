@@ -50,13 +50,13 @@ from maitred.scheduler.interface import (
     Scheduler,
     UpstreamRequest,
     UsageRefused,
-    monotonic_now,
     with_rank,
 )
 from maitred.wire.client import UpstreamClient
 from maitred.wire.client_framing import NO_BLOCK
 from maitred.wire.errors import UpstreamError
 from maitred.wire.exchange import ResponseWriter
+from maitred.wire.machine import Machine
 from maitred.wire.response import UpstreamResponse
 
 _NOT_FOUND: Final = 404
@@ -76,9 +76,10 @@ class Attempts:
         client: UpstreamClient,
         counters: GatewayCounters,
         reads_usage: bool,
+        machine: Machine,
     ) -> None:
         """`reads_usage` says that the usage of every generated answer is read."""
-        self._config = config
+        self._config, self._clock = config, machine.clock
         self._scheduler = scheduler
         self._admission = scheduler.admission
         self._fleet = fleet = scheduler.fleet
@@ -87,7 +88,7 @@ class Attempts:
         self._counters = counters
         self._reads_usage = reads_usage
         self._programs = scheduler.programs
-        self._retries = RetryPolicy(config.retry, config.max_attempts, monotonic_now())
+        self._retries = RetryPolicy(config.retry, config.max_attempts, self._clock.now(), machine.random)
         self._outcomes = AttemptOutcomes(fleet, counters, self._retries)
 
     async def send(self, proxied: ProxyRequest, writer: ResponseWriter, now: Micros) -> ReleaseReason:
@@ -106,12 +107,12 @@ class Attempts:
             placement.on_failure(place, failed)
             if not (self._retries.allows_retry(failed) and placement.has_another(proxied) and await self._may_retry(failed)):
                 break
-            place, now = await placement.next(proxied, place), monotonic_now()
+            place, now = await placement.next(proxied, place), self._clock.now()
         return await self._give_up(proxied)
 
     async def _may_retry(self, failed: FailedAttempts) -> bool:
         """Return whether the budget lets a request be sent once more, after the time that must pass before."""
-        if not self._retries.is_within_budget(failed, self._fleet.ejection.num_answers, monotonic_now()):
+        if not self._retries.is_within_budget(failed, self._fleet.ejection.num_answers, self._clock.now()):
             self._counters.retries_over_budget += 1
             return False
         backoff = self._retries.backoff_secs(failed)
@@ -141,7 +142,7 @@ class Attempts:
         """Send the request to one backend at `now`, and its response to the client. Raises UpstreamError while nothing has been
         sent, and ApiError if the request loses its slot before its first byte."""
         record, router = proxied.record, self._router if proxied.step is None else None
-        with Attempt(self._fleet, self._outcomes, router, place[0], proxied, now) as attempt:
+        with Attempt(self._fleet, self._outcomes, router, place[0], proxied, now, self._clock) as attempt:
             sent = attempt.sent
             if proxied.failed is not None:
                 self._counters.retries += 1
@@ -175,7 +176,7 @@ class Attempts:
         except UpstreamError as error:
             self._outcomes.on_failure(sent, error)
             return _FAILED
-        return self._outcomes.on_complete(sent, record, monotonic_now())
+        return self._outcomes.on_complete(sent, record, self._clock.now())
 
     def _commit(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
         """Go over to the response of one backend, of which the first data has just come: from here on the request is no victim,

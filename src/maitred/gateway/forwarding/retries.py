@@ -78,12 +78,13 @@ def cap_retry_after(headers: Headers) -> Headers:
 class RetryPolicy:
     """What decides for all requests of a gateway."""
 
-    def __init__(self, config: RetryConfig, max_attempts: int, now: Micros) -> None:
+    def __init__(self, config: RetryConfig, max_attempts: int, now: Micros, rng: random.Random) -> None:
+        """`rng` draws by how much a wait is longer or shorter."""
         self.max_attempts = max_attempts
         self._longest_rest = from_seconds(config.max_retry_after_secs)
         self._config = config
         self._budget = RetryBudget(config, now)
-        self._random = random.Random()
+        self._random = rng
 
     def rest(self, retry_after: Micros | None) -> Micros | None:
         """Return how long an engine is left alone that has answered with this `Retry-After`, µs, or None if not at all."""

@@ -46,6 +46,7 @@ from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import ProgramRequest, ProgramsConfig
 from maitred.routing import Signals
 from maitred.scheduler.interface import ANY_MODEL, FleetView, ServedModel
+from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
@@ -64,21 +65,21 @@ class RequestIntake:
         core_config: Callable[[], AdmissionConfig],
         fleet: FleetView,
         counters: GatewayCounters,
-        now: Callable[[], Micros],
+        clock: Clock,
         observer: RequestObserver,
         ids: RequestIds,
         signals: Signals = Signals.NOTHING,
         programs: ProgramsConfig = ProgramsConfig(),
     ) -> None:
-        """`core_config` returns the admission config in force, `now` the time. `observer` is told of refused requests.
+        """`core_config` returns the admission config in force. `observer` is told of refused requests.
         `signals` are those that the router reads."""
         self._core_config = core_config
         self._fleet = fleet
         self._counters = counters
-        self._now = now
+        self._clock = clock
         self._observer = observer
         self._signals = signals
-        self._budget = BodyBudget(config.max_parked_body_bytes, now)
+        self._budget = BodyBudget(config.max_parked_body_bytes, clock)
         self._large_bodies = LargeBodyReader()
         self.usual_outputs = UsualOutputs()
         self._ids = ids
@@ -114,7 +115,7 @@ class RequestIntake:
 
         Call `release` on its `body_lease` when the request has ended.
         """
-        began_at, rules = self._now(), self._rules
+        began_at, rules = self._clock.now(), self._rules
         lease: BodyLease | None = None
         proxied: ProxyRequest | None = None
         tenant: str | None = None
@@ -128,7 +129,7 @@ class RequestIntake:
             arrival = began_at
             if body is None:
                 body = await self._read_upload(exchange, lease, rules.config.max_body_bytes)
-                arrival = self._now()  # After the body: a slow upload is not time that the request has waited.
+                arrival = self._clock.now()  # After the body: a slow upload is not time that the request has waited.
             else:
                 lease.take_bytes(len(body))
             if inbound.content_coding is not None:
@@ -146,7 +147,7 @@ class RequestIntake:
             if large is not None:
                 request.body = await self._large_bodies.change(exchange, body, large)
             if large is not None or inbound.content_coding is not None:
-                request.ready_at = self._now()
+                request.ready_at = self._clock.now()
                 large = None
             proxied = request
         except ApiError as error:

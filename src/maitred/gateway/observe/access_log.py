@@ -30,6 +30,7 @@ from maitred.core.units import Micros, to_seconds
 from maitred.gateway.error_responses import abbreviate
 from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.request_record import RequestRecord
+from maitred.wire.clock import Clock
 from maitred.wire.exchange import Exchange
 
 _PLAIN: Final = re.compile(r"[!#-<>-~]+")
@@ -40,8 +41,8 @@ _encode: Final = msgspec.json.Encoder().encode
 class AccessLog:
     """Writes a line for each request of a gateway."""
 
-    def __init__(self, output: LogOutput) -> None:
-        self._output = output
+    def __init__(self, output: LogOutput, clock: Clock) -> None:
+        self._output, self._clock = output, clock
         self._second, self._second_text = -1, ""
 
     def write_record(self, exchange: Exchange, record: RequestRecord) -> None:
@@ -99,7 +100,7 @@ class AccessLog:
     def _time(self) -> str:
         """Return what time it is in UTC, to the millisecond, by the wall clock, as the other lines of the log have it: that
         clock may be set while the gateway serves. The text of each second is made once."""
-        second, micros = divmod(time.time_ns() // 1000, 1_000_000)
+        second, micros = divmod(self._clock.wall(), 1_000_000)
         if second != self._second:
             self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._second_text}.{micros // 1000:03d}Z"

@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
+import sys
 from collections.abc import Callable
 from typing import Final
+
+from maitred.wire.machine import Machine
 
 INTERVAL_SECS: Final = 1.0
 """Seconds between two looks."""
@@ -27,7 +29,8 @@ log = logging.getLogger("maitred.gateway")
 class DescriptorWatch:
     """Watches the descriptors of this process, from within one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self.is_exhausted = False
         """Whether none was left at the last look."""
         self._timer: asyncio.TimerHandle | None = None
@@ -45,9 +48,7 @@ class DescriptorWatch:
 
     def _look(self, make_room: Callable[[int], object]) -> None:
         try:
-            descriptor = os.open(os.devnull, os.O_RDONLY)
-            os.close(descriptor)
-            make_room(descriptor)
+            make_room(self._machine.lowest_free_descriptor())
         except OSError as error:
             is_exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
         else:
@@ -56,15 +57,11 @@ class DescriptorWatch:
             message = (
                 "no file descriptors are left%s: new connections are dropped; raise the limit (ulimit -n), or send less here"
             )
-            log.error(message, _describe_limit())
+            log.error(message, self._describe_limit())
         elif self.is_exhausted and not is_exhausted:
             log.warning("there are file descriptors again")
         self.is_exhausted = is_exhausted
 
-
-def _describe_limit() -> str:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return ""
-    return f" (limit {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,})"
+    def _describe_limit(self) -> str:
+        limit = self._machine.descriptor_limit()
+        return "" if limit == sys.maxsize else f" (limit {limit:,})"

@@ -25,6 +25,7 @@ from maitred.core.printing import printable
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import PRIVATE, LineFile
 from maitred.gateway.config import GatewayConfig, LogFormat
+from maitred.wire.clock import Clock
 
 
 class LogOutput:
@@ -76,9 +77,9 @@ class LogOutput:
 class LogHandler(logging.Handler):
     """Writes records as lines to an output."""
 
-    def __init__(self, output: LogOutput) -> None:
+    def __init__(self, output: LogOutput, clock: Clock) -> None:
         super().__init__()
-        self._output = output
+        self._output, self._clock = output, clock
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -88,8 +89,8 @@ class LogHandler(logging.Handler):
             self.handleError(record)
 
     def _line(self, record: logging.LogRecord) -> str:
-        message, when = record.getMessage(), time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        when = f"{when}.{int(record.msecs):03d}Z"
+        message, (second, micros) = record.getMessage(), divmod(self._clock.wall(), 1_000_000)
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{micros // 1000:03d}Z"
         trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
         if self._output.is_json:
             fields = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": message}
@@ -99,11 +100,11 @@ class LogHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def log_to_stderr(config: GatewayConfig) -> Iterator[LogOutput]:
+def log_to_stderr(config: GatewayConfig, clock: Clock = Clock()) -> Iterator[LogOutput]:
     """Send the log of this process to standard error while the block runs, and yield its output: what maitred logs from
     `log_level` up, and warnings of all other libraries."""
     output = LogOutput(config.log_format, file_mode=config.file_mode)
-    root, own, handler = logging.getLogger(), logging.getLogger("maitred"), LogHandler(output)
+    root, own, handler = logging.getLogger(), logging.getLogger("maitred"), LogHandler(output, clock)
     before = own.level
     root.addHandler(handler)
     own.setLevel(config.log_level.upper())

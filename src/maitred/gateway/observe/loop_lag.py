@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from maitred.core.histogram import Histogram
 from maitred.core.units import Micros
 from maitred.gateway.observe.metrics import histogram
-from maitred.scheduler.interface import monotonic_now
+from maitred.wire.clock import Clock
 
 INTERVAL_SECS: Final = 0.25
 """Seconds between two looks."""
@@ -28,7 +28,8 @@ _INTERVAL: Final[Micros] = 250_000
 class LoopLag:
     """Measures the lag of the running event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.lags = Histogram()
         """The lags that were seen, µs."""
         self._timer: asyncio.TimerHandle | None = None
@@ -36,7 +37,7 @@ class LoopLag:
 
     def start(self) -> None:
         """Measure from now on."""
-        self._due = monotonic_now() + _INTERVAL
+        self._due = self._clock.now() + _INTERVAL
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECS, self._on_timer)
 
     def stop(self) -> None:
@@ -51,5 +52,5 @@ class LoopLag:
         yield histogram("maitred_event_loop_lag_seconds", text, [], [([], self.lags)])
 
     def _on_timer(self) -> None:
-        self.lags.observe(max(0, monotonic_now() - self._due))  # uvloop may ring a millisecond early.
+        self.lags.observe(max(0, self._clock.now() - self._due))  # uvloop may ring a millisecond early.
         self.start()

@@ -17,7 +17,6 @@ import csv
 import errno
 import io
 import os
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +32,7 @@ from maitred.files.line_file import PRIVATE, LineFile
 from maitred.files.undo import make_folders
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramState
 from maitred.scheduler.interface import ProgramStep, RealTimePrograms
+from maitred.wire.clock import Clock
 
 CSV_NAME: Final = "step_profiles.csv"
 HEADER: Final = "program_id,step_id,prefill_s,decode_s,pause_s,tool_call_s,kv_hit_rate,completed_at\n"
@@ -105,9 +105,9 @@ class StepProfile(msgspec.Struct, frozen=True):
 class ProgramProfiler(BatchSource[Sequence[str]]):
     """Profiles the programs of one gateway."""
 
-    def __init__(self, driver: RealTimePrograms, folder: str | None, file_mode: int = PRIVATE) -> None:
+    def __init__(self, driver: RealTimePrograms, folder: str | None, clock: Clock, file_mode: int = PRIVATE) -> None:
         """`file_mode` is for files that are made. Raises ConfigError if `folder` cannot be written."""
-        self._driver = driver
+        self._driver, self._clock = driver, clock
         self._profiles: dict[int, ProgramProfile] = {}
         """By serial number of the program."""
         self._rows: list[str] = []
@@ -146,7 +146,7 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
         measured = _measure(step, profile.last_end, self._driver.now())
         profile.add(measured)
         if self._path is not None:
-            self._rows.append(_row(program.key.name, profile.step_count, measured))
+            self._rows.append(_row(program.key.name, profile.step_count, measured, self._clock.wall()))
             del self._rows[:-MAX_PENDING]
 
     def take_batch(self) -> Sequence[str] | None:
@@ -218,13 +218,14 @@ def _measure(step: ProgramStep, last_end: Micros | None, now: Micros) -> StepPro
     )
 
 
-def _row(name: str, step_id: int, step: StepProfile) -> str:
-    """Return a row; the id is quoted, and control characters in it are escaped, so that a row is one line."""
+def _row(name: str, step_id: int, step: StepProfile, at: Micros) -> str:
+    """Return a row of a step that has ended `at` this time of day; the id is quoted, and control characters in it are escaped,
+    so that a row is one line."""
     line = io.StringIO()
     times = [f"{to_seconds(span):.4f}" for span in (step.prefill, step.decode, step.pause, step.tool)]
     hit_rate = "" if step.kv_hit_rate is None else f"{step.kv_hit_rate:.4f}"
     quoted = name.translate(_CONTROL_CHARACTERS).replace('"', '""')
-    csv.writer(line, lineterminator="\n").writerow([step_id, *times, hit_rate, f"{time.time_ns() / 1e9:.4f}"])
+    csv.writer(line, lineterminator="\n").writerow([step_id, *times, hit_rate, f"{to_seconds(at):.4f}"])
     return f'"{quoted}",{line.getvalue()}'
 
 

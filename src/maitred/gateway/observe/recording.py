@@ -28,7 +28,6 @@ Times are those of the wall clock at the start, advanced by the monotonic clock.
 
 from __future__ import annotations
 
-import time
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -40,6 +39,7 @@ from maitred.core.units import SECOND, Micros
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import PRIVATE, LineFile
 from maitred.gateway.observe.request_record import RequestRecord
+from maitred.wire.clock import Clock
 from maitred.workload.formats.maitred import COMPLETED, RECORDED_COLUMNS, Measured, format_row
 from maitred.workload.lengths import MAX_TOKENS
 from maitred.workload.trace_writer import csv_line
@@ -72,12 +72,12 @@ class _HeldRow(NamedTuple):
 class TrafficRecorder:
     """Appends a row for each request that has ended."""
 
-    def __init__(self, path: str, file_mode: int = PRIVATE) -> None:
+    def __init__(self, path: str, clock: Clock, file_mode: int = PRIVATE) -> None:
         """`file_mode` is for a file that is made. Raises ConfigError if `path` cannot be written, or holds something other than
         a recording."""
         header = csv_line(RECORDED_COLUMNS).encode()
         self._file = AppendFile(LineFile(Path(path), where="gateway.record", header=header, mode=file_mode), "requests")
-        self._epoch: Micros = (time.time_ns() - time.monotonic_ns()) // 1000
+        self._epoch: Micros = clock.wall() - clock.now()
         self._last_ends: dict[tuple[str, str], _LastEnd] = {}
         """By tenant and program, the latest end last."""
         self._open: dict[RequestId, Micros] = {}

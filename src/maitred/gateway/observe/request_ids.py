@@ -9,7 +9,6 @@ comes in has both.
 from __future__ import annotations
 
 import itertools
-import secrets
 from typing import Final
 
 from maitred.core.request import RequestId
@@ -32,9 +31,10 @@ def id_headers(path: str, request_id: bytes) -> Headers:
 class RequestIds:
     """Gives ids and numbers to the requests of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str) -> None:
+        """`run` is a name of this run, ASCII, that no other run has."""
         self._numbers = itertools.count()
-        self._prefix = f"maitred-{secrets.token_hex(6)}-".encode()
+        self._prefix = f"maitred-{run}-".encode()
 
     def next(self, given: bytes | None) -> tuple[RequestId, bytes]:
         """Return a number that no other request of this run has, and the id of the request with this number. `given` is the one

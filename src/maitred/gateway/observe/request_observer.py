@@ -20,7 +20,7 @@ from maitred.gateway.observe.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.observe.request_record import ERROR_IN_ANSWER, RequestRecord
 from maitred.gateway.observe.state import GatewayCounters
 from maitred.gateway.routes import Route
-from maitred.scheduler.interface import monotonic_now
+from maitred.wire.clock import Clock
 from maitred.wire.exchange import Exchange
 
 log = logging.getLogger("maitred.gateway")
@@ -35,11 +35,13 @@ class RequestObserver:
         counters: GatewayCounters,
         access_log: AccessLog | None,
         recorder: TrafficRecorder | None,
+        clock: Clock,
     ) -> None:
         self.metrics = metrics
         self._counters = counters
         self._access_log = access_log
         self._recorder = recorder
+        self._clock = clock
 
     @property
     def reads_usage(self) -> bool:
@@ -50,7 +52,9 @@ class RequestObserver:
         """Return the record of a request that was taken in."""
         if self._recorder is not None and route.generates:
             self._recorder.open_row(request)
-        record = RequestRecord(request, self.metrics.series(request.priority_class, request.model), generates=route.generates)
+        record = RequestRecord(
+            request, self.metrics.series(request.priority_class, request.model), self._clock, generates=route.generates
+        )
         if route.asks_each:
             record.is_stored = True
         return record
@@ -98,7 +102,7 @@ class RequestObserver:
         are empty if they are not known."""
         self.metrics.responses[status, error_code] += 1
         if self._access_log is not None:
-            span = monotonic_now() - began_at
+            span = self._clock.now() - began_at
             self._access_log.write_answer(exchange, status, error_code, span, request_id, tenant, model)
 
 

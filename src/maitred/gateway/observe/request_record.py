@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
 from maitred.core.request import Request
@@ -41,8 +40,8 @@ from maitred.gateway.bodies.usage_counts import NO_COUNTS
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.kv.block_hashes import BYTES_PER_TOKEN
 from maitred.programs import Usage
-from maitred.scheduler.interface import monotonic_now
 from maitred.wire.answer_errors import AnswerError, error_in_body, error_in_stream
+from maitred.wire.clock import Clock
 from maitred.wire.sse import EVENT_END, unfinished_event
 from maitred.workload.formats.maitred import COMPLETED
 
@@ -127,9 +126,10 @@ class RequestRecord:
     _usual = _UNUSUAL
     """How the last piece began that was whole events without an error."""
 
-    def __init__(self, request: Request, series: RequestSeries, *, generates: bool) -> None:
+    def __init__(self, request: Request, series: RequestSeries, clock: Clock, *, generates: bool) -> None:
         """`generates` says that the answer is generated token by token."""
         self.request = request
+        self._clock = clock
         self.generates = generates
         self.series = series
 
@@ -143,7 +143,7 @@ class RequestRecord:
 
     def on_first_data(self, piece: bytes) -> None:
         """Take note of what has come of the answer up to its first data."""
-        self.first_data_at = self.last_data_at = now = monotonic_now()
+        self.first_data_at = self.last_data_at = now = self._clock.now()
         self.num_bytes, self._last_piece, self._last_pieces = len(piece), piece, b""
         if not self.is_stream:
             self.error = error_in_body(piece) if not self.is_stored else None
@@ -160,7 +160,7 @@ class RequestRecord:
 
     def on_stream_piece(self, piece: bytes) -> None:
         """Take note of a further piece of a stream."""
-        now, last = monotonic_ns() // 1000, self._last_piece
+        now, last = self._clock.now(), self._last_piece
         # `count`, because `in` first takes the bytes for a number, which costs as much again.
         if piece.startswith(self._usual) and not piece.count(_EVENT):
             self._count_events(1, now)
@@ -265,7 +265,7 @@ class RequestRecord:
 
     def end(self) -> None:
         """Note that the request has ended, in whatever way, and read the tokens that the backend has reported."""
-        self.ended_at = self.ended_at or monotonic_now()
+        self.ended_at = self.ended_at or self._clock.now()
         self.on_events = None  # It refers to what refers to this record.
         if self.first_data_at is None:
             return

@@ -1,0 +1,56 @@
+"""What runs on a made-up event loop asks only that loop and its machine: for the time, for threads, for sockets, for chance."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import maitred
+
+PACKAGE = Path(maitred.__file__).parent
+SEAMS = {"wire/clock.py", "wire/machine.py"}
+"""The modules through which all others ask."""
+FORBIDDEN = {
+    "asyncio": {"to_thread"},  # It runs in the threads of the loop, which the process waits for at its end.
+    "datetime": {"now", "today", "utcnow"},
+    "os": {"urandom"},
+    "queue": {"Queue", "SimpleQueue"},
+    "random": {"SystemRandom"},
+    "socket": {"create_server", "create_connection", "getaddrinfo", "socket"},
+    "threading": {"Thread", "Timer"},
+    "time": {
+        *("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"),
+        *("process_time", "process_time_ns", "thread_time", "thread_time_ns", "sleep"),
+    },
+}
+"""What no other module of these rooms may name, by module or class."""
+
+
+def forbidden_names(source: str) -> Iterator[str]:
+    """Yield what `source` names of `FORBIDDEN`, with the line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in FORBIDDEN.get(node.value.id, ()):
+                yield f"{node.lineno}: {node.value.id}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom):
+            yield from (
+                f"{node.lineno}: {node.module}.{n.name}" for n in node.names if n.name in FORBIDDEN.get(node.module or "", ())
+            )
+
+
+@pytest.mark.parametrize("room", ["gateway", "wire"])
+def test_only_the_seams_ask_the_system(room: str) -> None:
+    files = {str(path.relative_to(PACKAGE)): path for path in sorted((PACKAGE / room).rglob("*.py"))}
+    assert len(files) > 20
+    found = [
+        f"{name}:{each}" for name, path in files.items() if name not in SEAMS for each in forbidden_names(path.read_text())
+    ]
+    assert found == []
+
+
+def test_a_clock_that_is_asked_past_the_seam_is_noticed() -> None:
+    source = "import time\nfrom time import monotonic_ns\nfrom datetime import datetime\nt = time.time_ns()\nd = datetime.now()"
+    assert list(forbidden_names(source)) == ["2: time.monotonic_ns", "4: time.time_ns", "5: datetime.now"]
