@@ -12,15 +12,14 @@ from maitred.scheduler.failures import FailedAttempts
 class ScheduledRequest(CancelScope):
     """What decisions about a request that is being served go by. If it is cancelled, its client has left."""
 
-    # What most requests leave as it is stands in the class.
     request: Request
     served: ServedModel
     """Its model, or all models if it names none."""
     asks_each: bool
     """Whether it asks for what one backend has stored, so that each may be asked in turn."""
-    step: ProgramStep | None = None
+    step: ProgramStep | None
     """Its place in KV memory, or the one that it waits for; None without one."""
-    failed: FailedAttempts | None = None
+    failed: FailedAttempts | None
     """The attempts that have failed, or None if none has."""
     may_be_elsewhere = False
     """Whether another backend is asked if this one answers 404."""

@@ -137,19 +137,12 @@ ClientAddress: TypeAlias = tuple[str, int] | None
 class Exchange:
     """One request and its response. Its connection calls `on_body`, `on_body_end` and `on_disconnect`."""
 
-    # What every exchange begins with stands in the class.
-    is_disconnected = False
-    """Whether the client has left before the end of the response."""
-    response_started = False
+    # What is seldom read before it is set stands in the class: to read it there is dear.
     response_ended = False
     status = 0
     """The status of the response, or 0 before it."""
     task: asyncio.Task[None] | None = None
     """The task of its handler."""
-    cors_headers: Headers | None = None
-    """What the answer says to a browser in place of its own Access-Control headers, or None to leave it as it is."""
-    added_headers: Headers | None = None
-    """Further headers of the answer, also of one with which the connection refuses the rest of the request; None: none."""
     refusal: ApiError | None = None
     """What the connection has answered in place of the handler, because the rest of the request came too slowly, or was not
     HTTP; None: nothing."""
@@ -174,6 +167,13 @@ class Exchange:
         self._head = head
         self._connection = connection
         self._expects_continue = head.expects_continue
+        self.is_disconnected = False
+        """Whether the client has left before the end of the response."""
+        self.response_started = False
+        self.cors_headers: Headers | None = None
+        """What the answer says to a browser in place of its own Access-Control headers, or None to leave it as it is."""
+        self.added_headers: Headers | None = None
+        """Further headers of the answer, also of one with which the connection refuses the rest of the request; None: none."""
 
     def get_header(self, name: bytes) -> bytes | None:
         """Return the first value of the header `name` (lower case), or None."""

@@ -64,11 +64,7 @@ _SEND_BODY: Final = State.SEND_BODY
 class MessageFraming:
     """What both ends share: states, the parser and its limits, pieces of bodies. The parser calls the `on_` methods."""
 
-    # What every connection begins with stands in the class.
-    own = _IDLE
-    """This end."""
-    peer = _IDLE
-    """The other end."""
+    # What is seldom read before it is set stands in the class: to read it there is dear.
     keep_alive = True
     """Whether the connection may be used again after this exchange."""
     _parser: Any = None
@@ -77,8 +73,6 @@ class MessageFraming:
     """Whether more may be parsed: nothing may after a fault, or the end of the connection."""
     _num_ends = 0
     """Messages that end in the inbox."""
-    pending_bytes = 0
-    """Bytes that were received and wait, unparsed, for the end of the exchange before them."""
     _has_body_out = True
     """Whether the own message may have a body; if not, its data is dropped."""
     _is_chunked_out = False
@@ -102,10 +96,16 @@ class MessageFraming:
 
     def __init__(self, max_head: int) -> None:
         """`max_head` is the largest head, in bytes."""
+        self.own = _IDLE
+        """This end."""
+        self.peer = _IDLE
+        """The other end."""
         self._max_head = max_head
         self._inbox: list[Event] = []
         """Events that were parsed and not returned yet."""
         self._pending: deque[bytes] = deque()
+        self.pending_bytes = 0
+        """Bytes that were received and wait, unparsed, for the end of the exchange before them."""
 
     def _make_parser(self) -> Any:
         raise NotImplementedError

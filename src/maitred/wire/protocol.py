@@ -61,20 +61,10 @@ _SEND_RESPONSE: Final = State.SEND_RESPONSE
 class ServerConnection(asyncio.Protocol):
     """One connection, as the event loop, its exchange (`ExchangeConnection`) and the server call it."""
 
-    # What every connection begins with stands in the class.
-    _exchange: Exchange | None = None
-    """The exchange under way, until both its request and its response have ended."""
+    # What is seldom read before it is set stands in the class.
     _client: ClientAddress = None
-    _writable: asyncio.Future[None] | None = None
-    """Done when the client has taken enough; None if it can be sent more."""
-    _is_refused = False
-    """Whether what the client sends is dropped."""
-    _is_reading = True
     _socket = -1
     """The descriptor of the socket; negative if there is none."""
-    _parked_bytes = 0
-    """What this connection has added to the context's."""
-    _timer: asyncio.TimerHandle | None = None
     _head_since = 0.0
     """When the first byte of an incomplete head came; 0 if there is none."""
     _upload: tuple[float, int] | None = None
@@ -89,6 +79,16 @@ class ServerConnection(asyncio.Protocol):
         self._context, self._handler = context, handler
         self._loop, self._clock = context.loop, context.clock
         self._framing = ServerFraming(MAX_HEAD_BYTES, context.known_heads)
+        self._exchange: Exchange | None = None
+        """The exchange under way, until both its request and its response have ended."""
+        self._writable: asyncio.Future[None] | None = None
+        """Done when the client has taken enough; None if it can be sent more."""
+        self._is_refused = False
+        """Whether what the client sends is dropped."""
+        self._is_reading = True
+        self._parked_bytes = 0
+        """What this connection has added to the context's."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

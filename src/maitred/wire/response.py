@@ -43,7 +43,7 @@ class ResponseSource(Protocol):
 class UpstreamResponse:
     """The response to one request. Its source calls the `on_` methods; its owner must read it to the end or `close` it."""
 
-    # What every response begins with stands in the class.
+    # What is seldom read before it is set stands in the class: to read it there is dear.
     status = 0
     memo: HeadMemo | None = None
     """That of the head, if the response came whole under a head that is kept."""
@@ -52,7 +52,6 @@ class UpstreamResponse:
     _pending_write: asyncio.Future[None] | None = None
     _buffered = 0
     """Bytes in the buffer."""
-    _is_reading_paused = False
     _body_received = False
     """Whether the whole body has arrived."""
     _body_written = False
@@ -70,6 +69,7 @@ class UpstreamResponse:
         self._head: asyncio.Future[None] = loop.create_future()
         """Done when the head has come, or an error instead of it."""
         self._buffer: list[bytes] = []
+        self._is_reading_paused = False
 
     @property
     def is_complete(self) -> bool:

@@ -67,8 +67,6 @@ class ServerFraming(MessageFraming):
 
     drops_further = False
     """Whether what follows the exchange under way is dropped."""
-    is_in_head = False
-    """Whether the first bytes of a head have been parsed, and not the last."""
     _is_http_11 = True
     _is_head_request = False
     _skips_parser = False
@@ -89,6 +87,8 @@ class ServerFraming(MessageFraming):
     def __init__(self, max_head: int, known_heads: KnownHeads[RequestHead] | None = None) -> None:
         """`known_heads` are those of all connections of a server."""
         super().__init__(max_head)
+        self.is_in_head = False
+        """Whether the first bytes of a head have been parsed, and not the last."""
         self._known_heads = known_heads or KnownHeads[RequestHead]()
 
     def _make_parser(self) -> Any:

@@ -108,15 +108,15 @@ class BodyBudget:
 class BodyLease:
     """The bytes of the budget that one body holds; none at first."""
 
-    held_bytes = 0
     due: Micros = _NEVER
     """When its upload is too slow, unless more comes."""
-    _stop: Callable[[], object] | None = None
 
     def __init__(self, budget: BodyBudget, tenant: str, client: ClientAddress) -> None:
         self._budget = budget
         self.tenant = tenant
         self._client = client
+        self.held_bytes = 0
+        self._stop: Callable[[], object] | None = None
 
     @property
     def address(self) -> str:

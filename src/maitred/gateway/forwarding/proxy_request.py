@@ -18,15 +18,11 @@ from maitred.wire.messages import Headers
 class ProxyRequest(ScheduledRequest):
     """A request that is ready to be forwarded, and what is forwarded. If it is cancelled, its client has left."""
 
-    # What most requests leave as it is stands in the class.
+    # What is seldom read before it is set stands in the class: to read it there is dear.
     record: RequestRecord
     """What is known of it, for metrics and logs; set as soon as it was taken in."""
     program: ProgramRequest | None = None
     """What the core of the programs decides by, or None if the request needs no place in KV memory."""
-    waiting_stream: WaitingStream | None = None
-    """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
-    hides_usage = False
-    """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
     ends_program = False
     """Whether its program is over when it has ended."""
     is_committed = False
@@ -68,6 +64,11 @@ class ProxyRequest(ScheduledRequest):
         self.request_id = request_id
         self.body_lease = body_lease
         """The bytes of the budget that its body holds, until the request has ended."""
+        self.step = self.failed = None
+        self.waiting_stream: WaitingStream | None = None
+        """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
+        self.hides_usage = False
+        """Whether the usage of the stream was asked for by the gateway, and is not shown to the client."""
 
     def drop_body(self) -> None:
         """Give the memory of the body back: it is not going to be sent."""

@@ -78,13 +78,9 @@ _ONLY_ROLE: Final = re.compile(
 class RequestRecord:
     """One request. `Proxy` sets what it learns; `RequestObserver` reads it at the end."""
 
-    # What most requests leave as it is stands in the class: to set all of it for each request takes half a microsecond.
-    is_stored = False
-    """Whether what is asked for was made before. Then an error in it is what became of an earlier request."""
+    # What is seldom read before it is set stands in the class: to read it there is dear.
     backend: Backend | None = None
     """The last backend that it was sent to."""
-    num_attempts = 0
-    """How often it was sent to a backend."""
     num_failed = 0
     """How many of these attempts a backend has failed; after the others it was preempted, or has its answer."""
     num_preemptions = 0
@@ -95,32 +91,20 @@ class RequestRecord:
     ended_at: Micros = 0
     status = CLIENT_GONE
     """The status of the answer that was begun, or `CLIENT_GONE` if none was."""
-    error_code = ""
-    """The code of the gateway's own refusal, `broken_off` or `client_gone` for an answer that was not sent whole,
-    `error_in_answer`, or ""."""
     error: AnswerError | None = None
     """The error that the answer of the backend reports, whatever its status."""
     is_complete = False
     """Whether the whole answer was sent, with whatever status."""
     is_stream = False
     """Whether the answer is a stream of events."""
-    is_unreadable = False
-    """Whether the answer is compressed: neither errors nor tokens are seen in it."""
     num_bytes = 0
     """Of the body of the answer, as the backend sent it."""
     num_events = 0
     """Of a stream, with data; up to an error."""
-    prompt_tokens: int | None = None
-    """Of the prompt, as the backend has reported them; None before `end`, and if it has not."""
-    output_tokens: int | None = None
-    """Of the answer, likewise."""
-    reported: Usage | None = None
-    """The usage, if an `AnswerReader` has read the answer."""
     on_events: Callable[[int, Micros], object] | None = None
     """Told of the events of each piece of a stream, and when it came, if that is of interest."""
     _last_piece = b""
     _last_pieces = b""
-    _first_piece = b""
     _open_event = b""
     """The beginning of an event that may turn out to be an error."""
     _usual = _UNUSUAL
@@ -132,6 +116,22 @@ class RequestRecord:
         self._clock = clock
         self.generates = generates
         self.series = series
+        self.is_stored = False
+        """Whether what is asked for was made before. Then an error in it is what became of an earlier request."""
+        self.num_attempts = 0
+        """How often it was sent to a backend."""
+        self.error_code = ""
+        """The code of the gateway's own refusal, `broken_off` or `client_gone` for an answer that was not sent whole,
+        `error_in_answer`, or ""."""
+        self.is_unreadable = False
+        """Whether the answer is compressed: neither errors nor tokens are seen in it."""
+        self.prompt_tokens: int | None = None
+        """Of the prompt, as the backend has reported them; None before `end`, and if it has not."""
+        self.output_tokens: int | None = None
+        """Of the answer, likewise."""
+        self.reported: Usage | None = None
+        """The usage, if an `AnswerReader` has read the answer."""
+        self._first_piece = b""
 
     def on_sent(self, backend: Backend, now: Micros, on_events: Callable[[int, Micros], object] | None) -> None:
         """Note that the request is about to be sent to `backend`. `on_events` is told of the events of its answer."""
