@@ -41,7 +41,7 @@ def forbidden_names(source: str) -> Iterator[str]:
             )
 
 
-@pytest.mark.parametrize("room", ["gateway", "wire"])
+@pytest.mark.parametrize("room", ["gateway", "scheduler", "wire"])
 def test_only_the_seams_ask_the_system(room: str) -> None:
     files = {str(path.relative_to(PACKAGE)): path for path in sorted((PACKAGE / room).rglob("*.py"))}
     assert len(files) > 20

@@ -16,6 +16,7 @@ from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.backends.slot_pools import FleetListener
 from maitred.scheduler.config import FleetConfig
 from maitred.wire.client import UpstreamClient
+from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError, ConnectTimeout, LocalError, PoolTimeout, ProtocolError, connect_error
 
 CONFIG = FleetConfig(backends=("http://a:1", "http://b:1"), slots_per_backend=8, health_failures=3)
@@ -23,7 +24,7 @@ CONFIG = FleetConfig(backends=("http://a:1", "http://b:1"), slots_per_backend=8,
 
 def fleet_of_two() -> tuple[FleetView, Backend, Backend]:
     """Return a fleet of two backends that are up and serve `m`."""
-    fleet = FleetView(CONFIG)
+    fleet = FleetView(CONFIG, Clock())
     for backend in fleet.backends:
         fleet.mark_up(backend, {"m": {"id": "m"}}, None)
     return fleet, *fleet.backends
@@ -100,7 +101,7 @@ def test_what_a_failed_poll_means(error: Exception, silent: tuple[bool, int], he
     answers to requests do."""
     for has_answered, expected in ((False, silent), (True, heard)):
         fleet, backend, _ = fleet_of_two()
-        watch = FleetWatch(CONFIG, fleet, UpstreamClient(), kv_polling=None, wants_load=lambda: False)
+        watch = FleetWatch(CONFIG, fleet, UpstreamClient(), clock=Clock(), kv_polling=None, wants_load=lambda: False)
         fleet.count_failure(backend, "one before")
         watch._on_failure(backend, error, has_answered=has_answered)
         assert (backend.healthy, backend.failures_in_a_row) == expected

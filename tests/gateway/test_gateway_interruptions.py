@@ -62,7 +62,7 @@ def interruptions(w: GatewayWorld, client: Client) -> dict[str, Callable[[], obj
     (flight,) = (flight for backend in w.gateway.scheduler.fleet.backends for flight in backend.requests)
     return {
         "preempted": lambda: w.gateway.scheduler.admission.submit(
-            preemptor(), 1, client.task, w.gateway.scheduler.admission.now()
+            preemptor(), 1, client.task, w.gateway.scheduler.admission.clock.now()
         ),
         "abandoned": flight.cancel,
         "left": client.disconnect,
@@ -131,12 +131,12 @@ def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
         async with world(Backend(mute), slots=1, admission=admission) as w:
             driver = w.gateway.scheduler.admission
             first = preemptor(1_000_001)
-            driver.submit(first, 1, asyncio.current_task(), driver.now())
+            driver.submit(first, 1, asyncio.current_task(), driver.clock.now())
             client = Client(w, b'{"model": "m"}')
             await w.wait_until(lambda: w.state.waiting)
             driver.release(first.id, ReleaseReason.DRAINED)
             assert (w.state.in_flight, w.state.waiting) == (1, 0)
-            driver.submit(preemptor(), 1, asyncio.current_task(), driver.now())
+            driver.submit(preemptor(), 1, asyncio.current_task(), driver.clock.now())
             await client.task
             assert (client.status, client.code) == (503, "scheduler_preempted")
             assert w.backends[0].received == []
@@ -150,9 +150,9 @@ def test_a_request_that_is_refused_is_not_there() -> None:
     async def scenario() -> None:
         async with world(slots=1, admission={"classes": {"interactive": {"queue_size": 0}}}) as w:
             driver = w.gateway.scheduler.admission
-            driver.submit(preemptor(), 1, asyncio.current_task(), driver.now())
+            driver.submit(preemptor(), 1, asyncio.current_task(), driver.clock.now())
             with pytest.raises(AdmissionRejected, match="queue_full"):
-                driver.submit(preemptor(1_000_001), 1, asyncio.current_task(), driver.now())
+                driver.submit(preemptor(1_000_001), 1, asyncio.current_task(), driver.clock.now())
             assert len(driver.leases) == 1
             driver.release(preemptor().id, ReleaseReason.DRAINED)
 

@@ -13,7 +13,6 @@ from world import STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run,
 from maitred.core.request import Request
 from maitred.gateway.config import RetryConfig
 from maitred.scheduler.backends.backend import UpstreamRequest
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.ejection import EjectionConfig
 from maitred.wire.errors import ConnectTimeout
 
@@ -68,7 +67,7 @@ def test_what_a_backend_has_stored_is_found_whatever_the_circuits_are() -> None:
             assert (await w.request("/v1/responses/resp_1", method="GET"))[::2] == (200, stored)
             first.respond, second.respond = says("404 N"), says("200 OK", stored)
             ejection = w.gateway.scheduler.fleet.ejection
-            ejection._settle(ejection.detector.try_early([0], monotonic_now()))
+            ejection._settle(ejection.detector.try_early([0], w.gateway.machine.clock.now()))
             assert w.state.backends[0].ejection.state == "half_open"
             for _ in range(3):
                 assert (await w.request("/v1/responses/resp_1", method="GET"))[::2] == (200, stored)

@@ -26,7 +26,7 @@ def adopt_programs(w: GatewayWorld, num_programs: int) -> None:
     """Let the gateway know programs `p0`, `p1`, ... of two tenants, one after the other at its backends."""
     driver = w.gateway.programs
     assert driver is not None
-    now = driver.now()
+    now = driver.clock.now()
     records = [
         ProgramRecord(
             tenant="header:" + "ab"[number % 2],

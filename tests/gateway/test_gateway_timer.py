@@ -13,6 +13,7 @@ from maitred.admission import Admission, AdmissionConfig
 from maitred.admission.terms.config import ClassConfig, ClassesConfig
 from maitred.core.request import Request
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
+from maitred.wire.clock import Clock
 
 
 def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -> None:
@@ -21,10 +22,11 @@ def test_a_deadline_that_has_passed_before_the_timer_is_set_is_a_timer_still() -
 
     async def two_wait() -> None:
         # The clock advances by 10 ms at each look, as if the process were off the CPU between a decision and its timer.
-        driver = RealTimeAdmission(Admission(config, {"m": 0}), now=partial(next, count(10_000, 10_000)))
+        clock = Clock(partial(next, count(10_000_000, 10_000_000)))
+        driver = RealTimeAdmission(Admission(config, {"m": 0}), clock)
         task = asyncio.current_task()
         stays = [
-            driver.submit(Request(id=number, arrival=0, prompt_tokens=1, model="m"), 1, task, driver.now())
+            driver.submit(Request(id=number, arrival=0, prompt_tokens=1, model="m"), 1, task, clock.now())
             for number in range(2)
         ]
         for stay in stays:

@@ -104,6 +104,7 @@ class Gateway(App):
             routing=routing or RoutingConfig(),
             programs=self._programs_config,
             client=self._client,
+            clock=self._clock,
             decisions=decisions,
             seed=seed,
             fallback=fallback,
@@ -165,7 +166,7 @@ class Gateway(App):
         scheduler = self.scheduler
         if scheduler.program_parts is None:
             return None
-        return ProgramPages(self._programs_config, scheduler, scheduler.program_parts, self._clock, self.config.file_mode)
+        return ProgramPages(self._programs_config, scheduler, scheduler.program_parts, self.config.file_mode)
 
     def _make_endpoints(self) -> AdminEndpoints:
         """Return the paths that the gateway answers itself."""

@@ -170,7 +170,7 @@ class Proxy:
         now = proxied.ready_at
         if not programs.restored.is_set():
             await programs.restored.wait()
-            now = programs.now()
+            now = self._clock.now()
         proxied.step = step = programs.begin(
             program, now, asks_for_stream=proxied.request.stream, ends_program=proxied.ends_program
         )
@@ -178,12 +178,12 @@ class Proxy:
             while True:
                 if step.memory is None:
                     await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))
-                    now = programs.now()
+                    now = self._clock.now()
                 if not self._fleet.is_known(program.model):  # It has vanished meanwhile.
                     raise error_responses.model_unavailable(self._fleet, program.model)
                 with contextlib.suppress(MemoryLost):
                     return await self._hold_slot(proxied, writer, now)
-                now = programs.now()
+                now = self._clock.now()
         except ProgramRejected as rejected:
             raise error_responses.program_rejected(rejected, programs.core.config.interval) from rejected
         finally:
@@ -202,7 +202,7 @@ class Proxy:
                 try:
                     if slot.granted is not None:
                         await slot.wait()
-                        now = self._admission.now()
+                        now = self._clock.now()
                     end = await self._attempts.send(proxied, writer, now)
                     return
                 except asyncio.CancelledError:

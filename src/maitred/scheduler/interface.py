@@ -25,7 +25,6 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModel
 from maitred.scheduler.backends.slot_pools import SlotSource
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.drivers.programs import ProgramRejected, ProgramStep, RealTimePrograms
 from maitred.scheduler.ejection import Circuit, CircuitState
 from maitred.scheduler.engines.report import EngineCounts
@@ -74,6 +73,5 @@ __all__ = [
     "UsageRefused",
     "is_blameless",
     "is_free",
-    "monotonic_now",
     "with_rank",
 ]

@@ -21,7 +21,6 @@ from maitred.scheduler.backends.backend import Backend, others_serving
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.drivers.admission import RealTimeAdmission
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.failures import BackendAbandoned, FailedAttempts, UsageRefused
 from maitred.scheduler.programs.memories import ProgramMemories
@@ -104,7 +103,7 @@ class RoutedPlacement(Placement):
         if untried and scheduled.failed is not None and await self._admission.leave_backend(scheduled.request.id):
             scheduled.failed.tried.clear()  # It has waited for a slot, and what has failed it may be well again.
             untried = self._untried(scheduled)
-        return self._choose(scheduled, untried, monotonic_now())
+        return self._choose(scheduled, untried, self._admission.clock.now())
 
     def _choose(self, scheduled: ScheduledRequest, backends: Sequence[Backend], now: Micros) -> Place | None:
         if not backends:
@@ -190,7 +189,7 @@ class GrantedPlacement(Placement):
             # All connections to this backend carried requests for as long as may be waited.
             if stays and isinstance(failed.failure, PoolTimeout) and not self._others(scheduled):
                 return None
-        return self.first(scheduled, monotonic_now())
+        return self.first(scheduled, self._admission.clock.now())
 
     def _instead(self, scheduled: ScheduledRequest, target: Backend) -> Place | None:
         """Return the place that the request gets instead of `target`, where its program has memory, or None: at a half-open

@@ -15,12 +15,12 @@ from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.backends.slot_learning import SlotLearning
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.admission import RealTimeAdmission
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.placements import GrantedPlacement, Placement, RoutedPlacement
 from maitred.scheduler.programs.parts import ProgramParts, kv_polling
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.wire.client import UpstreamClient
+from maitred.wire.clock import Clock
 
 
 class Scheduler:
@@ -34,6 +34,7 @@ class Scheduler:
         routing: RoutingConfig,
         programs: ProgramsConfig,
         client: UpstreamClient,
+        clock: Clock,
         decisions: DecisionLog | None = None,
         seed: int = 0,
         fallback: str | None = None,
@@ -43,22 +44,23 @@ class Scheduler:
         """`client` polls the backends. `decisions` gets every input and decision. `fallback` says why less is in force than is
         configured. `default_state` is the file that keeps the programs if the configuration names none, and `file_mode` is for
         files that are made. Raises ConfigError."""
-        self.router = open_router(routing, seed, decisions, monotonic_now())
+        self.router = open_router(routing, seed, decisions, clock.now())
         self.signals = signals_read(self.router)
         """What the router reads of requests and backends."""
-        self.fleet = fleet = FleetView(config)
+        self.fleet = fleet = FleetView(config, clock)
         """The backends."""
-        core = Admission(admission, {}, fleet.pool_load, decisions, monotonic_now())
+        core = Admission(admission, {}, fleet.pool_load, decisions, clock.now())
         router_reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
         self.watch = FleetWatch(
             config,
             fleet,
             client,
+            clock=clock,
             kv_polling=kv_polling(programs),
             wants_load=lambda: router_reads_load or core.reads_load,
         )
         """What polls the backends."""
-        self.admission = RealTimeAdmission(core, fleet.pool_load, pool_of=fleet.pools.pool_of)
+        self.admission = RealTimeAdmission(core, clock, fleet.pool_load, fleet.pools.pool_of)
         """The driver of admission."""
         self._routed = RoutedPlacement(fleet, self.admission, self.router)
         self._granted: GrantedPlacement | None = None
@@ -68,7 +70,7 @@ class Scheduler:
             self.program_parts = ProgramParts(
                 programs,
                 fleet,
-                monotonic_now(),
+                clock,
                 default_state=default_state,
                 log=decisions,
                 file_mode=file_mode,

@@ -15,16 +15,15 @@ from maitred.gateway.observe.program_views import ProgramViews
 from maitred.gateway.observe.shared_page import SharedPages
 from maitred.programs import ProgramsConfig
 from maitred.scheduler.interface import ProgramParts, Scheduler
-from maitred.wire.clock import Clock
 
 
 class ProgramPages:
     """Pages, profiles and metrics of the programs of one gateway."""
 
-    def __init__(self, config: ProgramsConfig, scheduler: Scheduler, parts: ProgramParts, clock: Clock, file_mode: int) -> None:
+    def __init__(self, config: ProgramsConfig, scheduler: Scheduler, parts: ProgramParts, file_mode: int) -> None:
         """`file_mode` is for files that are made. Raises ConfigError."""
         self._parts = parts
-        self._profiler = ProgramProfiler(parts.driver, config.profile_dir, clock, file_mode) if config.profile else None
+        self._profiler = ProgramProfiler(parts.driver, config.profile_dir, file_mode) if config.profile else None
         self._collector = ProgramCollector(parts.driver, parts.memories)
         self.views = ProgramViews(
             parts.driver.core, parts.memories, scheduler.fleet, self._profiler, scheduler.watch.kv_interval_secs

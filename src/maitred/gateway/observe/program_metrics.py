@@ -83,7 +83,7 @@ class ProgramCollector:
 
     def _on_step_ended(self, step: ProgramStep, program: Program | None) -> None:
         if self._waiting_since:
-            self._end_wait(step.request.id, self._driver.now())
+            self._end_wait(step.request.id, self._driver.clock.now())
 
     def _end_wait(self, request_id: RequestId, now: Micros) -> None:
         since = self._waiting_since.pop(request_id, None)

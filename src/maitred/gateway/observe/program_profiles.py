@@ -32,7 +32,6 @@ from maitred.files.line_file import PRIVATE, LineFile
 from maitred.files.undo import make_folders
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramState
 from maitred.scheduler.interface import ProgramStep, RealTimePrograms
-from maitred.wire.clock import Clock
 
 CSV_NAME: Final = "step_profiles.csv"
 HEADER: Final = "program_id,step_id,prefill_s,decode_s,pause_s,tool_call_s,kv_hit_rate,completed_at\n"
@@ -105,9 +104,9 @@ class StepProfile(msgspec.Struct, frozen=True):
 class ProgramProfiler(BatchSource[Sequence[str]]):
     """Profiles the programs of one gateway."""
 
-    def __init__(self, driver: RealTimePrograms, folder: str | None, clock: Clock, file_mode: int = PRIVATE) -> None:
+    def __init__(self, driver: RealTimePrograms, folder: str | None, file_mode: int = PRIVATE) -> None:
         """`file_mode` is for files that are made. Raises ConfigError if `folder` cannot be written."""
-        self._driver, self._clock = driver, clock
+        self._driver = driver
         self._profiles: dict[int, ProgramProfile] = {}
         """By serial number of the program."""
         self._rows: list[str] = []
@@ -143,10 +142,10 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
         if step.granted_at is None or step.first_data_at is None:
             return
         profile = self._profiles.setdefault(program.serial, ProgramProfile())
-        measured = _measure(step, profile.last_end, self._driver.now())
+        measured = _measure(step, profile.last_end, self._driver.clock.now())
         profile.add(measured)
         if self._path is not None:
-            self._rows.append(_row(program.key.name, profile.step_count, measured, self._clock.wall()))
+            self._rows.append(_row(program.key.name, profile.step_count, measured, self._driver.clock.wall()))
             del self._rows[:-MAX_PENDING]
 
     def take_batch(self) -> Sequence[str] | None:

@@ -124,12 +124,12 @@ class StateSnapshots:
 
     def _backend(self, b: Backend) -> BackendState:
         slots = self._fleet.pools.backend_slots(b)
-        learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._admission.now())
+        learned = None if b.learned_slots is None else _learned_state(b.learned_slots, self._admission.clock.now())
         own = (b.url, b.healthy, len(b.requests), list(b.models), b.problem, b.is_draining)
         load = b.load or b.reading
         running = None if load is None else load.running
         seen = None if load is None or running is None else LoadState(running, load.waiting, load.kv_usage)
-        ejection = _ejection_state(b.circuit, self._admission.now())
+        ejection = _ejection_state(b.circuit, self._admission.clock.now())
         return BackendState(*own, slots.slots, slots.source, learned, self._client.num_connections(b.origin), seen, ejection)
 
 

@@ -133,7 +133,7 @@ class TenantViews:
 
     def _sums(self, tenant: str) -> Steps[_Sums]:
         """Return the requests of a tenant: all, by class and by model."""
-        now, sums = self._admission.now(), _Sums(WaitingRequests(), {c.label: WaitingRequests() for c in _CLASSES}, {})
+        now, sums = self._admission.clock.now(), _Sums(WaitingRequests(), {c.label: WaitingRequests() for c in _CLASSES}, {})
         for number, lease in enumerate([*self._admission.leases], 1):
             request = lease.request
             if request.tenant == tenant:

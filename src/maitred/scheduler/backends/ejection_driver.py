@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 from maitred.core.histogram import Histogram
 from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
-from maitred.scheduler.drivers.deadline_timer import DeadlineTimer, monotonic_now
+from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.ejection import CircuitState, EjectionConfig, EjectionReason, OutlierDetector, Transition
+from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.gateway")
 _WORDS: Final = {
@@ -81,7 +82,9 @@ class _Heard(NamedTuple):
 class RealTimeEjection:
     """The only user of the outlier detector of a fleet. Used inside one event loop."""
 
-    def __init__(self, config: EjectionConfig, backends: Sequence[Backend], on_changed: Callable[[], object]) -> None:
+    def __init__(
+        self, config: EjectionConfig, backends: Sequence[Backend], on_changed: Callable[[], object], clock: Clock
+    ) -> None:
         """`on_changed` is called when other backends may get requests than before."""
         self.detector = OutlierDetector(config, [backend.circuit for backend in backends])
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -89,8 +92,8 @@ class RealTimeEjection:
         self.is_restricted = False
         """Whether `candidates` must be asked."""
         self._backends = backends
-        self._on_changed = on_changed
-        self._timer = DeadlineTimer(self._on_due)
+        self._on_changed, self._clock = on_changed, clock
+        self._timer = DeadlineTimer(self._on_due, clock)
         self._last_problem = [""] * len(backends)
         self._silence = SilenceWatch(config, backends)
 
@@ -118,7 +121,7 @@ class RealTimeEjection:
         O(backends)."""
         ejected = {b.index: b for b in self._backends if b.circuit.is_ejected and b.serves(model) and b not in tried}
         detector = self.detector
-        self._settle(detector.try_early(ejected, monotonic_now()))
+        self._settle(detector.try_early(ejected, self._clock.now()))
         half_open = [b for b in ejected.values() if b.circuit.state is CircuitState.HALF_OPEN and b.circuit.rests_until is None]
         # One that has answered a probe takes more requests that nobody else does.
         return [b for b in half_open if detector.wants_probe(b.index)] or [b for b in half_open if b.circuit.probe_successes]
@@ -127,7 +130,7 @@ class RealTimeEjection:
         """Return how long all of `serving` rest, µs, or None if one of them does not."""
         ends = [backend.circuit.rests_until for backend in serving]
         known = [end for end in ends if end is not None]
-        return max(0, min(known) - monotonic_now()) if ends and len(known) == len(ends) else None
+        return max(0, min(known) - self._clock.now()) if ends and len(known) == len(ends) else None
 
     def begin(self, sent: UpstreamRequest) -> None:
         """A request is sent to a backend of which the circuit needs attention."""
@@ -144,38 +147,38 @@ class RealTimeEjection:
         sent.is_probe = False
         if sent.is_unanswered_probe:
             sent.is_unanswered_probe = False
-            self._settle(self.detector.lose_probe(sent.backend.index, monotonic_now()))
+            self._settle(self.detector.lose_probe(sent.backend.index, self._clock.now()))
 
     def on_success(self, sent: UpstreamRequest) -> None:
         """A backend has answered a request, and its circuit needs attention."""
-        self._settle(self.detector.on_success(sent.backend.index, monotonic_now(), is_probe=self._end_probe(sent)))
+        self._settle(self.detector.on_success(sent.backend.index, self._clock.now(), is_probe=self._end_probe(sent)))
 
     def on_failure(self, sent: UpstreamRequest, problem: str) -> None:
         """A backend has failed a request."""
         index = sent.backend.index
         self._last_problem[index] = problem
-        self._settle(self.detector.on_failure(index, monotonic_now(), is_probe=self._end_probe(sent)))
+        self._settle(self.detector.on_failure(index, self._clock.now(), is_probe=self._end_probe(sent)))
 
     def on_busy(self, sent: UpstreamRequest) -> None:
         """A backend has no room at present."""
         was_probe = self._end_probe(sent)
-        self._settle(self.detector.on_busy(sent.backend.index, monotonic_now(), is_probe=was_probe))
+        self._settle(self.detector.on_busy(sent.backend.index, self._clock.now(), is_probe=was_probe))
 
     def rest(self, backend: Backend, span: Micros) -> None:
         """A backend has asked to be left alone for `span`."""
-        self.detector.rest(backend.index, span, monotonic_now())
+        self.detector.rest(backend.index, span, self._clock.now())
         self._settle(())
 
     def find_silent(self, backend: Backend) -> Sequence[UpstreamRequest]:
         """Count the requests as failures that wait at a backend which says nothing, and return them if it is ejected now."""
-        silent = self._silence.silent_requests(backend, monotonic_now())
+        silent = self._silence.silent_requests(backend, self._clock.now())
         for sent in silent:
             self.on_failure(sent, "it says nothing while others answer")
         return silent if backend.circuit.state is CircuitState.EJECTED else ()
 
     def reset(self, backend: Backend) -> None:
         """Forget the failures of a backend that is down. The caller asks anew which backends serve what."""
-        self._settle(self.detector.reset(backend.index, monotonic_now()), tells=False)
+        self._settle(self.detector.reset(backend.index, self._clock.now()), tells=False)
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -192,7 +195,7 @@ class RealTimeEjection:
             self.detector.end_probe(sent.backend.index)
 
     def _on_due(self) -> None:
-        self._settle(self.detector.advance(monotonic_now()))
+        self._settle(self.detector.advance(self._clock.now()))
 
     def _settle(self, changes: Sequence[Transition], *, tells: bool = True) -> None:
         """Carry out the changes that an input has brought about."""
@@ -213,7 +216,7 @@ class RealTimeEjection:
             if change.reason is EjectionReason.EARLY_PROBE_FAILED:  # Nothing has changed.
                 return
             why = _WORDS[change.reason].format(failures=backend.circuit.consecutive_failures)
-            secs, last = to_seconds((change.until or 0) - monotonic_now()), self._last_problem[change.backend]
+            secs, last = to_seconds((change.until or 0) - self._clock.now()), self._last_problem[change.backend]
             log.warning("backend %s is ejected for %.3g s: %s, the last: %s", backend.url, secs, why, last)
         elif change.state is CircuitState.HALF_OPEN:
             if change.reason is EjectionReason.TIME_IS_UP:

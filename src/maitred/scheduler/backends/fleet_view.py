@@ -36,8 +36,8 @@ from maitred.scheduler.backends.ejection_driver import RealTimeEjection
 from maitred.scheduler.backends.served_models import ServedModel, ServedModels
 from maitred.scheduler.backends.slot_pools import FleetListener, SlotPools
 from maitred.scheduler.config import FleetConfig
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.engines.report import EngineReport, has_restarted
+from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError
 
 log = logging.getLogger("maitred.gateway")
@@ -46,14 +46,15 @@ log = logging.getLogger("maitred.gateway")
 class FleetView:
     """All backends of a gateway, as they are now."""
 
-    def __init__(self, config: FleetConfig) -> None:
+    def __init__(self, config: FleetConfig, clock: Clock) -> None:
         """All backends are down at first. What becomes of the slots is told from `listen` on."""
+        self._clock = clock
         self.backends: Sequence[Backend] = [Backend(index, url) for index, url in enumerate(config.backends)]
         self._failures_until_down = config.health_failures
         self._models = ServedModels(self.backends)
         self.pools = SlotPools(config, self._models, self.backends)
         """Which models share slots, and how many there are."""
-        self.ejection = RealTimeEjection(config.ejection, self.backends, self._update_serving)
+        self.ejection = RealTimeEjection(config.ejection, self.backends, self._update_serving, clock)
         """What ejects the backends that fail requests."""
         self.prefers_free_slots = False
         """Whether the slots of a backend limit what is sent to it."""
@@ -193,7 +194,7 @@ class FleetView:
             backend.healthy, backend.reading, backend.kv = False, None, None
             backend.note_load(None)
             if backend.learned_slots is not None:
-                backend.learned_slots.forget(monotonic_now())
+                backend.learned_slots.forget(self._clock.now())
             self.ejection.reset(backend)
             self._update_serving()
             self._tell_observer(backend)

@@ -22,13 +22,14 @@ import logging
 from collections.abc import Callable
 
 from maitred.core.errors import MaitredError
+from maitred.core.units import Micros, from_seconds
 from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.engines.polling import BackendPoller, KvPolling
 from maitred.scheduler.engines.readings import MetricsReader
 from maitred.wire.client import UpstreamClient
+from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError, LocalError, PoolTimeout
 
 log = logging.getLogger("maitred.gateway")
@@ -43,15 +44,17 @@ class FleetWatch:
         fleet: FleetView,
         client: UpstreamClient,
         *,
+        clock: Clock,
         kv_polling: KvPolling | None,
         wants_load: Callable[[], bool],
     ) -> None:
         """`kv_polling` says how KV memory is read; None: it is not. `wants_load` returns whether anything goes by the load that
         backends report."""
         self._config, self._fleet, self._kv_polling, self._wants_load = config, fleet, kv_polling, wants_load
-        self._pollers = [BackendPoller(client, backend.origin, config, kv_polling) for backend in fleet.backends]
-        self._kv_read_at = [0.0] * len(fleet.backends)
-        """When the KV memory of each backend was last read, s of the event loop's clock."""
+        self._clock = clock
+        self._pollers = [BackendPoller(client, backend.origin, config, kv_polling, clock) for backend in fleet.backends]
+        self._kv_read_at: list[Micros] = [0] * len(fleet.backends)
+        """When the KV memory of each backend was last read."""
         self._told_problems = [""] * len(fleet.backends)
         """Why the load of each backend is not known, as last told."""
         self._urgent_polls: dict[int, asyncio.Task[None]] = {}
@@ -122,7 +125,7 @@ class FleetWatch:
 
     async def _poll(self, backend: Backend) -> None:
         poller, fleet = self._pollers[backend.index], self._fleet
-        began_at, num_answers = monotonic_now(), backend.circuit.num_answers
+        began_at, num_answers = self._clock.now(), backend.circuit.num_answers
         was_healthy, reads_kv = backend.healthy, self._is_kv_due(backend)
         if not was_healthy:
             poller.forget_reported()
@@ -134,7 +137,7 @@ class FleetWatch:
         if was_healthy and not backend.healthy:
             return  # A request has found it down during the poll, which says nothing then.
         if reads_kv:
-            self._kv_read_at[backend.index] = asyncio.get_running_loop().time()
+            self._kv_read_at[backend.index] = self._clock.now()
             fleet.note_kv(backend, poller.kv_report())
         fleet.mark_up(backend, found.models, found.slots)
         await self._note_load(backend, has_read_metrics=reads_kv)
@@ -165,7 +168,7 @@ class FleetWatch:
         polling, read_at = self._kv_polling, self._kv_read_at[backend.index]
         if polling is None:
             return False
-        return backend.kv is None or asyncio.get_running_loop().time() - read_at >= (polling.interval_secs or 0)
+        return backend.kv is None or self._clock.now() - read_at >= from_seconds(polling.interval_secs or 0.0)
 
     async def _note_load(self, backend: Backend, *, has_read_metrics: bool) -> None:
         """Take over what a backend that is up reports of its load, if anything goes by it."""

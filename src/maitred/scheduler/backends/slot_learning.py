@@ -41,8 +41,8 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.admission import RealTimeAdmission
-from maitred.scheduler.drivers.deadline_timer import monotonic_now
 from maitred.scheduler.engines.readings import MetricsReader
+from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.gateway")
 _NOT_BELIEVED: Final = (
@@ -66,7 +66,9 @@ class SlotLearning:
         self._fleet = fleet
         self._admission = admission
         self._decisions = decisions
-        self._learners = [BackendLearner(self, backend, watch.metrics_reader(backend)) for backend in fleet.backends]
+        self._learners = [
+            BackendLearner(self, backend, watch.metrics_reader(backend), admission.clock) for backend in fleet.backends
+        ]
         self._tasks: list[asyncio.Task[None]] = []
         self._told: dict[int, tuple[int, str]] = {}
         """What the log has last said of the slots of each backend, by its index: number and source."""
@@ -174,10 +176,10 @@ class SlotLearning:
 class BackendLearner:
     """The looks at one backend."""
 
-    def __init__(self, learning: SlotLearning, backend: Backend, reader: MetricsReader) -> None:
+    def __init__(self, learning: SlotLearning, backend: Backend, reader: MetricsReader, clock: Clock) -> None:
         self._learning = learning
         self._backend = backend
-        self._reader = reader
+        self._reader, self._clock = reader, clock
         self._next_reading: Micros = 0
         self._fetch: asyncio.Task[None] | None = None
         self._has_read = False
@@ -193,7 +195,7 @@ class BackendLearner:
                 await backend.in_use.wait()
                 self._has_read = False
                 while backend.learned_slots is not None and backend.own_requests:
-                    self._look(backend.learned_slots, monotonic_now())
+                    self._look(backend.learned_slots, self._clock.now())
                     await asyncio.sleep(to_seconds(backend.learned_slots.look_interval))
                 backend.in_use.clear()
                 backend.reading = None
@@ -219,9 +221,9 @@ class BackendLearner:
 
     async def _read(self, controller: SlotController) -> None:
         try:
-            asked = monotonic_now()
+            asked = self._clock.now()
             report = await self._reader.read(samples_only=True)
-            backend, now = self._backend, monotonic_now()
+            backend, now = self._backend, self._clock.now()
             self._has_read, backend.reading = True, report
             reading = None if report is None else report.reading
             if reading is not None and controller is backend.learned_slots:

@@ -33,7 +33,8 @@ from maitred.core.errors import MaitredError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.scheduler.drivers.cancel_scope import CancelScope
-from maitred.scheduler.drivers.deadline_timer import DeadlineTimer, monotonic_now
+from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
+from maitred.wire.clock import Clock
 
 _ADMIT: Final = Action.ADMIT  # members of enums are slow to look up
 _PREEMPT_SLOT: Final = Action.PREEMPT_SLOT
@@ -99,17 +100,18 @@ class RealTimeAdmission:
     def __init__(
         self,
         core: Admission,
+        clock: Clock,
         load_probe: LoadProbe = no_load,
-        now: Callable[[], Micros] = monotonic_now,
         pool_of: Callable[[str], str] = str,
     ) -> None:
-        """`load_probe` returns the load of the backends of a pool, `now` the time, µs, and `pool_of` the pool of a model."""
+        """`load_probe` returns the load of the backends of a pool, and `pool_of` the pool of a model."""
         self.core = core
-        self.now = now
+        self.clock = clock
+        """The clock of all inputs of the core."""
         self._load_probe = load_probe
         self._pool_of = pool_of
         self._leases: dict[RequestId, SlotLease] = {}
-        self._timer = DeadlineTimer(self._on_due)
+        self._timer = DeadlineTimer(self._on_due, clock)
 
     @property
     def leases(self) -> Collection[SlotLease]:
@@ -147,7 +149,7 @@ class RealTimeAdmission:
     def yield_slot(self, request_id: RequestId) -> bool:
         """Free the slot of a preempted request, after its work has stopped. Return whether the request waits for another
         slot, in `SlotLease.granted`: the pool decides that (`SlotPool._end_or_retry`)."""
-        decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.now())
+        decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, self.clock.now())
         self._apply_decisions(decisions)
         return any(decision.subject == request_id and decision.action is _QUEUE for decision in decisions)
 
@@ -155,16 +157,16 @@ class RealTimeAdmission:
         """End a request: free its slot, or its place in the queue. `tokens`: those that it had, if known. `ended_at`: the time,
         if it was read in this step of its task. Idempotent."""
         self._leases.pop(request_id, None)
-        self._apply_decisions(self.core.release(request_id, end, ended_at or self.now(), tokens))
+        self._apply_decisions(self.core.release(request_id, end, ended_at or self.clock.now(), tokens))
 
     def set_stranded(self, request_id: RequestId, *, stranded: bool) -> None:
         """Note that the slot of a request goes when it leaves its backend, or that it does not."""
-        self._apply_decisions(self.core.set_stranded(request_id, stranded=stranded, now=self.now()))
+        self._apply_decisions(self.core.set_stranded(request_id, stranded=stranded, now=self.clock.now()))
 
     async def leave_backend(self, request_id: RequestId) -> bool:
         """Note that a request leaves a backend that has failed it, and return when it may be sent to another: at once (False)
         if its slot counts, else when it has waited for one (True). Raises AdmissionRejected if it gets none."""
-        self._apply_decisions(self.core.leave_backend(request_id, self.now()))
+        self._apply_decisions(self.core.leave_backend(request_id, self.clock.now()))
         lease = self._leases.get(request_id)
         if lease is None or lease.granted is None or not lease.is_waiting:
             return False
@@ -173,18 +175,18 @@ class RealTimeAdmission:
 
     def resize_pool(self, pool: str, capacity: int, lead: Lead = NO_LEAD) -> None:
         """Set the number of slots of `pool`, of which `lead` are beyond what its backends run at once."""
-        self._apply_decisions(self.core.resize(pool, capacity, self.now(), lead))
+        self._apply_decisions(self.core.resize(pool, capacity, self.clock.now(), lead))
 
     def forget_pool(self, pool: str) -> bool:
         """Remove a pool that is not needed any more, and return True; or False if a request waits or holds a slot there."""
         if not self.core.is_unused(pool):
             return False
-        self._apply_decisions(self.core.forget(pool, self.now()))
+        self._apply_decisions(self.core.forget(pool, self.clock.now()))
         return True
 
     def reconfigure(self, config: AdmissionConfig) -> None:
         """Use `config` from now on, for the requests that wait or hold a slot as well."""
-        self._apply_decisions(self.core.reconfigure(config, self.now()))
+        self._apply_decisions(self.core.reconfigure(config, self.clock.now()))
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -198,4 +200,4 @@ class RealTimeAdmission:
         self._timer.set_to(self.core.next_deadline())
 
     def _on_due(self) -> None:
-        self._apply_decisions(self.core.advance(self.now()))
+        self._apply_decisions(self.core.advance(self.clock.now()))

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from maitred.core.units import Micros, to_seconds
-
-
-def monotonic_now() -> Micros:
-    """Return the monotonic clock, µs. The clock of uvloop would do, but has a resolution of milliseconds."""
-    return time.monotonic_ns() // 1000
+from maitred.wire.clock import Clock
 
 
 class DeadlineTimer:
     """One timer inside one event loop, set anew after each input of the core."""
 
-    def __init__(self, on_due: Callable[[], object]) -> None:
-        self._on_due = on_due
+    def __init__(self, on_due: Callable[[], object], clock: Clock) -> None:
+        """`on_due` is called when the deadline has passed by `clock`."""
+        self._on_due, self._clock = on_due, clock
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: Micros = 0
         """For which deadline the timer is set, if there is one."""
@@ -29,7 +25,7 @@ class DeadlineTimer:
             return
         self.cancel()
         # One millisecond more, because the loop may ring that much early.
-        delay = max(0.0, to_seconds(deadline - monotonic_now())) + 0.001
+        delay = max(0.0, to_seconds(deadline - self._clock.now())) + 0.001
         self._timer, self._deadline = asyncio.get_running_loop().call_later(delay, self._ring), deadline
 
     def cancel(self) -> None:

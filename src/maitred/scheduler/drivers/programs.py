@@ -31,7 +31,8 @@ from maitred.programs import (
     ProgramsConfig,
     Usage,
 )
-from maitred.scheduler.drivers.deadline_timer import DeadlineTimer, monotonic_now
+from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
+from maitred.wire.clock import Clock
 
 
 class ProgramRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
@@ -111,8 +112,10 @@ class ProgramStep:
 class RealTimePrograms:
     """The only user of a core of programs. Used inside one event loop."""
 
-    def __init__(self, core: Programs) -> None:
+    def __init__(self, core: Programs, clock: Clock) -> None:
         self.core = core
+        self.clock = clock
+        """The clock of all inputs of the core."""
         self.decision_counts: Counter[tuple[ProgramAction, ProgramReason]] = Counter()
         """How often the core has decided what for which reason."""
         self.observers: list[Callable[[Sequence[ProgramDecision]], object]] = []
@@ -123,9 +126,7 @@ class RealTimePrograms:
         """Set when the programs of the last run are known again; no request is granted memory before."""
         self.restored.set()
         self._steps: dict[RequestId, ProgramStep] = {}
-        self._timer = DeadlineTimer(self._on_due)
-
-    now = staticmethod(monotonic_now)
+        self._timer = DeadlineTimer(self._on_due, clock)
 
     @property
     def steps(self) -> Collection[ProgramStep]:
@@ -151,13 +152,13 @@ class RealTimePrograms:
 
     def add_progress(self, step: ProgramStep, tokens: int) -> None:
         """Count `tokens` more of the response to the request of a step."""
-        self.core.progress(step.request.id, tokens, self.now())
+        self.core.progress(step.request.id, tokens, self.clock.now())
 
     def move(self, step: ProgramStep) -> int | None:
         """Ask for memory elsewhere: the backend of a granted step has failed it before the response began. Afterwards the step
         has memory again, waits for it, or is refused. Return its memory, or None."""
         request_id = step.request.id
-        decisions = self.core.move(request_id, self.now())
+        decisions = self.core.move(request_id, self.clock.now())
         self._apply_decisions(decisions)
         if all(decision.request != request_id for decision in decisions):
             step.refuse(ProgramReason.RELEASED)  # The core does not know it any more.
@@ -169,7 +170,7 @@ class RealTimePrograms:
         if self._steps.pop(step.request.id, None) is None:
             return
         program = self.core.program_of(step.request.id)
-        self._apply_decisions(self.core.end(step.request.id, step.usage, ended_at or self.now()))
+        self._apply_decisions(self.core.end(step.request.id, step.usage, ended_at or self.clock.now()))
         for observe in self.step_observers:
             observe(step, program)
         if step.ends_program and program is not None:
@@ -179,13 +180,13 @@ class RealTimePrograms:
         """Forget a program of a tenant, and refuse its requests that wait. Return whether there was one."""
         if next(self.core.find(tenant, name), None) is None:
             return False
-        decisions = self.core.release(tenant, name, self.now())
+        decisions = self.core.release(tenant, name, self.clock.now())
         self._apply_decisions(decisions)
         return any(d.action is ProgramAction.END and d.reason is ProgramReason.RELEASED for d in decisions)
 
     def adopt(self, records: Sequence[ProgramRecord]) -> None:
         """Take over the programs of the last run. See `Programs.adopt`."""
-        self._apply_decisions(self.core.adopt(records, self.now()))
+        self._apply_decisions(self.core.adopt(records, self.clock.now()))
 
     def set_backend(
         self, index: int, models: Collection[str], status: BackendStatus, capacity: int | None, shared_tokens: int
@@ -193,13 +194,13 @@ class RealTimePrograms:
         """Say what is known of a memory now. See `Programs.set_backend`."""
         self._apply_decisions(
             self.core.set_backend(
-                index, self.now(), models=models, status=status, capacity=capacity, shared_tokens=shared_tokens
+                index, self.clock.now(), models=models, status=status, capacity=capacity, shared_tokens=shared_tokens
             )
         )
 
     def reconfigure(self, config: ProgramsConfig) -> None:
         """Go by `config` from now on. Raises ValueError for a change that needs a restart."""
-        self._apply_decisions(self.core.reconfigure(config, self.now()))
+        self._apply_decisions(self.core.reconfigure(config, self.clock.now()))
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -216,4 +217,4 @@ class RealTimePrograms:
         self._timer.set_to(self.core.next_deadline())
 
     def _on_due(self) -> None:
-        self._apply_decisions(self.core.advance(self.now()))
+        self._apply_decisions(self.core.advance(self.clock.now()))

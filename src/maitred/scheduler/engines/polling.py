@@ -34,6 +34,7 @@ from maitred.scheduler.engines.server_info import (
     parse_reported_slots,
 )
 from maitred.wire.client import UpstreamClient
+from maitred.wire.clock import Clock
 from maitred.wire.errors import ProtocolError
 from maitred.wire.origin import Origin
 from maitred.wire.timeouts import timeout
@@ -74,7 +75,9 @@ class KvPolling(msgspec.Struct, frozen=True):
 class BackendPoller:
     """Polls the backend at `origin`."""
 
-    def __init__(self, client: UpstreamClient, origin: Origin, config: FleetConfig, kv_polling: KvPolling | None) -> None:
+    def __init__(
+        self, client: UpstreamClient, origin: Origin, config: FleetConfig, kv_polling: KvPolling | None, clock: Clock
+    ) -> None:
         """`kv_polling` says how KV memory is read; None: it is not."""
         self._client = client
         self._origin = origin
@@ -91,7 +94,7 @@ class BackendPoller:
         self._last_problem = ""
         self._kv_polling = kv_polling
         self._info_capacities: Sequence[int] = ()
-        self.metrics = MetricsReader(client, origin, config.health_timeout_secs)
+        self.metrics = MetricsReader(client, origin, config.health_timeout_secs, clock)
         """Reads its metrics, for polls and for learned slots."""
         self.use_key(config.upstream_api_key)
 

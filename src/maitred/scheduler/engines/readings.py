@@ -18,7 +18,6 @@ such an engine is unknown, and a number that is wrong by a factor would do more 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from typing import Final
@@ -26,9 +25,11 @@ from typing import Final
 import msgspec
 
 from maitred.admission.learned_slots import EngineReading
+from maitred.core.units import Micros, from_seconds
 from maitred.scheduler.engines.metrics import METRIC_NAMES, parse_engine_report
 from maitred.scheduler.engines.report import EngineReport
 from maitred.wire.client import UpstreamClient
+from maitred.wire.clock import Clock
 from maitred.wire.errors import ProtocolError
 from maitred.wire.messages import Headers
 from maitred.wire.origin import Origin
@@ -50,12 +51,12 @@ _NOT_IMPLEMENTED: Final = 501
 class MetricsReader:
     """Reads one engine."""
 
-    def __init__(self, client: UpstreamClient, origin: Origin, timeout_secs: float) -> None:
+    def __init__(self, client: UpstreamClient, origin: Origin, timeout_secs: float, clock: Clock) -> None:
         self.headers: Headers = []
         """Sent with each request."""
         self.problem = ""
         """Why there is no report, or "" if there is one."""
-        self._client, self._origin, self._timeout_secs = client, origin, timeout_secs
+        self._client, self._origin, self._timeout_secs, self._clock = client, origin, timeout_secs, clock
         self._told: set[str] = set()
         self.reset()
 
@@ -67,20 +68,20 @@ class MetricsReader:
         """Reads in a row without a report."""
         self._is_refused = False
         """Whether it has said from the beginning that it has no such page."""
-        self._asks_from = 0.0
-        """When it may be asked, s of the event loop's clock."""
-        self._asks_load_from = 0.0
+        self._asks_from: Micros = 0
+        """When it may be asked."""
+        self._asks_load_from: Micros = 0
         """When it may be asked for its load, which its page lacked."""
         self._has_samples_path = True
 
     @property
     def may_report_load(self) -> bool:
         """Whether the engine may be asked for its load now."""
-        return asyncio.get_running_loop().time() >= max(self._asks_from, self._asks_load_from)
+        return self._clock.now() >= max(self._asks_from, self._asks_load_from)
 
     async def read(self, *, samples_only: bool = False) -> EngineReport | None:
         """Return a report, or None if there is none, for whatever reason. An engine that may not be asked now is not asked."""
-        if asyncio.get_running_loop().time() < self._asks_from:
+        if self._clock.now() < self._asks_from:
             return None
         try:
             async with timeout(self._timeout_secs):
@@ -104,7 +105,7 @@ class MetricsReader:
             # No iteration since the page was last read: the engine is idle, or in a long one. The last one stands anew.
             report = msgspec.structs.replace(self.report)
         if not report.has_load and report.engine != "trtllm":
-            self._asks_load_from = asyncio.get_running_loop().time() + _LONGEST_PAUSE_SECS
+            self._asks_load_from = self._clock.now() + from_seconds(_LONGEST_PAUSE_SECS)
         self._failures, self.problem, self.report = 0, "", report
         return report
 
@@ -112,7 +113,7 @@ class MetricsReader:
         self._is_refused = is_final and (self._is_refused or (self.report is None and not self._failures))
         pause = _LONGEST_PAUSE_SECS if self._is_refused else min(2.0**self._failures, _LONGEST_PAUSE_SECS)
         self._failures = min(self._failures + 1, 10)
-        self._asks_from = asyncio.get_running_loop().time() + pause
+        self._asks_from = self._clock.now() + from_seconds(pause)
         self.problem = problem
         if is_final:
             self.report = None

@@ -6,7 +6,6 @@ import logging
 
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
-from maitred.core.units import Micros
 from maitred.files.line_file import PRIVATE
 from maitred.programs import Programs, ProgramsConfig
 from maitred.scheduler.backends.fleet_view import FleetView
@@ -15,6 +14,7 @@ from maitred.scheduler.engines.polling import KvPolling
 from maitred.scheduler.programs.memories import ProgramMemories
 from maitred.scheduler.programs.state import ProgramStateKeeper
 from maitred.scheduler.programs.store import ProgramStore
+from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.gateway")
 NO_STATE = "none"
@@ -28,7 +28,7 @@ class ProgramParts:
         self,
         config: ProgramsConfig,
         fleet: FleetView,
-        now: Micros,
+        clock: Clock,
         *,
         default_state: str | None = None,
         log: DecisionLog | None = None,
@@ -36,7 +36,7 @@ class ProgramParts:
     ) -> None:
         """`default_state` is the file that keeps the programs if the configuration names none; `log` gets every input and
         decision, if there is one; `file_mode` is for files that are made. Raises ConfigError."""
-        self.driver = RealTimePrograms(Programs(config, now, log))
+        self.driver = RealTimePrograms(Programs(config, clock.now(), log), clock)
         self.memories = ProgramMemories(fleet, self.driver)
         self.keeper: ProgramStateKeeper | None = None
         """What keeps the programs across restarts, or None if nothing does."""

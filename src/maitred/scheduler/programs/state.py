@@ -13,7 +13,6 @@ since is unknown to the next run, and one that was released since is idle there 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
@@ -64,7 +63,8 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
     @property
     def _epoch(self) -> Micros:
         """The wall clock minus that of the core, which is monotonic: asked each time, because the wall clock may be set."""
-        return time.time_ns() // 1000 - self._driver.now()
+        clock = self._driver.clock
+        return clock.wall() - clock.now()
 
     def start(self) -> None:
         """Drain what was drained, and begin to write, inside this event loop. Call this before the fleet polls its backends."""
