@@ -13,7 +13,7 @@
 **Writing.** A client that is too slow makes `start_response` and `send_piece` return a future, and the next request is not
 begun before enough of the last answer was taken. With a send timeout of 60 s, one that takes under 14,400 bytes is cut off.
 **Time.** One timer watches all of this, by a clock that stands still while the process does (`loop_clock`). One that is due
-early is set again when it rings. Compiled (`tools/compile.py`).
+early is set again when it rings. An idle connection sets it within a second (`watch_soon`). Compiled (`tools/compile.py`).
 """
 
 from __future__ import annotations
@@ -62,14 +62,10 @@ class ServerConnection(asyncio.Protocol):
     """One connection, as the event loop, its exchange (`ExchangeConnection`) and the server call it."""
 
     # What is seldom read before it is set stands in the class.
-    _client: ClientAddress = None
-    _socket = -1
-    """The descriptor of the socket; negative if there is none."""
     _head_since = 0.0
     """When the first byte of an incomplete head came; 0 if there is none."""
     _upload: tuple[float, int] | None = None
     """When the body was measured last, and how many bytes of it there were; None while it is not watched."""
-    _idle_since = 0.0
     _parked_since = 0.0
     _unsent: tuple[float, int] | None = None
     """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
@@ -94,15 +90,15 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._write = self._transport.write
         peer = transport.get_extra_info("peername")
-        self._client = peer[:2] if isinstance(peer, tuple) and len(peer) >= 2 else None
+        self._client: ClientAddress = peer[:2] if isinstance(peer, tuple) and len(peer) >= 2 else None
         socket = transport.get_extra_info("socket")
-        self._socket = -1 if socket is None else socket.fileno()
+        self._socket: int = -1 if socket is None else socket.fileno()
         limit_buffers(self._transport)
         if self._socket >= self._context.descriptors.mark and not self._context.make_room(self._socket):
             self.abort()
         self._context.connections.add(self)
-        self._idle_since = self._clock.time()
-        self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
+        self._idle_since: float = self._clock.time()
+        self._context.watch_soon(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -238,7 +234,7 @@ class ServerConnection(asyncio.Protocol):
             self._exchange = None
             self._idle_since = self._clock.last_beat  # exact enough for what lasts a minute
             if self._timer is None:
-                self._set_timer(self._idle_since + KEEP_ALIVE_SECS)
+                self._context.watch_soon(self)
             events = framing.next_exchange()
             if events:
                 self._handle_events(events)
@@ -332,6 +328,10 @@ class ServerConnection(asyncio.Protocol):
                 return
             self._timer.cancel()
         self._timer = self._clock.call_at(at, self._on_timer)
+
+    def watch(self) -> None:
+        if self._timer is None:
+            self._on_timer()
 
     def _on_timer(self) -> None:
         self._timer = None

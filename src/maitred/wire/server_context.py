@@ -13,6 +13,8 @@ from maitred.wire.machine import Machine
 from maitred.wire.messages import RequestHead
 
 SEND_TIMEOUT_SECS: Final = 60.0
+_WATCH_SECS: Final = 1.0
+"""Seconds after which a connection that has no request sets a timer, at the latest."""
 _TELL_SECS: Final = 60.0
 """Seconds between two lines of the log about a shortage that lasts."""
 log = logging.getLogger("maitred.wire")
@@ -34,6 +36,10 @@ class OpenConnection(Protocol):
         """Since when it has no request, in seconds of the clock of deadlines, or None while one is answered."""
         ...
 
+    def watch(self) -> None:
+        """Have a timer for what is due next, unless there is one."""
+        ...
+
     def drop_parked(self) -> None:
         """Drop what waits behind the request that is being answered, if anything does: the connection ends with its answer."""
         ...
@@ -51,6 +57,9 @@ class ServerContext:
         self.clock = clock_of(loop, machine.clock)
         self.send_timeout_secs = send_timeout_secs
         self.connections: set[OpenConnection] = set()
+        self._unwatched: set[OpenConnection] = set()
+        """Those that are to have a timer soon."""
+        self._watch_timer: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         """The handlers that run."""
         self.parked_bytes = 0
@@ -68,9 +77,23 @@ class ServerContext:
         self._evicted: set[OpenConnection] = set()
         """Those of them that are not gone yet."""
 
+    def watch_soon(self, connection: OpenConnection) -> None:
+        """Have a connection `watch` within a second. Most of those that ask once are closed before, and a timer is a twentieth
+        of what they cost."""
+        if self._watch_timer is None:
+            self._watch_timer = self.loop.call_later(_WATCH_SECS, self._watch_all)
+        self._unwatched.add(connection)
+
+    def _watch_all(self) -> None:
+        self._watch_timer = None
+        unwatched, self._unwatched = self._unwatched, set()
+        for connection in unwatched:
+            connection.watch()
+
     def on_closed(self, connection: OpenConnection) -> None:
         """Forget a connection that is closed."""
         self.connections.discard(connection)
+        self._unwatched.discard(connection)
         self._evicted.discard(connection)
         if not self.connections:
             self.all_closed.set()
