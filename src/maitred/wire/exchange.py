@@ -266,11 +266,9 @@ class Exchange:
         self._on_disconnect = None
 
     def on_whole_body(self, body: bytes) -> None:
-        """Take all of the body, which may be empty, of a request of which the handler has not begun."""
-        if body:
-            self.unread.append(body)
-            self.unread_bytes = len(body)
-        self._body_is_whole = True
+        """Take all of the body, of a request of which the handler has not begun."""
+        self.unread.append(body)
+        self.unread_bytes, self._body_is_whole = len(body), True
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""

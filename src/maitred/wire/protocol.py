@@ -55,7 +55,6 @@ _DONE: Final = State.DONE  # members of enums are slow to look up
 _IDLE: Final = State.IDLE
 _MUST_CLOSE: Final = State.MUST_CLOSE
 _SEND_BODY: Final = State.SEND_BODY
-_SEND_RESPONSE: Final = State.SEND_RESPONSE
 
 
 class ServerConnection(asyncio.Protocol):
@@ -66,7 +65,6 @@ class ServerConnection(asyncio.Protocol):
     """When the first byte of an incomplete head came; 0 if there is none."""
     _upload: tuple[float, int] | None = None
     """When the body was measured last, and how many bytes of it there were; None while it is not watched."""
-    _parked_since = 0.0
     _unsent: tuple[float, int] | None = None
     """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
 
@@ -104,8 +102,10 @@ class ServerConnection(asyncio.Protocol):
         if self._is_refused:
             return
         events = self._framing.receive_data(data)
-        if 1 < len(events) <= 3 and events[-1] is END and type(events[0]) is RequestHead:  # a whole request, the usual one
-            self._start_exchange(events[0]).on_whole_body(cast(bytes, events[1]) if len(events) == 3 else b"")
+        if len(events) == 3 and events[2] is END and type(events[0]) is RequestHead:  # a whole request, the usual one
+            self._start_exchange(events[0]).on_whole_body(cast(bytes, events[1]))
+        elif len(events) == 2 and events[1] is END and type(events[0]) is RequestHead:  # the same without a body
+            self._start_exchange(events[0]).on_body_end()
         elif events:
             self._handle_events(events)
         if self._framing.peer is not _DONE or self._framing.pending_bytes or not self._is_reading:
@@ -157,7 +157,7 @@ class ServerConnection(asyncio.Protocol):
         return self._writable
 
     def send_continue(self) -> None:
-        if self._framing.peer is _SEND_BODY and self._framing.own is _SEND_RESPONSE:
+        if self._framing.peer is _SEND_BODY and self._framing.own is State.SEND_RESPONSE:
             self._write(CONTINUE)
 
     def on_body_read(self) -> None:
@@ -312,7 +312,7 @@ class ServerConnection(asyncio.Protocol):
                 self._watch_upload()
             else:
                 self._transport.pause_reading()
-                self._parked_since = self._clock.time()
+                self._parked_since: float = self._clock.time()
                 self._set_timer(self._parked_since + PARKED_SECS)
 
     def _watch_hangup(self, watch: bool) -> None:
