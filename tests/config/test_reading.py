@@ -101,6 +101,7 @@ def test_a_place_is_the_line_of_the_key() -> None:
         ("a: 1\n---\nb: 2\n", "f.yaml:2:1: not YAML: a second document begins here, and there may be only one"),
         ("a: 1\nb: \x00", "f.yaml:2: not YAML: a character that text does not have (U+0000)"),
         ('a: "x\\ud800"', "f.yaml:1: a character that text does not have (U+D800)"),
+        ('a: "x\\0"', "f.yaml:1: a character that text does not have (U+0000)"),
         ('a: 1\n"x\\udfff": 2', "f.yaml:2: a character that text does not have (U+DFFF)"),
         ("[" * 5000, "f.yaml: nested too deeply"),
         ("a: 1\nb: " + "1" * 100_000, f"f.yaml:2: '{'1' * 76}... is too long for a number"),

@@ -170,7 +170,7 @@ class YamlDocument:
         scalar = _SCALARS.get(node.tag.removeprefix(_TAG)) if isinstance(node, yaml.ScalarNode) else None
         if scalar is None:
             raise self._error(node, f"the tag {node.tag.replace(_TAG, '!!')} is not supported", "leave it out")
-        self._reject_lone_surrogates(node)
+        self._reject_no_text(node)
         try:
             return scalar(node.value)
         except ValueError:
@@ -185,18 +185,19 @@ class YamlDocument:
             key = key_node.value
             if key_node.tag not in _KEYS:
                 raise self._error(key_node, "a key must be text", "put it in quotes")
-            self._reject_lone_surrogates(key_node)
+            self._reject_no_text(key_node)
             if key in value:
                 raise self._error(key_node, f"{quote(key)} is given twice", f"first in line {lines[key]}")
             lines[key] = key_node.start_mark.line + 1
             value[key] = self._to_value(value_node, above)
         return value
 
-    def _reject_lone_surrogates(self, scalar: yaml.Node) -> None:
-        """Raise ConfigError for half of a surrogate pair, which an escape may write and no encoding can."""
-        half = re.search("[\ud800-\udfff]", scalar.value)
-        if half:
-            raise self._error(scalar, f"a character that text does not have (U+{ord(half[0]):04X})")
+    def _reject_no_text(self, scalar: yaml.Node) -> None:
+        """Raise ConfigError for what an escape may write and no text has: half of a surrogate pair, which no encoding can express,
+        and the character 0, which ends the name of a file."""
+        found = re.search("[\0\ud800-\udfff]", scalar.value)
+        if found:
+            raise self._error(scalar, f"a character that text does not have (U+{ord(found[0]):04X})")
 
     def _error(self, node: yaml.Node, what: str, hint: str = "") -> ConfigError:
         return ConfigError(what, where=f"{self.name}:{node.start_mark.line + 1}", hint=hint)
