@@ -193,8 +193,8 @@ class YamlDocument:
         return value
 
     def _reject_no_text(self, scalar: yaml.Node) -> None:
-        """Raise ConfigError for what an escape may write and no text has: half of a surrogate pair, which no encoding can express,
-        and the character 0, which ends the name of a file."""
+        """Raise ConfigError for what an escape may write and no text has: half of a surrogate pair, which no encoding has, and
+        the character 0, which ends the name of a file."""
         found = re.search("[\0\ud800-\udfff]", scalar.value)
         if found:
             raise self._error(scalar, f"a character that text does not have (U+{ord(found[0]):04X})")
