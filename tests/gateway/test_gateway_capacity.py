@@ -64,7 +64,7 @@ def test_who_does_not_report_is_asked_once_and_again_when_it_comes_back() -> Non
         backend = Backend()
         async with world(backend, slots=None) as w:
             fleet = w.gateway.scheduler.fleet.backends[0]
-            await asyncio.sleep(0.1)
+            await w.wait_for_polls(backend, 5)
             assert backend.info_polls == ["/server_info", "/get_server_info"]
             await backend.stop()
             await w.wait_until(lambda: not fleet.healthy)
@@ -133,7 +133,7 @@ def test_tensorrt_llm_has_the_number_in_its_iterations_and_is_read_until_it_is_k
         async with world(engine, slots=None, health_interval_secs=0.02) as w:
             await w.wait_until(lambda: w.state.capacity == 9)
             assert w.state.models["m"].source == "reported"
-            await asyncio.sleep(0.1)
+            await w.wait_for_polls(engine, 5)
             assert len(engine.pages) == 3
             assert w.state.capacity == 9
 

@@ -122,7 +122,7 @@ def test_a_backend_that_takes_no_more_connections_ends_what_it_has() -> None:
             connection = await w.start_request()
             await w.wait_until(lambda: leaving.received)
             await w.refuse_connections(leaving)
-            await asyncio.sleep(0.05)  # five more polls
+            await w.wait_for_polls(other, 5)  # as often as the other one, it is polled in vain
             gate.set()
             assert (await connection.read_response())[0] == 200
             assert (len(leaving.received), len(other.received)) == (1, 0)
@@ -223,14 +223,18 @@ def test_descriptors_running_out_here_say_nothing_of_the_backends(monkeypatch: p
             for backend in w.gateway.scheduler.fleet.backends:
                 w.gateway._client.pool(backend.origin).close_idle()
 
+            failed = 0
+
             async def fails(*_: Any, **__: Any) -> Any:
+                nonlocal failed
+                failed += 1
                 raise OSError(errno.EMFILE, "Too many open files")
 
             connection = await w.connect()
             w.gateway._client._pools.clear()
             for backend in w.gateway.scheduler.fleet.backends:
                 monkeypatch.setattr(w.gateway._client.pool(backend.origin), "_loop", Starved(loop, fails))
-            await asyncio.sleep(0.05)  # a few polls
+            await w.wait_until(lambda: failed >= 6)  # polls of both
             await connection.send_request()
             status, headers, body = await connection.read_response()
             assert (status, headers["x-smg-error-code"], headers["retry-after"]) == (503, "upstream_local", "2")
@@ -303,7 +307,7 @@ def test_a_stream_whose_tokens_come_keeps_its_backend_up() -> None:
             await received.send(STREAM_HEAD)
             while not ended.is_set():
                 await received.send(chunk(b"data: 1\n\n"))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # the time of a token
             await received.send(b"0\r\n\r\n")
 
         ended = asyncio.Event()

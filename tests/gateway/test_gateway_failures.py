@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, apart, chunk, run, whole, world
 
 
 async def refusal(w: GatewayWorld, body: object = None) -> tuple[int, str]:
@@ -22,13 +22,13 @@ async def dies(received: BackendRequest) -> None:
 
 async def dies_after_its_head(received: BackendRequest) -> None:
     await received.send(STREAM_HEAD)
-    await asyncio.sleep(0.005)
+    await apart()
     raise ConnectionError
 
 
 async def dies_after_a_comment(received: BackendRequest) -> None:
     await received.send(STREAM_HEAD + chunk(b": still working\n\n"))
-    await asyncio.sleep(0.005)
+    await apart()
     raise ConnectionError
 
 
@@ -222,7 +222,7 @@ def test_an_answer_that_breaks_off_ends_visibly_cut(framing: str) -> None:
                 await received.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ndata: 1\n\n")
             else:
                 await received.send(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\n")
-            await asyncio.sleep(0.01)
+            await apart()
             if framing.startswith("the end"):
                 import socket
                 import struct
@@ -253,9 +253,9 @@ def test_comments_are_shown_with_the_first_data() -> None:
     async def scenario() -> bytes:
         async def respond(received: BackendRequest) -> None:
             await received.send(STREAM_HEAD + chunk(b": ping\n\n"))
-            await asyncio.sleep(0.01)
+            await apart()
             await received.send(chunk(b": pong\n\n"))
-            await asyncio.sleep(0.01)
+            await apart()
             await received.send(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
         async with world(Backend(respond)) as w:

@@ -293,7 +293,7 @@ def test_the_first_request_finds_the_backends_polled() -> None:
         class Slow(Backend):
             async def _answer(self, received: BackendRequest) -> None:
                 if received.head.startswith(b"GET /health"):
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)  # within the half second that the start waits
                     polled.set()
                 await super()._answer(received)
 

@@ -61,7 +61,7 @@ def test_none_are_sent_unless_asked_for() -> None:
     async def scenario() -> bytes:
         async with world(Backend(slow := Slow())) as w:
             connection = await w.start_request(STREAM, x_slow="1")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # a silence in which comments would come
             slow.go_on.set()
             return (await connection.read_response())[2]
 
@@ -170,7 +170,7 @@ def test_no_comment_falls_into_an_event() -> None:
             while not got.endswith(b"data: "):
                 got += await connection.read_chunk()
             for end in (b"2\n", b"\n"):
-                await asyncio.sleep(0.07)
+                await asyncio.sleep(0.07)  # three times the silence after which a comment comes
                 respond.go_on()
                 assert await connection.read_chunk() == end
                 got += end
@@ -210,7 +210,7 @@ def silences(path: str, headers: Headers, *pieces: bytes) -> list[list[bytes]]:
             elif piece:
                 stream.send_piece(piece, True)
             begin = len(written.pieces)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # a silence of many intervals
             found.append(sorted(set(written.pieces[begin:])))
         stream.stop()
         return found
@@ -281,7 +281,7 @@ def test_a_client_that_does_not_read_is_sent_one_comment_at_most() -> None:
             respond.go_on()
             connection = await w.start_request(STREAM)
             connection.writer.transport.pause_reading()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.1)  # ten intervals
             respond.go_on()
             connection.writer.transport.resume_reading()
             await connection.read_head()

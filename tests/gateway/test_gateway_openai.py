@@ -19,7 +19,7 @@ import msgspec
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole
+from world import STREAM_HEAD, Backend, BackendRequest, apart, chunk, run, whole
 
 from maitred.cli import main
 from maitred.gateway import GatewayConfig
@@ -53,7 +53,7 @@ async def engine(received: BackendRequest) -> None:
         await received.send(STREAM_HEAD)
         for word in WORDS:
             await received.send(part(word))
-            await asyncio.sleep(0.002)
+            await apart()
         if asked.get("user") == "unlucky":
             raise ConnectionError
         await received.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")

@@ -283,7 +283,7 @@ def test_interactive_requests_pass_a_flood_of_bulk(admission: dict[str, Any]) ->
             if b"x-class: bulk" in received.head:
                 await flow.acquire()
             await received.send(STREAM_HEAD)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # Until its first data comes, a request may be a victim.
             await received.send(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
         async with world(Backend(respond), slots=4, admission=admission) as w:

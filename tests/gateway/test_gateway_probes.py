@@ -29,7 +29,7 @@ def test_a_backend_that_no_other_can_replace_is_not_silent() -> None:
             await w.wait_until(lambda: len(slow.received) == 4)
             for _ in range(10):
                 assert (await w.request())[0] == 200
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # together four times `silence_secs`
             assert w.state.backends[1].ejection.state == "closed"
             gated.open.set()
             assert [(await client.read_response())[0] for client in clients] == [200] * 4

@@ -118,7 +118,7 @@ def test_expired_programs_do_not_come_back(tmp_path: Path) -> None:
         backend = Backend(small)
         async with world(backend, programs=keeping(path)) as w:
             await w.request(body=body("old", 1000))
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # longer than `program_ttl_secs`, by the wall clock, while no gateway runs
         async with world(backend, programs=keeping(path, program_ttl_secs=0.05)) as w:
             assert where(w) == {}
         assert rows(path) == {}
@@ -150,7 +150,7 @@ def test_no_request_goes_before_every_backend_was_polled(tmp_path: Path) -> None
         async with world(fast, slow, programs=keeping(path), ready=False) as w:
             await w.wait_until(lambda: w.state.backends[0].healthy)
             client = await w.start_request(body("b", 1000))
-            await asyncio.sleep(0.05)
+            await w.wait_for_polls(fast, 3)
             assert (len(fast.received), where(w)) == (1, {})
             slow.gate.set()
             assert (await client.read_response())[0] == 200
@@ -274,17 +274,22 @@ def test_a_disk_that_fails_is_logged_once_and_written_when_it_works_again(tmp_pa
 
 def test_a_disk_that_hangs_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_writer, "_CLOSE_SECS", 0.1)
-    hang = threading.Event()
+    hang, hangs = threading.Event(), threading.Event()
 
     async def scenario() -> None:
         async with world(Backend(small), programs=keeping(tmp_path / "p.sqlite", backend_capacity_tokens=10**6)) as w:
             parts = w.gateway.scheduler.program_parts
             assert parts is not None
             assert parts.keeper is not None
-            parts.keeper._store.write = lambda changes: hang.wait()  # type: ignore[method-assign, assignment, return-value]
+
+            def write(_changes: object) -> None:
+                hangs.set()
+                hang.wait()
+
+            parts.keeper._store.write = write  # type: ignore[method-assign]
             for number in range(50):
                 assert (await w.request(body=body(f"p{number}", 100)))[0] == 200
-            await asyncio.sleep(0.3)
+            await w.wait_until(hangs.is_set)
             for number in range(50):
                 assert (await w.request(body=body(f"p{number}", 100)))[0] == 200
 
@@ -349,7 +354,7 @@ class Client:
                 return await self._ask_once(path, data, method)
             except (ConnectionError, asyncio.IncompleteReadError):
                 self.num_failed += 1
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # as a client does before it tries again
 
     async def _ask_once(self, path: str, data: bytes, method: str) -> Any:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -452,12 +457,13 @@ def test_a_gateway_that_is_killed_loses_no_program(tmp_path: Path, kill_after: f
             for name in ("a", "b", "c", "d", "a", "b"):
                 await client.ask("/v1/chat/completions", body(name, 1000))
             before = await client.ask("/programs", method="GET")
-            await asyncio.sleep(1.0)  # Longer than the writer collects, so all of this is in the file.
+            while rows(state).get("b", ("", 0, 0))[2] < 2:  # The last change that the writer collects.
+                await asyncio.sleep(0.01)
             gated = first.respond = second.respond = GatedAnswer()
             under_way = [asyncio.create_task(client.ask("/v1/chat/completions", body(name, 1000))) for name in "abcdef"]
             while len(first.received) + len(second.received) < 12:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(kill_after)
+            await asyncio.sleep(kill_after)  # at some instant between two batches of the writer
             process.send_signal(signal.SIGKILL)
             await process.wait()
             gated.open.set()

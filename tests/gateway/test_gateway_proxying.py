@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, whole, world
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, answer, apart, chunk, run, whole, world
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
@@ -162,7 +162,7 @@ def test_bodies_of_every_kind_are_counted_as_drained() -> None:
 
         async def two_halves(received: BackendRequest) -> None:
             await received.send(whole(ANSWER)[:-5])
-            await asyncio.sleep(0.01)
+            await apart()
             await received.send(ANSWER[-5:])
 
         async with world() as w:
@@ -319,7 +319,7 @@ def test_a_client_that_leaves_while_it_sends_its_body() -> None:
         async with world() as w:
             connection = await w.connect()
             connection.writer.write(b"POST " + CHAT.encode() + b' HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"model"')
-            await asyncio.sleep(0.01)
+            await w.wait_until(lambda: w.state.parked_body_bytes)
             connection.disconnect()
             assert (await w.request())[0] == 200
             assert w.state.classes["default"].admitted == 1

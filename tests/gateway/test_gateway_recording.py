@@ -48,7 +48,7 @@ def test_a_request_is_recorded_with_the_usage_of_its_answer(tmp_path: Path) -> N
             body = {"model": "m", "max_tokens": 50}
             headers = {"x-session-id": "s1", "x-smg-priority": "bulk", "x-smg-tenant-id": "acme"}
             assert (await w.request(body=body, **headers))[2] == USAGE
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the arrival of the second request is measured from the first
             await w.request(path="/v1/embeddings")
             await w.request()
 
@@ -162,7 +162,7 @@ def test_a_recorded_program_replays_with_its_think_times_and_its_growing_prompt(
         async with world(Backend(respond), record=str(tmp_path / "r.csv")) as w:
             for _ in range(3):
                 await w.request(**{"x-session-id": "s"})
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.03)  # the think time, which is measured
 
     run(scenario())
     jobs = recorded(tmp_path / "r.csv")

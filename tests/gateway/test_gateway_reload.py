@@ -209,7 +209,7 @@ def test_reloads_under_load_lose_nothing() -> None:
     files = Files()
 
     async def soon(received: BackendRequest) -> None:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # the time of an answer, so that slots are taken when a reload comes
         await received.send(whole(ANSWER))
 
     async def scenario() -> None:

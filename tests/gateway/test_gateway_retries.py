@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, Responder, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, Responder, apart, chunk, run, whole, world
 
 from maitred.core.units import SECOND
 from maitred.gateway.config import RetryConfig
@@ -34,7 +34,7 @@ def streams(*pieces: bytes) -> Responder:
     async def respond(received: BackendRequest) -> None:
         for piece in (STREAM_HEAD, *map(chunk, pieces), b"0\r\n\r\n"):
             await received.send(piece)
-            await asyncio.sleep(0.001)
+            await apart()
 
     return respond
 

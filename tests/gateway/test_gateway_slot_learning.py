@@ -83,7 +83,7 @@ class Engine(Backend):
         try:
             await received.send(STREAM_HEAD)
             for _ in range(10):
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # the time of a token: speeds are learned from it
                 self.generated += 1
                 await received.send(chunk(b'data: {"choices":[]}\n\n'))
             await received.send(b"0\r\n\r\n")
@@ -123,7 +123,7 @@ def test_a_limit_is_learned_and_told(has_metrics: bool, tmp_path: Path, caplog: 
         engine, done = Engine(6, has_metrics=has_metrics), asyncio.Event()
         async with world(engine, slots=None, decision_log=str(tmp_path / "log")) as w:
             before = engine.metrics_polls
-            await asyncio.sleep(0.3)
+            await w.wait_for_polls(engine, 20)
             assert engine.metrics_polls == before, "an idle engine costs nothing"
             first = w.state.backends[0]
             assert (first.slots, first.source) == (8, "learned")
@@ -317,7 +317,7 @@ def test_backends_with_free_slots_are_preferred() -> None:
             load = asyncio.create_task(flood(w, 30, done))
             most = 0
             for _ in range(60):
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # looks again and again while the load goes on
                 most = max(
                     most,
                     *(

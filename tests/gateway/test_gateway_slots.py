@@ -15,6 +15,7 @@ from world import (
     GatedAnswer,
     GatewayWorld,
     admission_config,
+    apart,
     chunk,
     run,
     world,
@@ -127,7 +128,7 @@ def test_one_queue_timeout_after_the_other() -> None:
             connections = await fill(w, 1)
             for _ in range(3):
                 connections.append(await w.start_request())
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # so that each has a deadline of its own
             for connection in connections[1:]:  # nothing else happens meanwhile: it is the timer that wakes the core each time
                 assert (await code(connection))[0] == 408
             gate.open.set()
@@ -184,7 +185,7 @@ def test_a_client_that_leaves_aborts_its_request_at_the_backend(shown: bytes) ->
         async with world(Backend(respond), slots=1) as w:
             connection = await w.start_request({"model": "m", "stream": True})
             await w.wait_until(lambda: w.backends[0].received)
-            await asyncio.sleep(0.01)
+            await apart()
             connection.disconnect()
             await gone.wait()
             await w.wait_until_idle()
@@ -214,7 +215,7 @@ def test_a_slow_client_holds_the_backend_back() -> None:
             before = -1
             while before != sent or not sent:
                 before = sent
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # Only time tells that no more is taken.
             assert sent < 24_000_000  # what four socket buffers hold; a gateway that buffered would take gigabytes
             connection.writer.transport.resume_reading()
             while sent <= before:
@@ -239,7 +240,7 @@ def test_a_slow_client_gets_everything() -> None:
         async with world(Backend(respond)) as w:
             connection = await w.start_request({"model": "m", "stream": True})
             connection.writer.transport.pause_reading()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the client is slow
             connection.writer.transport.resume_reading()
             assert (await connection.read_response())[2] == b"".join(events)
             await w.wait_until_idle()
@@ -253,14 +254,14 @@ def test_many_clients_that_leave_at_any_time_leak_nothing() -> None:
         async def respond(received: BackendRequest) -> None:
             await received.send(STREAM_HEAD)
             for _ in range(5):
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.002)  # the time of a token
                 await received.send(chunk(b"data: x\n\n"))
             await received.send(b"0\r\n\r\n")
 
         async def visit(w: GatewayWorld, number: int) -> None:
             connection = await w.start_request({"model": "m", "stream": True})
             if number % 3:
-                await asyncio.sleep(number % 13 / 500)
+                await asyncio.sleep(number % 13 / 500)  # each leaves at another instant
                 connection.disconnect()
             else:
                 await connection.read_response()
@@ -315,7 +316,7 @@ def test_a_log_with_victims_and_another_mode_replays_to_the_same_bytes(tmp_path:
     async def scenario() -> None:
         async def respond(received: BackendRequest) -> None:
             await received.send(STREAM_HEAD)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # Until its first data comes, a request may be a victim.
             await received.send(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
 
         backend = Backend(respond)

@@ -12,6 +12,7 @@ from world import Backend, BackendRequest, GatewayWorld, answer, run, whole, wor
 
 from maitred import is_compiled
 from maitred.core.request import PriorityClass, Request
+from maitred.core.units import Micros
 from maitred.gateway.access.auth import Caller, KeyRights, resolve_tenant
 from maitred.gateway.access.inbound_head import HeadReader
 from maitred.gateway.intake.engine_priority import engine_priority, set_body_priority
@@ -276,9 +277,9 @@ def test_what_a_request_costs_where_slots_are_tokens(
     asked: list[int] = []
     submit = RealTimeAdmission.submit
 
-    def watched(self: RealTimeAdmission, request: Request, cost: int, task: asyncio.Task[None]) -> SlotLease:
+    def watched(self: RealTimeAdmission, request: Request, cost: int, task: asyncio.Task[None], now: Micros) -> SlotLease:
         asked.append(cost)
-        return submit(self, request, cost, task)
+        return submit(self, request, cost, task, now)
 
     monkeypatch.setattr(RealTimeAdmission, "submit", watched)
 

@@ -127,7 +127,7 @@ def test_other_requests_get_none(programs: dict[str, Any], stream: bool) -> None
     async def scenario() -> None:
         async with world(Backend(engine := Engine(whole(b"no", b"404 Not Found"))), programs=programs) as w:
             client = await start_two(w, stream=stream)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # a silence in which comments would come
             make_room(w, engine)
             status, _, answer = await client.read_response()
             assert (status, answer) == (404, b"no")

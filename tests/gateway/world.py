@@ -62,6 +62,12 @@ class BackendRequest:
                 pass
 
 
+async def apart() -> None:
+    """Let what is sent before and what is sent after this come in reads of their own: nothing tells a sender what the other end
+    has read."""
+    await asyncio.sleep(0.005)
+
+
 Responder = Callable[[BackendRequest], Awaitable[object]]
 
 
@@ -232,7 +238,12 @@ class GatewayWorld:
 
     async def wait_until(self, true: Callable[[], object]) -> None:
         while not true():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # what is looked at has no event of its own
+
+    async def wait_for_polls(self, backend: Backend, number: int) -> None:
+        """Wait until a backend has been asked for its health so many times more."""
+        polled = backend.health_polls
+        await self.wait_until(lambda: backend.health_polls >= polled + number)
 
     async def refuse_connections(self, backend: Backend) -> None:
         """Let a backend finish what it has and accept no more connections, and wait until a poll has been refused."""
