@@ -316,7 +316,7 @@ def test_a_program_grows_while_its_answer_streams() -> None:
         async with world(Backend(respond), programs={}) as w:
             client = await w.start_request(ASKED)
             estimate = len(msgspec.json.encode(ASKED)) // 5
-            await w.wait_until(lambda: driver(w).steps and program(w, "p").tokens == estimate + 40)
+            await w.wait_until(lambda: driver(w).leases and program(w, "p").tokens == estimate + 40)
             client.disconnect()
             await w.wait_until(lambda: program(w, "p").phase is ProgramPhase.ACTING)
             assert program(w, "p").tokens == estimate + 40
@@ -369,7 +369,7 @@ def test_gzip_that_is_broken_before_anything_was_sent_is_a_502(answer: bytes, pr
             assert (status, error["code"]) == (502, "upstream_protocol_error")
             assert error["message"].startswith(problem)
             assert "\n" not in error["message"]
-            assert (w.gateway.counters.upstream_failures["protocol_error"], len(driver(w).steps)) == (1, 0)
+            assert (w.gateway.counters.upstream_failures["protocol_error"], len(driver(w).leases)) == (1, 0)
 
     run(scenario())
 
@@ -389,7 +389,7 @@ def test_gzip_that_breaks_later_cuts_the_connection() -> None:
             assert begin.startswith(b"HTTP/1.1 200")
             may_break.set()
             assert not (await client.reader.read()).endswith(b"0\r\n\r\n")
-            await w.wait_until(lambda: not driver(w).steps)
+            await w.wait_until(lambda: not driver(w).leases)
 
     run(scenario())
 

@@ -308,7 +308,7 @@ def test_a_program_that_waits_for_memory_and_is_released(keepalive: float) -> No
         if keepalive:
             assert (await waiting.read_head())[0] == 200
         driver(w).release("ip:127.0.0.1", "b")
-        await w.wait_until(lambda: len(driver(w).steps) == 1)
+        await w.wait_until(lambda: len(driver(w).leases) == 1)
 
     async def scenario() -> None:
         programs = {"backend_capacity_tokens": 120_000, "wait_keepalive_secs": keepalive}

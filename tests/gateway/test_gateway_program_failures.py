@@ -201,7 +201,7 @@ def test_nothing_is_sent_twice_after_the_first_byte() -> None:
         async with world(Backend(breaks), Backend(Counted()), programs=ROOMY) as w:
             client = await w.start_request(body("a", 1000, stream=True))
             assert b"upstream_truncated" in (await client.read_response())[2]
-            await w.wait_until(lambda: not driver(w).steps)
+            await w.wait_until(lambda: not driver(w).leases)
 
             assert program(w, "a").phase is ProgramPhase.ACTING
             assert [len(backend.received) for backend in w.backends] == [1, 0]

@@ -66,9 +66,9 @@ async def waiting(w: GatewayWorld, count: int) -> None:
 
 async def start(w: GatewayWorld, name: str, tokens: int = 1500, **headers: str) -> ClientConnection:
     """Start a request of a program, and return when it is at a backend or waits for memory."""
-    known = len(driver(w).steps)
+    known = len(driver(w).leases)
     connection = await w.start_request(body(name, tokens), **headers)
-    await w.wait_until(lambda: len(driver(w).steps) > known)
+    await w.wait_until(lambda: len(driver(w).leases) > known)
     return connection
 
 
@@ -272,7 +272,7 @@ def test_a_step_ends_however_its_answer_fails(respond: Any) -> None:
     async def scenario() -> None:
         async with world(Backend(respond), programs={}) as w:
             await w.start_request(body("a"))
-            await w.wait_until(lambda: w.backends[0].received and not driver(w).steps)
+            await w.wait_until(lambda: w.backends[0].received and not driver(w).leases)
             assert program(w, "a").phase is ProgramPhase.ACTING
 
     run(scenario())

@@ -264,7 +264,7 @@ class GatewayWorld:
         self.gateway.core.check()
         programs = self.gateway.programs
         if programs is not None:
-            await self.wait_until(lambda: not programs.steps)
+            await self.wait_until(lambda: not programs.leases)
             programs.core.check()
 
     def _at_backends(self) -> int:

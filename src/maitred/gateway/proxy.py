@@ -1,7 +1,7 @@
 """The life of a proxied request, from its head to the release of its slot.
 
     proxy_request()   take the request in (`request_intake`); stop it when its client disconnects; answer every failure
-    _hold_memory()    ask for KV memory for its program (`RealTimePrograms`), wait for it, and end its step exactly once
+    _hold_memory()    ask for KV memory for its program (`RealTimePrograms`), wait for it, and end its lease exactly once
     _hold_slot()      ask admission for a slot (`RealTimeAdmission`), wait for it, and release it, which takes effect once
     Attempts          send it to a backend, and to another one if that fails (`attempts`)
 
@@ -13,7 +13,7 @@ has ended with CLIENT_GONE; so it does at a shutdown, for every cancellation tha
 (`ClassPool.release`, or `FlowPool.release` under flow control; the slot in `SlotPool._free_slot`). A victim that is not retried
 has left with `yield_slot`, and the core ignores the release by `finally`.
 
-**Memory** comes before the slot, so a paused program holds none; `_hold_memory` alone ends the step of a program, in its
+**Memory** comes before the slot, so a paused program holds none; `_hold_memory` alone ends the lease of memory, in its
 `finally`, as `_hold_slot` does for slots. If a program has to wait for memory elsewhere because its backend has failed, its
 request leaves admission (`MemoryLost`) and asks for a slot anew when it has memory again.
 
@@ -165,19 +165,19 @@ class Proxy:
     ) -> None:
         """Serve a request while its program has a place in KV memory. Raises ApiError if it gets none, or cannot be served.
 
-        Memory comes first, and then the slot: a paused program holds no slot. No other function ends a step.
+        Memory comes first, and then the slot: a paused program holds no slot. No other function ends a lease.
         """
         now = proxied.ready_at
         if not programs.restored.is_set():
             await programs.restored.wait()
             now = self._clock.now()
-        proxied.step = step = programs.begin(
+        proxied.memory_lease = lease = programs.begin(
             program, now, asks_for_stream=proxied.request.stream, ends_program=proxied.ends_program
         )
         try:
             while True:
-                if step.memory is None:
-                    await (step.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(step))
+                if lease.memory is None:
+                    await (lease.wait() if proxied.waiting_stream is None else proxied.waiting_stream.wait(lease))
                     now = self._clock.now()
                 if not self._fleet.is_known(program.model):  # It has vanished meanwhile.
                     raise error_responses.model_unavailable(self._fleet, program.model)
@@ -187,7 +187,7 @@ class Proxy:
         except ProgramRejected as rejected:
             raise error_responses.program_rejected(rejected, programs.core.config.interval) from rejected
         finally:
-            programs.end(step, proxied.record.ended_at)
+            programs.end(lease, proxied.record.ended_at)
 
     async def _hold_slot(self, proxied: ProxyRequest, writer: ResponseWriter, now: Micros) -> None:
         """Serve one request while it holds a slot, for which it asks at `now`. Raises AdmissionRejected if it gets none, and

@@ -3,7 +3,7 @@
 A `Scheduler` decides for the requests of a gateway. For a request it is asked in this order:
 
     fleet.find_model           which backends serve its model now, and are there any (`ServedModel`)
-    programs.begin             may its program hold memory (`ProgramStep`, until `programs.end`)
+    programs.begin             may its program hold memory (`MemoryLease`, until `programs.end`)
     admission.submit           may it enter now (`SlotLease`, until `admission.release`)
     placement(request).first   which backend, and after a failure which one `next`
     fleet.add_request          it is at that backend now (`UpstreamRequest`, until `fleet.remove_request`)
@@ -13,7 +13,7 @@ A `Scheduler` decides for the requests of a gateway. For a request it is asked i
 What an operator sees (`fleet`, `capacity`, the cores behind `admission` and `programs`) is read; an operator drains backends
 (`fleet.drain`) and releases programs (`programs.release`).
 
-Everything is called directly, in one event loop. What a request waits for is awaited: memory (`ProgramStep.wait`), a slot
+Everything is called directly, in one event loop. What a request waits for is awaited: memory (`MemoryLease.wait`), a slot
 (`SlotLease.wait`), another place after a failure (`Placement.next`). A decision that takes something away from a request comes
 as the cancellation of its scope: the slot (`SlotLease`), or the backend (`UpstreamRequest`).
 """
@@ -25,7 +25,7 @@ from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModel
 from maitred.scheduler.backends.slot_pools import SlotSource
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission
-from maitred.scheduler.drivers.programs import ProgramRejected, ProgramStep, RealTimePrograms
+from maitred.scheduler.drivers.programs import MemoryLease, ProgramRejected, RealTimePrograms
 from maitred.scheduler.ejection import Circuit, CircuitState
 from maitred.scheduler.engines.report import EngineCounts
 from maitred.scheduler.failures import (
@@ -56,13 +56,13 @@ __all__ = [
     "EngineCounts",
     "FailedAttempts",
     "FleetView",
+    "MemoryLease",
     "MemoryLost",
     "NotFoundThere",
     "Place",
     "ProgramMemories",
     "ProgramParts",
     "ProgramRejected",
-    "ProgramStep",
     "RealTimeAdmission",
     "RealTimePrograms",
     "ScheduledRequest",

@@ -148,10 +148,10 @@ class GrantedPlacement(Placement):
         self._memories, self._programs = memories, programs
 
     def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
-        step, model = scheduled.step, scheduled.request.model
+        lease, model = scheduled.memory_lease, scheduled.request.model
         asked: list[int] = []
-        while step is not None and step.memory is not None:
-            target = self._memories.target(step.memory)
+        while lease is not None and lease.memory is not None:
+            target = self._memories.target(lease.memory)
             instead = self._instead(scheduled, target.backend)
             if instead is not None:
                 return instead
@@ -161,9 +161,9 @@ class GrantedPlacement(Placement):
             others = self._others(scheduled)
             if takes and not others:
                 return None  # All rest (`Retry-After`), so the program stays where it is.
-            asked.append(step.memory)
+            asked.append(lease.memory)
             # The core knows nothing of rests, so it may choose a backend that rests, and then the first one again.
-            if self._programs.move(step) in asked:
+            if self._programs.move(lease) in asked:
                 return _least_busy(others)
         raise MemoryLost
 
@@ -176,16 +176,16 @@ class GrantedPlacement(Placement):
         return failed is None or not failed.is_busy or bool(self._others(scheduled))
 
     async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
-        failed, step = scheduled.failed, scheduled.step
+        failed, lease = scheduled.failed, scheduled.memory_lease
         assert failed is not None
         backend, rank, stands_in = place
-        if step is not None and not isinstance(failed.failure, UsageRefused):
+        if lease is not None and not isinstance(failed.failure, UsageRefused):
             self._admission.set_stranded(scheduled.request.id, stranded=False)  # It keeps its slot, since it has its memory.
-        if step is not None and not (stands_in or isinstance(failed.failure, UsageRefused)):
+        if lease is not None and not (stands_in or isinstance(failed.failure, UsageRefused)):
             if failed.may_have_died:  # If so, all programs leave that backend, and this one need not wait for the others.
                 await self._watch.poll_now(backend)
             memory = self._memories.index_of(backend, rank)
-            stays = self._programs.move(step) == memory
+            stays = self._programs.move(lease) == memory
             # All connections to this backend carried requests for as long as may be waited.
             if stays and isinstance(failed.failure, PoolTimeout) and not self._others(scheduled):
                 return None

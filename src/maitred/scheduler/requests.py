@@ -5,7 +5,7 @@ from __future__ import annotations
 from maitred.core.request import Request
 from maitred.scheduler.backends.served_models import ServedModel
 from maitred.scheduler.drivers.cancel_scope import CancelScope
-from maitred.scheduler.drivers.programs import ProgramStep
+from maitred.scheduler.drivers.programs import MemoryLease
 from maitred.scheduler.failures import FailedAttempts
 
 
@@ -17,7 +17,7 @@ class ScheduledRequest(CancelScope):
     """Its model, or all models if it names none."""
     asks_each: bool
     """Whether it asks for what one backend has stored, so that each may be asked in turn."""
-    step: ProgramStep | None
+    memory_lease: MemoryLease | None
     """Its place in KV memory, or the one that it waits for; None without one."""
     failed: FailedAttempts | None
     """The attempts that have failed, or None if none has."""

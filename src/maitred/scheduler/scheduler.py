@@ -89,7 +89,7 @@ class Scheduler:
 
     def placement(self, scheduled: ScheduledRequest) -> Placement:
         """Return the placement of a request: by the router, or where its program has memory."""
-        if scheduled.step is None:
+        if scheduled.memory_lease is None:
             return self._routed
         assert self._granted is not None
         return self._granted

@@ -141,7 +141,7 @@ class Attempts:
     async def _send_to(self, place: Place, now: Micros, proxied: ProxyRequest, writer: ResponseWriter) -> ReleaseReason:
         """Send the request to one backend at `now`, and its response to the client. Raises UpstreamError while nothing has been
         sent, and ApiError if the request loses its slot before its first byte."""
-        record, router = proxied.record, self._router if proxied.step is None else None
+        record, router = proxied.record, self._router if proxied.memory_lease is None else None
         with Attempt(self._fleet, self._outcomes, router, place[0], proxied, now, self._clock) as attempt:
             sent = attempt.sent
             if proxied.failed is not None:
@@ -181,8 +181,8 @@ class Attempts:
     def _commit(self, proxied: ProxyRequest, forwarder: ResponseForwarder) -> None:
         """Go over to the response of one backend, of which the first data has just come: from here on the request is no victim,
         and is not sent again. Raises ApiError if it has lost its slot already."""
-        if proxied.step is not None:
-            proxied.step.is_stream = forwarder.is_stream
+        if proxied.memory_lease is not None:
+            proxied.memory_lease.is_stream = forwarder.is_stream
         now = proxied.record.last_data_at
         if proxied.route.needs_slot and not self._admission.confirm_first_byte(proxied.request.id, now):
             raise error_responses.preempted()
@@ -198,9 +198,9 @@ class Attempts:
         """Return what forwards a response; where the usage of an answer is of interest, it is read on the way, and the programs
         are told how far the answer to a step has come."""
         forwarder = ResponseForwarder(proxied, response, writer, proxied.record)
-        step, programs = proxied.step, self._programs
-        if step is not None or (proxied.route.generates and self._reads_usage):
-            on_progress = None if step is None or programs is None else partial(programs.add_progress, step)
+        lease, programs = proxied.memory_lease, self._programs
+        if lease is not None or (proxied.route.generates and self._reads_usage):
+            on_progress = None if lease is None or programs is None else partial(programs.add_progress, lease)
             forwarder.reader = AnswerReader(
                 response.headers, is_stream=forwarder.is_stream, hides_usage=proxied.hides_usage, on_progress=on_progress
             )

@@ -64,7 +64,7 @@ class ProxyRequest(ScheduledRequest):
         self.request_id = request_id
         self.body_lease = body_lease
         """The bytes of the budget that its body holds, until the request has ended."""
-        self.step = self.failed = None
+        self.memory_lease = self.failed = None
         self.waiting_stream: WaitingStream | None = None
         """What sends comments while it waits for that place; None if it may not begin to answer meanwhile."""
         self.hides_usage = False

@@ -171,8 +171,8 @@ class ResponseForwarder:
 
     def _note_usage(self, reader: AnswerReader) -> None:
         self._record.reported = reader.usage
-        if self._proxied.step is not None:
-            self._proxied.step.usage = reader.usage
+        if self._proxied.memory_lease is not None:
+            self._proxied.memory_lease.usage = reader.usage
 
     def _break_off(self, error: ApiError) -> None:
         """End a stream that does not come whole with an event that says why, if it stands between two events."""
@@ -201,9 +201,9 @@ class ResponseForwarder:
         self._record.on_first_data(self._withheld)
 
     def _note_first_data_sent(self) -> None:
-        record, step = self._record, self._proxied.step
-        if step is not None:
-            step.first_data_at = record.first_data_at
+        record, lease = self._record, self._proxied.memory_lease
+        if lease is not None:
+            lease.first_data_at = record.first_data_at
         record.on_first_data_sent()
 
     async def _read_piece(self) -> bytes:

@@ -28,7 +28,7 @@ from typing import Final
 
 from maitred.gateway.error_responses import upstream_failed
 from maitred.gateway.forwarding.stream_dialects import StreamDialect
-from maitred.scheduler.interface import ProgramStep
+from maitred.scheduler.interface import MemoryLease
 from maitred.wire import sse
 from maitred.wire.errors import ProtocolError
 from maitred.wire.exchange import ResponseWriter
@@ -88,16 +88,16 @@ class WaitingStream:
         """Whether the client has a stream that was begun here, and gets an answer that is none as an event at its end."""
         return self._has_begun and not self._is_stream
 
-    async def wait(self, step: ProgramStep) -> None:
+    async def wait(self, lease: MemoryLease) -> None:
         """Return when a step has memory. Raises ProgramRejected if it will get none."""
-        if not self._memory_secs or step.memory is not None:
-            await step.wait()
+        if not self._memory_secs or lease.memory is not None:
+            await lease.wait()
             return
         if self._timer is None:
             self._last_sent = self._loop.time()
         self._start_timer(min(self._memory_secs, self._stream_secs or self._memory_secs))
         try:
-            await step.wait()
+            await lease.wait()
         finally:
             if not self._has_begun:
                 self._start_timer(self._stream_secs)

@@ -14,7 +14,7 @@ metrics.py            the metrics of the gateway
 metric_rows.py        which rows of them a tenant sees
 program_views.py      programs as pages show them
 program_metrics.py    the metrics of programs
-program_profiles.py   averages of the steps of programs
+program_profiles.py   averages of the requests of programs
 shared_page.py        a page that is made in steps, once for all who ask
 loop_lag.py           how late the event loop is
 descriptor_watch.py   whether there are file descriptors left

@@ -12,7 +12,7 @@ from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros, from_seconds
 from maitred.gateway.observe.metrics import counter, gauge, histogram
 from maitred.programs import BackendMemory, Program, ProgramAction, ProgramDecision, ProgramPhase, ProgramState
-from maitred.scheduler.interface import ProgramMemories, ProgramStep, RealTimePrograms
+from maitred.scheduler.interface import MemoryLease, ProgramMemories, RealTimePrograms
 
 PREFIX = "maitred_programs_"
 WAIT_BOUNDS = (*DURATION_BOUNDS, from_seconds(600), from_seconds(1800))
@@ -28,7 +28,7 @@ class ProgramCollector:
         self._waits: dict[PriorityClass, Histogram] = {c: Histogram(WAIT_BOUNDS) for c in PriorityClass}
         self._waiting_since: dict[RequestId, Micros] = {}
         driver.observers.append(self._on_decisions)
-        driver.step_observers.append(self._on_step_ended)
+        driver.end_observers.append(self._on_request_ended)
 
     def families(self, *, state_failed: bool | None) -> Iterator[Metric]:
         """Yield all metrics. `state_failed` says whether the state cannot be written; None: none is kept."""
@@ -81,9 +81,9 @@ class ProgramCollector:
             elif self._waiting_since:
                 self._end_wait(decision.request, decision.at)
 
-    def _on_step_ended(self, step: ProgramStep, program: Program | None) -> None:
+    def _on_request_ended(self, lease: MemoryLease, program: Program | None) -> None:
         if self._waiting_since:
-            self._end_wait(step.request.id, self._driver.clock.now())
+            self._end_wait(lease.request.id, self._driver.clock.now())
 
     def _end_wait(self, request_id: RequestId, now: Micros) -> None:
         since = self._waiting_since.pop(request_id, None)

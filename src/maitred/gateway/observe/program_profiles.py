@@ -1,12 +1,12 @@
-"""Measure the steps of programs: how long each was paused, prefilled and decoded, and how long the tool before it took.
+"""Measure the requests of programs: how long each was paused, prefilled and decoded, and how long the tool before it took.
 
-    arrival ──pause──▶ granted ──prefill──▶ first data ──decode──▶ end ──tool──▶ arrival of the next step
+    arrival ──pause──▶ granted ──prefill──▶ first data ──decode──▶ end ──tool──▶ arrival of the next request
 
 Prefill and decode are known of streamed answers only, and are 0 otherwise. Prefill has the wait for a slot in it, if there was
-one. A step counts when data of its response has come. The KV hit rate is the cached part of the prompt, where the
-backend reports it; a step without it does not count in the average.
+one. A request counts when data of its response has come. The KV hit rate is the cached part of the prompt, where the
+backend reports it; a request without it does not count in the average.
 
-Sums are kept for each program, and forgotten with it. With a folder, each step is a row of `step_profiles.csv` as well
+Sums are kept for each program, and forgotten with it. With a folder, each request is a row of `step_profiles.csv` as well
 (ThunderAgent's columns), written in a thread of its own. A file of `MAX_CSV_BYTES`, or with other columns, becomes
 `step_profiles.csv.1`, in place of the one before, so that two of that size is all the disk that profiles take.
 """
@@ -31,7 +31,7 @@ from maitred.files.background_writer import BackgroundWriter, BatchSource
 from maitred.files.line_file import PRIVATE, LineFile
 from maitred.files.undo import make_folders
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramState
-from maitred.scheduler.interface import ProgramStep, RealTimePrograms
+from maitred.scheduler.interface import MemoryLease, RealTimePrograms
 
 CSV_NAME: Final = "step_profiles.csv"
 HEADER: Final = "program_id,step_id,prefill_s,decode_s,pause_s,tool_call_s,kv_hit_rate,completed_at\n"
@@ -65,33 +65,33 @@ class ProgramProfile:
         self._hit_rate = 0.0
         self._num_hit_rates = 0
 
-    def add(self, step: StepProfile) -> None:
-        """Count a step."""
+    def add(self, request: RequestProfile) -> None:
+        """Count a request."""
         self.step_count += 1
-        self.last_end = step.ended_at
-        self._prefill += step.prefill
-        self._decode += step.decode
-        self._pause += step.pause
-        self._tool += step.tool
-        if step.kv_hit_rate is not None:
-            self._hit_rate += step.kv_hit_rate
+        self.last_end = request.ended_at
+        self._prefill += request.prefill
+        self._decode += request.decode
+        self._pause += request.pause
+        self._tool += request.tool
+        if request.kv_hit_rate is not None:
+            self._hit_rate += request.kv_hit_rate
             self._num_hit_rates += 1
 
     def summary(self) -> ProfileSummary:
-        """Return the averages; that of the tools is over all steps but the first."""
-        steps = max(1, self.step_count)
+        """Return the averages; that of the tools is over all requests but the first."""
+        requests = max(1, self.step_count)
         return ProfileSummary(
             step_count=self.step_count,
-            avg_prefill_s=_seconds(self._prefill / steps),
-            avg_decode_s=_seconds(self._decode / steps),
-            avg_pause_s=_seconds(self._pause / steps),
+            avg_prefill_s=_seconds(self._prefill / requests),
+            avg_decode_s=_seconds(self._decode / requests),
+            avg_pause_s=_seconds(self._pause / requests),
             avg_tool_call_s=_seconds(self._tool / max(1, self.step_count - 1)),
             avg_kv_hit_rate=round(self._hit_rate / self._num_hit_rates, 4) if self._num_hit_rates else None,
         )
 
 
-class StepProfile(msgspec.Struct, frozen=True):
-    """One step, in µs."""
+class RequestProfile(msgspec.Struct, frozen=True):
+    """One request, in µs."""
 
     prefill: Micros
     decode: Micros
@@ -115,7 +115,7 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
         self._file_mode = file_mode
         self._writer = BackgroundWriter(self, "step profiles")
         driver.observers.append(self._on_decisions)
-        driver.step_observers.append(self._on_step_ended)
+        driver.end_observers.append(self._on_request_ended)
 
     def start(self) -> None:
         """Begin to write, inside this event loop."""
@@ -127,7 +127,7 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
         await self._writer.close()
 
     def find(self, program: Program) -> ProfileSummary | None:
-        """Return the averages of a program, or None if no step of it has ended."""
+        """Return the averages of a program, or None if no request of it has ended."""
         profile = self._profiles.get(program.serial)
         return None if profile is None else profile.summary()
 
@@ -136,13 +136,13 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
             if decision.action is ProgramAction.END:
                 self._profiles.pop(decision.program, None)
 
-    def _on_step_ended(self, step: ProgramStep, program: Program | None) -> None:
+    def _on_request_ended(self, lease: MemoryLease, program: Program | None) -> None:
         if program is None or program.is_anonymous or program.state is ProgramState.TERMINATED:
             return
-        if step.granted_at is None or step.first_data_at is None:
+        if lease.granted_at is None or lease.first_data_at is None:
             return
         profile = self._profiles.setdefault(program.serial, ProgramProfile())
-        measured = _measure(step, profile.last_end, self._driver.clock.now())
+        measured = _measure(lease, profile.last_end, self._driver.clock.now())
         profile.add(measured)
         if self._path is not None:
             self._rows.append(_row(program.key.name, profile.step_count, measured, self._driver.clock.wall()))
@@ -200,29 +200,29 @@ def _old(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
-def _measure(step: ProgramStep, last_end: Micros | None, now: Micros) -> StepProfile:
-    assert step.granted_at is not None
-    assert step.first_data_at is not None
-    usage = step.usage
+def _measure(lease: MemoryLease, last_end: Micros | None, now: Micros) -> RequestProfile:
+    assert lease.granted_at is not None
+    assert lease.first_data_at is not None
+    usage = lease.usage
     hit_rate = None
     if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
         hit_rate = min(usage.cached_tokens / usage.prompt_tokens, 1.0)
-    return StepProfile(
-        prefill=step.first_data_at - step.granted_at if step.is_stream else 0,
-        decode=now - step.first_data_at if step.is_stream else 0,
-        pause=max(0, step.granted_at - step.arrival),
-        tool=0 if last_end is None else max(0, step.arrival - last_end),
+    return RequestProfile(
+        prefill=lease.first_data_at - lease.granted_at if lease.is_stream else 0,
+        decode=now - lease.first_data_at if lease.is_stream else 0,
+        pause=max(0, lease.granted_at - lease.arrival),
+        tool=0 if last_end is None else max(0, lease.arrival - last_end),
         ended_at=now,
         kv_hit_rate=hit_rate,
     )
 
 
-def _row(name: str, step_id: int, step: StepProfile, at: Micros) -> str:
-    """Return a row of a step that has ended `at` this time of day; the id is quoted, and control characters in it are escaped,
-    so that a row is one line."""
+def _row(name: str, step_id: int, request: RequestProfile, at: Micros) -> str:
+    """Return a row of a request that has ended `at` this time of day; the id is quoted, and control characters in it are
+    escaped, so that a row is one line."""
     line = io.StringIO()
-    times = [f"{to_seconds(span):.4f}" for span in (step.prefill, step.decode, step.pause, step.tool)]
-    hit_rate = "" if step.kv_hit_rate is None else f"{step.kv_hit_rate:.4f}"
+    times = [f"{to_seconds(span):.4f}" for span in (request.prefill, request.decode, request.pause, request.tool)]
+    hit_rate = "" if request.kv_hit_rate is None else f"{request.kv_hit_rate:.4f}"
     quoted = name.translate(_CONTROL_CHARACTERS).replace('"', '""')
     csv.writer(line, lineterminator="\n").writerow([step_id, *times, hit_rate, f"{to_seconds(at):.4f}"])
     return f'"{quoted}",{line.getvalue()}'

@@ -1,7 +1,7 @@
-"""Drive the core of the programs in real time: one clock, one timer, and a `ProgramStep` for each request of a program.
+"""Drive the core of the programs in real time: one clock, one timer, and a `MemoryLease` for each request of a program.
 
-Every input of the core passes through `RealTimePrograms`, and every decision about a request is applied to its step there. A
-step begins when its request has been read and ends exactly once, however the request ends: answered, refused, failed,
+Every input of the core passes through `RealTimePrograms`, and every decision about a request is applied to its lease there. A
+lease begins when its request has been read and ends exactly once, however the request ends: answered, refused, failed,
 preempted, or left by its client, also while it waits for memory. Between, it is granted memory at a backend, or waits for it;
 when its backend fails before the response has begun, `move` asks for memory elsewhere.
 
@@ -44,8 +44,8 @@ class ProgramRejected(MaitredError):  # noqa: N818  (an answer, not a fault)
         super().__init__(f"refused: {reason}")
 
 
-class ProgramStep:
-    """A request of a program, from `begin` to `end`."""
+class MemoryLease:
+    """A request of a program, from `begin` to `end`. It waits for KV memory, then has a place there."""
 
     __slots__ = (
         "_changed",
@@ -120,60 +120,60 @@ class RealTimePrograms:
         """How often the core has decided what for which reason."""
         self.observers: list[Callable[[Sequence[ProgramDecision]], object]] = []
         """Each is called with the decisions on every input, also if there are none, after they were applied."""
-        self.step_observers: list[Callable[[ProgramStep, Program | None], object]] = []
-        """Each is called when a step has ended, with its program; None if that was released or never known."""
+        self.end_observers: list[Callable[[MemoryLease, Program | None], object]] = []
+        """Each is called when a lease has ended, with the program of its request; None if that was released or never known."""
         self.restored = asyncio.Event()
         """Set when the programs of the last run are known again; no request is granted memory before."""
         self.restored.set()
-        self._steps: dict[RequestId, ProgramStep] = {}
+        self._leases: dict[RequestId, MemoryLease] = {}
         self._timer = DeadlineTimer(self._on_due, clock)
 
     @property
-    def steps(self) -> Collection[ProgramStep]:
+    def leases(self) -> Collection[MemoryLease]:
         """All requests that wait for memory or have it."""
-        return self._steps.values()
+        return self._leases.values()
 
     def prefilling(self, memory: int) -> set[int]:
         """Return the serial numbers of the programs at a memory that may not be there whole: a stream that they have asked for
         has not begun, so a part of its prompt may not be computed yet."""
-        steps = (step for step in self._steps.values() if step.memory == memory)
-        unanswered = (step for step in steps if step.asks_for_stream and step.first_data_at is None)
-        programs = (self.core.program_of(step.request.id) for step in unanswered)
+        leases = (lease for lease in self._leases.values() if lease.memory == memory)
+        unanswered = (lease for lease in leases if lease.asks_for_stream and lease.first_data_at is None)
+        programs = (self.core.program_of(lease.request.id) for lease in unanswered)
         return {program.serial for program in programs if program is not None}
 
     def begin(
         self, request: ProgramRequest, now: Micros, *, asks_for_stream: bool = False, ends_program: bool = False
-    ) -> ProgramStep:
-        """Ask at `now` for memory for the program of a request. Call `end` afterwards, even if `ProgramStep.wait` raises."""
-        step = ProgramStep(request, now, asks_for_stream=asks_for_stream, ends_program=ends_program)
-        self._steps[request.id] = step
+    ) -> MemoryLease:
+        """Ask at `now` for memory for the program of a request. Call `end` afterwards, even if `MemoryLease.wait` raises."""
+        lease = MemoryLease(request, now, asks_for_stream=asks_for_stream, ends_program=ends_program)
+        self._leases[request.id] = lease
         self._apply_decisions(self.core.begin(request, now))
-        return step
+        return lease
 
-    def add_progress(self, step: ProgramStep, tokens: int) -> None:
-        """Count `tokens` more of the response to the request of a step."""
-        self.core.progress(step.request.id, tokens, self.clock.now())
+    def add_progress(self, lease: MemoryLease, tokens: int) -> None:
+        """Count `tokens` more of the response to the request of a lease."""
+        self.core.progress(lease.request.id, tokens, self.clock.now())
 
-    def move(self, step: ProgramStep) -> int | None:
-        """Ask for memory elsewhere: the backend of a granted step has failed it before the response began. Afterwards the step
-        has memory again, waits for it, or is refused. Return its memory, or None."""
-        request_id = step.request.id
+    def move(self, lease: MemoryLease) -> int | None:
+        """Ask for memory elsewhere: the backend of a granted lease has failed its request before the response began. Afterwards
+        the lease has memory again, waits for it, or is refused. Return its memory, or None."""
+        request_id = lease.request.id
         decisions = self.core.move(request_id, self.clock.now())
         self._apply_decisions(decisions)
         if all(decision.request != request_id for decision in decisions):
-            step.refuse(ProgramReason.RELEASED)  # The core does not know it any more.
-        return step.memory
+            lease.refuse(ProgramReason.RELEASED)  # The core does not know it any more.
+        return lease.memory
 
-    def end(self, step: ProgramStep, ended_at: Micros = 0) -> None:
-        """End a step, with its usage if it has one, and its program if it was the last one. `ended_at`: the time, if it was
+    def end(self, lease: MemoryLease, ended_at: Micros = 0) -> None:
+        """End a lease, with its usage if it has one, and its program if it was the last one. `ended_at`: the time, if it was
         read in this step of its task. Idempotent."""
-        if self._steps.pop(step.request.id, None) is None:
+        if self._leases.pop(lease.request.id, None) is None:
             return
-        program = self.core.program_of(step.request.id)
-        self._apply_decisions(self.core.end(step.request.id, step.usage, ended_at or self.clock.now()))
-        for observe in self.step_observers:
-            observe(step, program)
-        if step.ends_program and program is not None:
+        program = self.core.program_of(lease.request.id)
+        self._apply_decisions(self.core.end(lease.request.id, lease.usage, ended_at or self.clock.now()))
+        for observe in self.end_observers:
+            observe(lease, program)
+        if lease.ends_program and program is not None:
             self.release(program.key.tenant, program.key.name)
 
     def release(self, tenant: str, name: str) -> bool:
@@ -209,9 +209,9 @@ class RealTimePrograms:
     def _apply_decisions(self, decisions: Sequence[ProgramDecision]) -> None:
         for decision in decisions:
             self.decision_counts[decision.action, decision.reason] += 1
-            step = None if decision.request is None else self._steps.get(decision.request)
-            if step is not None:
-                step.apply_decision(decision)
+            lease = None if decision.request is None else self._leases.get(decision.request)
+            if lease is not None:
+                lease.apply_decision(decision)
         for observe in self.observers:
             observe(decisions)
         self._timer.set_to(self.core.next_deadline())

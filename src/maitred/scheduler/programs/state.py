@@ -22,7 +22,7 @@ from maitred.files.background_writer import BackgroundWriter, BatchSource
 from maitred.programs import Program, ProgramAction, ProgramDecision, ProgramKey, ProgramRecord, ProgramState, record_of
 from maitred.scheduler.backends.backend import Backend, BackendObserver
 from maitred.scheduler.backends.fleet_view import FleetView
-from maitred.scheduler.drivers.programs import ProgramStep, RealTimePrograms
+from maitred.scheduler.drivers.programs import MemoryLease, RealTimePrograms
 from maitred.scheduler.programs.memories import ProgramMemories
 from maitred.scheduler.programs.store import ProgramChanges, ProgramStore, StateChanges, StoredProgram
 
@@ -53,7 +53,7 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
         self._has_drained_changed = False
         driver.restored.clear()
         driver.observers.append(self._on_decisions)
-        driver.step_observers.append(self._on_step_ended)
+        driver.end_observers.append(self._on_request_ended)
 
     @property
     def failed(self) -> bool:
@@ -139,7 +139,7 @@ class ProgramStateKeeper(BackendObserver, BatchSource[StateChanges]):
             if known is not None:
                 self._note(known)
 
-    def _on_step_ended(self, step: ProgramStep, program: Program | None) -> None:
+    def _on_request_ended(self, lease: MemoryLease, program: Program | None) -> None:
         if program is not None and program.state is not ProgramState.TERMINATED:
             self._note(program)
 
