@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from world import Backend, BackendRequest, GatewayWorld, chunk, run, world
@@ -11,23 +13,33 @@ from world import Backend, BackendRequest, GatewayWorld, chunk, run, world
 from maitred import is_compiled
 from maitred.admission.classes.priority import AdmissionPriority
 from maitred.scheduler.backends.served_models import ServedModels
+from maitred.wire.clock import Clock
+from maitred.wire.machine import Machine
 
 CLASSES = {"mode": "priority"}
 MEMORY = {"mode": "tr", "backend_capacity_tokens": 1_000_000}
 
 
 class Count:
-    """Counts the calls of a function."""
+    """Counts the calls of a function; with `of`, in place of that method."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.calls = 0
-        function = getattr(owner, name)
+        self._function = function
 
-        def counted(*args: object) -> object:
-            self.calls += 1
-            return function(*args)
+    @classmethod
+    def of(cls, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Count:
+        count = cls(getattr(owner, name))
 
-        monkeypatch.setattr(owner, name, counted)
+        def method(*args: object) -> Any:
+            return count(*args)
+
+        monkeypatch.setattr(owner, name, method)
+        return count
+
+    def __call__(self, *args: object) -> Any:
+        self.calls += 1
+        return self._function(*args)
 
     async def fewest(self, w: GatewayWorld, body: dict[str, object]) -> int:
         """Return the calls during a request, without those of timers that came between: the fewest of five requests."""
@@ -41,15 +53,14 @@ class Count:
 
 
 @pytest.mark.parametrize("programs", [None, MEMORY], ids=["routed", "of a program"])
-def test_the_clock_is_read_when_a_request_comes_and_when_its_answer_does(
-    monkeypatch: pytest.MonkeyPatch, programs: dict[str, object] | None
-) -> None:
+def test_the_clock_is_read_when_a_request_comes_and_when_its_answer_does(programs: dict[str, object] | None) -> None:
     """A request that need not wait is taken in, admitted, routed and sent at one instant; a short answer has come, is sent and
     has ended at another one."""
-    count = Count(monkeypatch, time, "monotonic_ns")
+    count = Count(time.monotonic_ns)
+    machine = Machine(clock=Clock(count))
 
     async def scenario() -> None:
-        async with world(Backend(), admission=CLASSES, programs=programs, health_interval_secs=3600.0) as w:
+        async with world(Backend(), admission=CLASSES, programs=programs, machine=machine, health_interval_secs=3600.0) as w:
             body = {"model": "m"} if programs is None else {"model": "m", "program_id": "p"}
             assert await count.fewest(w, body) == 2
 
@@ -58,7 +69,7 @@ def test_the_clock_is_read_when_a_request_comes_and_when_its_answer_does(
 
 @pytest.mark.skipif(is_compiled(), reason="watches a method, which a compiled class does not allow")
 def test_a_request_asks_once_which_backends_serve_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, listed = Count(monkeypatch, ServedModels, "find"), Count(monkeypatch, ServedModels, "backends_serving")
+    count, listed = (Count.of(monkeypatch, ServedModels, name) for name in ("find", "backends_serving"))
 
     async def scenario() -> None:
         async with world(Backend(), Backend(), admission=CLASSES, health_interval_secs=3600.0) as w:
@@ -72,7 +83,7 @@ def test_a_request_asks_once_which_backends_serve_its_model(monkeypatch: pytest.
 @pytest.mark.skipif(is_compiled(), reason="watches a method, which a compiled class does not allow")
 @pytest.mark.parametrize("cost", ["requests", "tokens"])
 def test_a_request_that_is_admitted_at_once_has_its_slots_counted_once(monkeypatch: pytest.MonkeyPatch, cost: str) -> None:
-    count = Count(monkeypatch, AdmissionPriority, "set_slot_units")
+    count = Count.of(monkeypatch, AdmissionPriority, "set_slot_units")
 
     async def scenario() -> None:
         async with world(Backend(), slots=1_000, admission={**CLASSES, "slot_cost": cost}, health_interval_secs=3600.0) as w:
