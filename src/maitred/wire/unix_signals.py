@@ -24,5 +24,6 @@ def handle_signals(numbers: Sequence[int], on_signal: Callable[[], object]) -> I
     finally:
         for number, before in handled.items():
             loop.remove_signal_handler(number)
-            if before is not None:  # None: it was handled by another language than Python
+            # None: it was handled by another language than Python. The same: the loop has not changed it, or made it up.
+            if before is not None and signal.getsignal(number) is not before:
                 signal.signal(number, before)
