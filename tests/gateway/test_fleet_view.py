@@ -79,6 +79,20 @@ def test_only_failures_in_a_row_take_a_backend_down_and_its_requests_away() -> N
     assert fleet.may_serve("m")
 
 
+def test_a_request_sees_the_backends_of_a_model_that_was_forgotten_meanwhile_and_came_back() -> None:
+    fleet, a, b = fleet_of_two()
+    served = fleet.find_model("m")
+    assert served is not None
+    assert served.backends == (a, b)
+    for backend in (a, b):
+        fleet.mark_up(backend, {"n": {"id": "n"}}, None)
+    assert not fleet.is_known("m")
+    assert (served.backends, fleet.may_serve("m")) == ((), True)
+    fleet.mark_up(b, {"m": {"id": "m"}}, None)
+    assert served.backends == fleet.backends_serving("m") == (b,)
+    assert fleet.find_model("m") is served
+
+
 UP, DOWN = True, False
 
 
