@@ -222,12 +222,12 @@ STEPS = st.lists(st.integers(0, 10**8).map(step_of), min_size=30, max_size=60)
 
 
 @given(configs(tokens=False), STEPS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_every_decision_in_any_order_is_one_that_the_model_allows(
     config: AdmissionConfig, steps: Sequence[tuple[str, int, Micros]]
 ) -> None:
-    """100 times 45 steps on average. As a state machine of Hypothesis' own, 200 times 50 took several times as long, nearly all
-    of it in choosing what comes next."""
+    """300 times 45 steps on average: 100 times missed faults of one line. As a state machine of Hypothesis' own, 200 times 50
+    took several times as long, nearly all of it in choosing what comes next."""
     world = AnyOrder(config)
     for step in steps:
         world.step(*step)

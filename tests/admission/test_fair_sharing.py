@@ -124,6 +124,31 @@ def test_a_request_that_comes_back_moves_neither_its_tenant_nor_the_clock() -> N
     assert line.serve(6) == "bcbcbc"
 
 
+def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
+    line = QueueTimeline()
+    for _ in range(20):
+        line.push("a")
+    line.serve(10)
+    for _ in range(4):
+        line.push("b")
+
+    assert line.serve(6) == "bababa"
+
+
+def test_an_answer_that_was_longer_than_expected_puts_what_waits_of_its_tenant_behind() -> None:
+    line = QueueTimeline()
+    line.push("a")
+    for _ in range(3):
+        line.push("a")
+        line.push("b")
+    first = line.queue.peek()
+    assert first is not None
+    line.queue.serve(first)
+    line.queue.settle(first, 3)
+
+    assert line.serve(6) == "bbbaaa"
+
+
 def test_what_tenants_owe_is_kept_of_so_many_of_them() -> None:
     """A flood of tenants with one request each leaves no trace of each of them."""
     line = QueueTimeline()
