@@ -17,10 +17,12 @@ import pytest
 from raw_upstream import run
 
 from maitred.core.errors import ConfigError
+from maitred.wire import server_context
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.machine import Machine
 from maitred.wire.protocol import MAX_PARKED_BYTES
 from maitred.wire.server import App, Listener, open_listener, running_server
+from maitred.wire.server_context import ServerContext
 
 SERVER = """
 import asyncio
@@ -197,6 +199,32 @@ def test_a_body_that_no_handler_reads_is_not_taken_either() -> None:
     kept, answer = run(scenario())
     assert MAX_PARKED_BYTES < kept < 4 * MAX_PARKED_BYTES
     assert answer.startswith(b"HTTP/1.1 200")
+
+
+class _Watched:
+    """A connection that waits for being told to set its timer."""
+
+    def __init__(self) -> None:
+        self.is_told = asyncio.Event()
+
+    def watch(self) -> None:
+        self.is_told.set()
+
+
+def test_only_a_connection_that_stays_sets_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        context = ServerContext(asyncio.get_running_loop())
+        stays, leaves, comes_later = _Watched(), _Watched(), _Watched()
+        for connection in (leaves, stays):
+            context.watch_soon(connection)  # type: ignore[arg-type]
+        context.on_closed(leaves)  # type: ignore[arg-type]
+        await stays.is_told.wait()
+        context.watch_soon(comes_later)  # type: ignore[arg-type]
+        await comes_later.is_told.wait()
+        assert not leaves.is_told.is_set()
+
+    monkeypatch.setattr(server_context, "_WATCH_SECS", 0.001)
+    run(scenario())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory in its own way")

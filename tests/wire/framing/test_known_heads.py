@@ -95,6 +95,21 @@ def test_a_head_without_a_length_is_known_as_it_is() -> None:
     assert [type(event) for event in halves.receive_data(PROBE[20:])] == [RequestHead, type(END)]
 
 
+def test_a_parser_is_made_with_the_first_bytes_that_it_must_see() -> None:
+    known: KnownHeads[RequestHead] = KnownHeads()
+    receive(known, PROBE)
+    framing = ServerFraming(MAX_HEAD, known)
+    framing.receive_data(PROBE)
+    assert framing._parser is None
+    framing.start_response(200, [])
+    framing.send_data(b"", False)
+    framing.next_exchange()
+    (head, end) = framing.receive_data(PROBE.replace(b"/health", b"/other"))
+    assert framing._parser is not None
+    assert type(head) is RequestHead
+    assert (head.path, end) == ("/other", END)
+
+
 def test_a_length_without_digits_is_not_found_under_the_head_that_had_some() -> None:
     known: KnownHeads[RequestHead] = KnownHeads()
     receive(known, post(3))
