@@ -29,10 +29,11 @@ class Emulated:
     def __init__(self, url, client):
         self.url, self.client, self.origin = url, client, Origin.parse(url)
 
-    async def ask(self, path, payload, *, method="POST"):
+    async def ask(self, path, payload, *, method="POST", headers=()):
         """Return the response when its head has come."""
         body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
-        return await self.client.request(self.origin, method, path, [(b"content-type", b"application/json")], body)
+        sent = [(b"content-type", b"application/json"), *headers]
+        return await self.client.request(self.origin, method, path, sent, body)
 
     async def answer(self, path, payload=b"", *, method="POST"):
         """Return the status and the JSON of a whole response."""

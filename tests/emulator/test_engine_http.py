@@ -6,6 +6,7 @@ import contextlib
 import math
 import struct
 
+import msgspec
 import openai
 import pytest
 from emulated import FROZEN, chat, emulated, events, play, whole
@@ -379,3 +380,15 @@ def test_the_served_model_is_listed_and_any_other_is_not_found():
     assert listed == ["tiny"]
     assert refused.code == "model_not_found"
     assert "'gpt-9' does not exist; this engine serves 'tiny'" in refused.message
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_response_has_the_id_that_its_client_has_given(streams):
+    async def scenario():
+        async with emulated() as engine:
+            response = await engine.ask(CHAT, chat(3, stream=streams), headers=[(b"x-request-id", b"job-17")])
+            return await whole(response)
+
+    body = play(scenario())
+    answers = events(body)[0] if streams else [msgspec.json.decode(body)]
+    assert {answer["id"] for answer in answers} == {"chatcmpl-job-17"}

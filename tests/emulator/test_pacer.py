@@ -32,6 +32,9 @@ class ManualClock:
     def time(self):
         return self.now
 
+    def unix_time(self):
+        return self.now
+
     def call_at(self, when, callback):
         timer = ManualTimer(when, callback, self.timers)
         self.timers.append(timer)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from random import Random
 from typing import TypeAlias
@@ -57,6 +56,8 @@ Route: TypeAlias = tuple[tuple[str, ...], Handler]
 _GET, _POST = ("GET", "HEAD"), ("POST",)  # the server drops the body of a response to HEAD
 _ONE_MODEL = "/v1/models/"
 ROUTING_KEY = b"x-smg-routing-key"
+REQUEST_ID = b"x-request-id"
+"""The id of the response ends with its value, as in vLLM."""
 
 _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -70,11 +71,11 @@ def _routing_key_of(exchange: Exchange, body: GenerationBody) -> str:
 class EngineApp(App):
     """The app of one engine."""
 
-    def __init__(self, config: EngineConfig, instance: InstanceConfig) -> None:
-        """Raise ConfigError for an unknown scheduler."""
+    def __init__(self, config: EngineConfig, instance: InstanceConfig, clock: PacerClock | None = None) -> None:
+        """`clock` says when steps end; None: real time. Raises ConfigError for an unknown scheduler."""
         self._config = config
         self._instance = resolve_instance(instance)
-        self._engine = EmulatedEngine(config, self._instance, PreciseClock())
+        self._engine = EmulatedEngine(config, self._instance, clock or PreciseClock())
         self._one_model: Route = (_GET, self._model)
         self._routes: dict[str, Route] = {
             "/v1/chat/completions": (_POST, self._chat),
@@ -122,7 +123,8 @@ class EngineApp(App):
 
     async def _generate(self, body: GenerationBody, endpoint_format: EndpointFormat, exchange: Exchange) -> None:
         """Generate a response. Raises ApiError, and ClientDisconnected if the client disconnects before the end."""
-        plan, requests = self._engine.plan(body, endpoint_format, _routing_key_of(exchange, body))
+        request_id = (exchange.get_header(REQUEST_ID) or b"").decode("latin-1")
+        plan, requests = self._engine.plan(body, endpoint_format, _routing_key_of(exchange, body), request_id)
         response = _begin_response(plan, exchange, streams=bool(body.stream))
         exchange.watch_disconnect(lambda: _on_client_gone(response))
         try:
@@ -206,11 +208,12 @@ class EmulatedEngine:
         paced = msgspec.structs.replace(instance, step_by_step=True)
         self._instance = Instance(paced, Random(f"{config.seed}/instance"), instance_rules(paced).new_parts(paced))
         self.metrics = EmulatedMetrics(config.model, instance, self._instance, speed=config.speed)
+        self._clock = clock
         self._pacer = Pacer(self._instance, clock, self.metrics, speed=config.speed)
         self._finish_sampler = FinishSampler(config.output_tokens, config.seed)
         self._ids = itertools.count()
         self._id_suffix = secrets.token_hex(4)
-        """A part of response ids that differs between engines."""
+        """A part of the ids of responses that differs between engines."""
         self._num_accepted = 0
         self._num_aborted = 0
 
@@ -221,9 +224,10 @@ class EmulatedEngine:
             raise ApiError(404, message, kind="invalid_request_error", param="model", code="model_not_found")
 
     def plan(
-        self, body: GenerationBody, endpoint_format: EndpointFormat, routing_key: str = ""
+        self, body: GenerationBody, endpoint_format: EndpointFormat, routing_key: str = "", request_id: str = ""
     ) -> tuple[ResponsePlan, list[Request]]:
-        """Return the plan of the response, and the requests that will generate it. Raises ApiError 400, 404 and 503."""
+        """Return the plan of the response, and the requests that will generate it. `request_id` is the one that the client has
+        given, if it has. Raises ApiError 400, 404 and 503."""
         self.check_model(body.model)
         body.reject_unsupported()
         requests = [self._make_request(body, prompt, routing_key) for prompt in body.prompts()]
@@ -232,8 +236,8 @@ class EmulatedEngine:
             raise ApiError(503, f"the queue is full: {overload}", kind="service_unavailable_error")
         plan = ResponsePlan(
             endpoint_format=endpoint_format,
-            id=f"{endpoint_format.id_prefix}{self._id_suffix}-{requests[0].id}",
-            created=int(datetime.now(UTC).timestamp()),
+            id=f"{endpoint_format.id_prefix}{request_id or f'{self._id_suffix}-{requests[0].id}'}",
+            created=int(self._clock.unix_time()),
             model=self.model,
             prompt_tokens=sum(request.prompt_tokens for request in requests),
             finishes=tuple(self._plan_finish(body, request) for request in requests),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 from maitred.core.request import PrefixKeys, Request, RequestId
@@ -42,6 +43,10 @@ class PacerClock(Protocol):
         """Return monotonic time in seconds."""
         ...
 
+    def unix_time(self) -> float:
+        """Return the time of day in seconds since 1970."""
+        ...
+
     def call_at(self, when: float, callback: Callable[[], object], /) -> PacerTimer: ...
 
 
@@ -53,6 +58,9 @@ class PreciseClock:
 
     def time(self) -> float:
         return time.monotonic()
+
+    def unix_time(self) -> float:
+        return datetime.now(UTC).timestamp()
 
     def call_at(self, when: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
         delay = when - time.monotonic()
