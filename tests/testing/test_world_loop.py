@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from maitred.testing.world.draws import Draws
-from maitred.testing.world.loop import START, Deadlock, VirtualLoop
+from maitred.testing.world.loop import START, Deadlock, Livelock, VirtualLoop
 
 
 def test_the_clock_jumps_to_the_next_event_and_no_timer_is_early() -> None:
@@ -156,3 +156,14 @@ def test_the_same_seed_gives_the_same_order_in_a_process_with_another_hash_seed(
 
 def _path() -> str:
     return ":".join(path for path in sys.path if path)
+
+
+def test_callbacks_that_go_on_without_time_are_found() -> None:
+    loop = VirtualLoop()
+
+    def again() -> None:
+        loop.call_soon(again)
+
+    again()
+    with pytest.raises(Livelock, match="no time passes"):
+        loop.run_until_complete(asyncio.sleep(1))

@@ -247,14 +247,14 @@ class ConnectionPool:
 
     def _close_expired(self) -> None:
         self._expiry_timer = None
-        oldest_kept = self._loop.time() - self._limits.keep_alive_secs
+        now, kept_secs = self._loop.time(), self._limits.keep_alive_secs
         for connection in self._idle:
-            if connection.idle_since <= oldest_kept:
+            # The sum for which the timer is set: a difference may round to a time before it, and the timer rings for nothing.
+            if connection.idle_since + kept_secs <= now:
                 connection.close()
         self._idle = [connection for connection in self._idle if connection.is_usable]
         if self._idle:
-            due = self._idle[0].idle_since + self._limits.keep_alive_secs
-            self._expiry_timer = self._loop.call_at(due, self._close_expired)
+            self._expiry_timer = self._loop.call_at(self._idle[0].idle_since + kept_secs, self._close_expired)
 
 
 class UpstreamClient:

@@ -15,9 +15,9 @@ transport.py  connections, as TCP makes them; streams.py: one direction of one
 from __future__ import annotations
 
 from maitred.testing.world.draws import Draws
-from maitred.testing.world.loop import Deadlock, VirtualLoop
+from maitred.testing.world.loop import Deadlock, Livelock, VirtualLoop
 from maitred.testing.world.network import Network, Place
 from maitred.testing.world.streams import LinkConfig
 from maitred.testing.world.transport import Connection, MemoryTransport, Tap
 
-__all__ = ["Connection", "Deadlock", "Draws", "LinkConfig", "MemoryTransport", "Network", "Place", "Tap", "VirtualLoop"]
+__all__ = ["Connection", "Deadlock", "Draws", "LinkConfig", "Livelock", "MemoryTransport", "Network", "Place", "Tap", "VirtualLoop"]

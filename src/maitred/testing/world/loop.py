@@ -12,7 +12,8 @@ data, how many sockets one turn serves. What a real loop promises is kept: callb
 one stream in order (a stream has one event at a time).
 
 Time passes only between turns; work takes none. A loop that has neither callback nor event, and whose main task has not ended,
-would wait for ever: `Deadlock` says which tasks wait, and where.
+would wait for ever: `Deadlock` says which tasks wait, and where. One that runs callbacks without end at one instant is found as
+well: `Livelock`.
 
 No thread is ever started: `run_in_executor` calls its function after a delay, in the loop.
 """
@@ -38,6 +39,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 START: Final[Micros] = from_seconds(1_000)
 """What the clock shows at the start: not 0, which code may take for "never"."""
+MAX_EVENTS_PER_INSTANT: Final = 100_000
+"""Callbacks at one instant from which on the loop is taken to run for ever."""
 _MIN_CANCELLED: Final = 256
 """Cancelled timers from which on the queue of events is cleared of them."""
 log = logging.getLogger("maitred.testing")
@@ -54,6 +57,10 @@ class Sockets(Protocol):
 
 class Deadlock(RuntimeError):  # noqa: N818  (the field's name of the thing)
     """Nothing is due, and the main task has not ended."""
+
+
+class Livelock(RuntimeError):  # noqa: N818
+    """Callbacks run without end, and no time passes."""
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -76,6 +83,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._events: list[tuple[Micros, float, int, asyncio.Handle]] = []
         """Instant, rank among the events of this instant, number and callback."""
         self._num_scheduled = self._num_cancelled = 0
+        self._num_events_before = 0
+        """Callbacks that had run when the clock jumped last."""
         self._order = self.draws.of("order")
         self._rank = self._order.random
         self._thread_delay = self.draws.of("threads")
@@ -183,6 +192,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         self._events.clear()
 
+    def stand_still(self, secs: float) -> None:
+        """Let time pass without running anything, as if the machine had been stopped: what falls due meanwhile is late."""
+        self.micros += from_seconds(secs)
+        self._secs = to_seconds(self.micros)
+
     def pending(self) -> list[asyncio.Handle]:
         """Return the callbacks and events that are not cancelled and have not run, to see what is left at an end."""
         waiting = [*self._ready, *(event[3] for event in sorted(self._events))]
@@ -196,6 +210,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 ready.extendleft(reversed(due))
             else:
                 ready.extend(due)
+        if self.num_events - self._num_events_before > MAX_EVENTS_PER_INSTANT:
+            raise Livelock(f"at {self._secs:.6f} s no time passes; among what runs: {list(ready)[:3]}")
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
@@ -218,6 +234,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     self._num_cancelled -= 1
                     continue
                 self.micros, self._secs = instant, instant / 1e6
+                self._num_events_before = self.num_events
             elif due and self._rank() < 0.25:
                 break  # The others come in the next turn, as from a system that tells of a few sockets at a time.
             handle = heappop(queue)[3]
