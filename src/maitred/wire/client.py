@@ -67,7 +67,7 @@ class ConnectionPool:
         self._host = HostAddresses(origin.host, limits.dns_ttl_secs, limits.connect_secs, machine.look_up, self._leave)
         self._loop = asyncio.get_running_loop()
         self._idle: list[UpstreamConnection] = []
-        self._open: set[UpstreamConnection] = set()
+        self._open: dict[UpstreamConnection, None] = {}
         self._free_places = limits.max_connections
         """Connections that may still be made."""
         self._waiters: deque[asyncio.Future[UpstreamConnection | None]] = deque()
@@ -142,7 +142,7 @@ class ConnectionPool:
             # Also if this call is cancelled: a place that is not released here would be lost for good.
             self._release_place()
             raise
-        self._open.add(connection)
+        self._open[connection] = None
         return connection
 
     async def _connect_to_any(self, addresses: Sequence[str]) -> UpstreamConnection:
@@ -213,7 +213,7 @@ class ConnectionPool:
 
     def _on_closed(self, connection: UpstreamConnection) -> None:
         if connection in self._open:
-            self._open.remove(connection)
+            del self._open[connection]
             self._release_place()
 
     def _release_place(self) -> None:

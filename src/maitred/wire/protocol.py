@@ -94,7 +94,7 @@ class ServerConnection(asyncio.Protocol):
         limit_buffers(self._transport)
         if self._socket >= self._context.descriptors.mark and not self._context.make_room(self._socket):
             self.abort()
-        self._context.connections.add(self)
+        self._context.connections[self] = None
         self._idle_since: float = self._clock.time()
         self._context.watch_soon(self)
 
@@ -200,7 +200,7 @@ class ServerConnection(asyncio.Protocol):
             self._framing.keep_alive = False
         self._exchange = exchange = Exchange(head, self, self._client)
         exchange.task = task = self._loop.create_task(self._serve(exchange))
-        self._context.tasks.add(task)
+        self._context.tasks[task] = None
         return exchange
 
     async def _serve(self, exchange: Exchange) -> None:
@@ -213,7 +213,7 @@ class ServerConnection(asyncio.Protocol):
         except Exception:
             log.exception("the handler of %s %s failed", exchange.method, exchange.path)
         finally:
-            self._context.tasks.discard(exchange.task)
+            self._context.tasks.pop(cast(asyncio.Task[None], exchange.task), None)
         if not exchange.response_ended:
             self._cut(exchange)
 

@@ -218,7 +218,7 @@ class _Server:
             await self._app.stop()
         for connection in tuple(context.connections):
             connection.abort()
-        context.sockets.close()
+        context.close()
 
     def _close_connections(self) -> None:
         """Close each connection as soon as it has no request."""

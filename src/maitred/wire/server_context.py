@@ -56,11 +56,13 @@ class ServerContext:
         machine = machine or Machine()
         self.clock = clock_of(loop, machine.clock)
         self.send_timeout_secs = send_timeout_secs
-        self.connections: set[OpenConnection] = set()
-        self._unwatched: set[OpenConnection] = set()
+        # Dictionaries, which keep their order, rather than sets, whose order is that of addresses in memory: what the gateway
+        # does must follow from what it was told.
+        self.connections: dict[OpenConnection, None] = {}
+        self._unwatched: dict[OpenConnection, None] = {}
         """Those that are to have a timer soon."""
         self._watch_timer: asyncio.TimerHandle | None = None
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[asyncio.Task[None], None] = {}
         """The handlers that run."""
         self.parked_bytes = 0
         """Bytes of requests that wait behind others."""
@@ -82,18 +84,25 @@ class ServerContext:
         of what they cost."""
         if self._watch_timer is None:
             self._watch_timer = self.loop.call_later(_WATCH_SECS, self._watch_all)
-        self._unwatched.add(connection)
+        self._unwatched[connection] = None
 
     def _watch_all(self) -> None:
         self._watch_timer = None
-        unwatched, self._unwatched = self._unwatched, set()
+        unwatched, self._unwatched = self._unwatched, {}
         for connection in unwatched:
             connection.watch()
 
+    def close(self) -> None:
+        """Watch no connection any more: all are closed, or told to."""
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+            self._watch_timer = None
+        self.sockets.close()
+
     def on_closed(self, connection: OpenConnection) -> None:
         """Forget a connection that is closed."""
-        self.connections.discard(connection)
-        self._unwatched.discard(connection)
+        self.connections.pop(connection, None)
+        self._unwatched.pop(connection, None)
         self._evicted.discard(connection)
         if not self.connections:
             self.all_closed.set()

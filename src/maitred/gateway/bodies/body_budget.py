@@ -56,9 +56,9 @@ class BodyBudget:
         """Bytes held by leases."""
         self.server: ServerContext | None = None
         """What keeps further requests that a connection has sent; None while there is none."""
-        self.uploads: set[BodyLease] = set()
+        self.uploads: dict[BodyLease, None] = {}
         """The leases of bodies that are being read in pieces."""
-        self.leases: set[BodyLease] = set()
+        self.leases: dict[BodyLease, None] = {}
         """The leases that hold bytes."""
         self.by_owner: dict[str, int] | None = None
         """Bytes held by tenant, and by tenant and address, while memory is short; None while it is not."""
@@ -126,12 +126,12 @@ class BodyLease:
     def begin_upload(self, stop: Callable[[], object]) -> None:
         """Take note that the body is being read in pieces. `stop` is called if it is cut: it must read no more then."""
         self._stop, self.due = stop, self._budget.clock.now() + _PACE
-        self._budget.uploads.add(self)
+        self._budget.uploads[self] = None
 
     def end_upload(self) -> None:
         """Take note that the body is whole. Idempotent."""
         self._stop, self.due = None, _NEVER
-        self._budget.uploads.discard(self)
+        self._budget.uploads.pop(self, None)
 
     def take_bytes(self, size: int) -> None:
         """Hold `size` more bytes. Raises ApiError 503 if there is no room for them."""
@@ -140,7 +140,7 @@ class BodyLease:
         is_plenty = 2 * (budget.taken_bytes + size + (0 if server is None else server.parked_bytes)) <= budget.limit
         if not (is_plenty or budget.has_room(self, size) or budget.make_room(self, size)):
             raise error_responses.body_budget_exhausted()
-        budget.leases.add(self)
+        budget.leases[self] = None
         budget.taken_bytes += size
         self.held_bytes += size
         if budget.by_owner is not None:
@@ -175,7 +175,7 @@ class BodyLease:
             self.held_bytes = 0
         else:
             self.return_bytes(self.held_bytes)
-        budget.leases.discard(self)
+        budget.leases.pop(self, None)
 
 
 def count_holding(by_owner: dict[str, int], lease: BodyLease, size: int) -> None:

@@ -49,7 +49,8 @@ class Backend:
         self.index = index
         self.origin = Origin.parse(url, where="--backend")
         self.url = str(self.origin)
-        self.requests: set[UpstreamRequest] = set()
+        self.requests: dict[UpstreamRequest, None] = {}
+        """Those that it has now, in the order in which they came: a set has the order of addresses in memory."""
         self.in_flight = 0
         """Sequences of the requests of this gateway that the backend has now."""
         self.has_been_polled = False  # whether a poll has ended, with or without success

@@ -121,7 +121,7 @@ class FleetView:
     def add_request(self, sent: UpstreamRequest, now: Micros) -> None:
         """Count a request that is about to be sent to its backend."""
         backend, request = sent.backend, sent.request
-        backend.requests.add(sent)
+        backend.requests[sent] = None
         backend.in_flight += request.sequences
         if backend.circuit.needs_attention:
             self.ejection.begin(sent)
@@ -132,7 +132,7 @@ class FleetView:
     def remove_request(self, sent: UpstreamRequest, now: Micros) -> None:
         """Stop counting a request that has ended at its backend, in whatever way."""
         backend, own = sent.backend, sent.own
-        backend.requests.remove(sent)
+        del backend.requests[sent]
         backend.in_flight -= sent.request.sequences
         if sent.is_probe:
             self.ejection.end(sent)
