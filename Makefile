@@ -77,6 +77,9 @@ bench: $(VENV)/.installed-dev $(MADE)
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/class_effect.py
 
+world: $(VENV)/.installed-dev
+	@$(BIN)/python -m maitred.testing.world $(ARGS)
+
 stress: $(VENV)/.installed-dev
 	@$(BIN)/python bench/stress.py $(ARGS)
 

@@ -101,6 +101,8 @@ class DecisionLog:
         self._write = write
         self._encode = msgspec.json.Encoder(order="deterministic").encode
         self._has_version = False
+        self.num_lines = 0
+        """Lines that were written."""
 
     def log_input(self, room: str, given: Input, raised: str | None = None) -> None:
         """Log that a core of `room` got an input, and the class of what it raised, if it did."""
@@ -121,6 +123,7 @@ class DecisionLog:
             self._has_version = True
             self._write(msgspec.json.encode({"room": LOG_ROOM, "version": LOG_VERSION}) + b"\n")
         self._write(printable_json(self._encode(entry)) + b"\n")
+        self.num_lines += 1
 
 
 def _said(given: Input) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class EngineApp(App):
             info = {"version": __version__, "max_running_requests": self._instance.max_num_seqs}
             self._routes["/server_info"] = (_GET, _page(lambda: info))
 
+    def metrics_page(self) -> bytes:
+        """Return the body of `/metrics` at this instant."""
+        return self._engine.metrics.exposition()
+
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
         try:
@@ -162,7 +166,7 @@ class EngineApp(App):
         send_bytes(exchange, 200, b"", b"text/plain")
 
     async def _metrics(self, exchange: Exchange) -> None:
-        send_bytes(exchange, 200, self._engine.metrics.exposition(), metrics.CONTENT_TYPE)
+        send_bytes(exchange, 200, self.metrics_page(), metrics.CONTENT_TYPE)
 
 
 def _page(content: Callable[[], object]) -> Handler:

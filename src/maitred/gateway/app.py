@@ -96,7 +96,8 @@ class Gateway(App):
         self._cors = _cross_origins(config)
         self._client = UpstreamClient(config.upstream, self.machine)
         self._decision_file = _open_decision_log(config)
-        decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
+        self.decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
+        """Every input and decision of the cores, or None if they are not logged."""
         self._programs_config = programs or ProgramsConfig()
         self.scheduler = Scheduler(
             config,
@@ -105,7 +106,7 @@ class Gateway(App):
             programs=self._programs_config,
             client=self._client,
             clock=self._clock,
-            decisions=decisions,
+            decisions=self.decisions,
             seed=seed,
             fallback=fallback,
             default_state=default_state,

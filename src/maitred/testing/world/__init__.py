@@ -1,15 +1,25 @@
 """A world in memory: programs of asyncio run in it unchanged, in virtual time, and all that is random follows from a seed.
 
-from maitred.testing.world import Network, VirtualLoop
+    from maitred.testing.world import Network, VirtualLoop
 
-loop = VirtualLoop(seed=7)
-Network(loop).hosts["engine"] = ["10.0.0.2"]
-loop.run_until_complete(main())
+    loop = VirtualLoop(seed=7)
+    Network(loop).hosts["engine"] = ["10.0.0.2"]
+    loop.run_until_complete(main())
 
-loop.py       the event loop: its clock jumps, the order of what is due at one instant is drawn
-draws.py      a generator of random numbers for each concern
-network.py    names, addresses, listeners; the descriptors of programs
-transport.py  connections, as TCP makes them; streams.py: one direction of one
+The world itself:
+
+    loop.py       the event loop: its clock jumps, the order of what is due at one instant is drawn
+    draws.py      a generator of random numbers for each concern
+    network.py    names, addresses, listeners; the descriptors of programs
+    transport.py  connections, as TCP makes them; streams.py: one direction of one
+    machine.py    a machine, on which one program runs, and its disk
+
+What is played with the gateway in it (docs/world.md):
+
+    scenario.py    what takes part; swarm.py: the scenario of a seed; shrinking.py: what one that fails can do without
+    simulation.py  a scenario, played to its end, with what is on its stage.py; invariants.py: what must hold
+    behaviours.py  what clients do; clients.py and answers.py: what they see
+    engines.py     emulated engines and their faults; chaos.py: all kinds of faults
 """
 
 from __future__ import annotations
@@ -20,4 +30,15 @@ from maitred.testing.world.network import Network, Place
 from maitred.testing.world.streams import LinkConfig
 from maitred.testing.world.transport import Connection, MemoryTransport, Tap
 
-__all__ = ["Connection", "Deadlock", "Draws", "LinkConfig", "Livelock", "MemoryTransport", "Network", "Place", "Tap", "VirtualLoop"]
+__all__ = [
+    "Connection",
+    "Deadlock",
+    "Draws",
+    "LinkConfig",
+    "Livelock",
+    "MemoryTransport",
+    "Network",
+    "Place",
+    "Tap",
+    "VirtualLoop",
+]

@@ -15,7 +15,8 @@ Time passes only between turns; work takes none. A loop that has neither callbac
 would wait for ever: `Deadlock` says which tasks wait, and where. One that runs callbacks without end at one instant is found as
 well: `Livelock`.
 
-No thread is ever started: `run_in_executor` calls its function after a delay, in the loop.
+No thread is ever started: `run_in_executor` calls its function after a delay, in the loop. What decides on the delay, or on a
+failure, is `thread_fate` of the context.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import socket
 from asyncio import events
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
 from heapq import heapify, heappop, heappush
 from math import ceil
-from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, cast
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast
 
 from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.testing.world.draws import Draws
+from maitred.testing.world.unsupported import UnsupportedCalls
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -44,6 +47,10 @@ MAX_EVENTS_PER_INSTANT: Final = 100_000
 _MIN_CANCELLED: Final = 256
 """Cancelled timers from which on the queue of events is cleared of them."""
 log = logging.getLogger("maitred.testing")
+
+
+ThreadFate: TypeAlias = Callable[[Callable[..., object]], tuple[object, float | OSError | None]]
+"""Returns what may hold up a piece of work; and its duration in seconds, what it raises, or None if it is held up."""
 
 
 class Sockets(Protocol):
@@ -63,7 +70,7 @@ class Livelock(RuntimeError):  # noqa: N818
     """Callbacks run without end, and no time passes."""
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+class VirtualLoop(UnsupportedCalls):
     """An event loop in virtual time. Its sockets are those of a `Network`."""
 
     def __init__(self, seed: Draws | int = 0) -> None:
@@ -74,6 +81,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Callbacks that have run."""
         self.errors: list[dict[str, Any]] = []
         """What callbacks and tasks have raised and nothing has caught, as given to an exception handler."""
+        self.thread_fate: contextvars.ContextVar[ThreadFate | None] = contextvars.ContextVar("thread_fate", default=None)
+        """What decides on work in threads; None: it takes `thread_delay`."""
         self.after_turn: Callable[[], object] | None = None
         """Called after each turn, to check what must hold."""
         self.micros: Micros = START
@@ -88,6 +97,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._order = self.draws.of("order")
         self._rank = self._order.random
         self._thread_delay = self.draws.of("threads")
+        self._held_threads: list[tuple[object, Callable[[], object]]] = []
+        """Work that is held up: by what, and what begins it."""
         self._signal_handlers: dict[int, asyncio.Handle] = {}
         self._is_stopping = self._is_running = self._is_closed = False
         self._task_factory: Any = None
@@ -286,8 +297,28 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
         """Call `func` in this thread after a delay that the seed draws, and return the future of what it returns."""
         done: asyncio.Future[T] = self.create_future()
-        self.call_later(self.thread_delay(), _call_into, done, func, args)
+        self._begin_thread(done, func, args)
         return done
+
+    def release_threads(self, holder: object) -> None:
+        """Begin the work that `holder` has held up."""
+        begins, self._held_threads = self._held_threads, []
+        for held_by, begin in begins:
+            if held_by is holder:
+                begin()
+            else:
+                self._held_threads.append((held_by, begin))
+
+    def _begin_thread(self, done: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
+        decide = self.thread_fate.get(None)
+        holder, fate = (None, self.thread_delay()) if decide is None else decide(func)
+        if fate is None:
+            context = contextvars.copy_context()
+            self._held_threads.append((holder, partial(context.run, self._begin_thread, done, func, args)))
+        elif isinstance(fate, OSError):
+            self.call_later(self.thread_delay(), _fail, done, fate)
+        else:
+            self.call_later(fate, _call_into, done, func, args)
 
     def thread_delay(self) -> float:
         """Return for how many seconds the next piece of work in a thread takes: mostly little, at times much."""
@@ -362,13 +393,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Do nothing."""
 
 
+def _fail(done: asyncio.Future[T], error: Exception) -> None:
+    if not done.done():
+        done.set_exception(error)
+
+
 def _call_into(done: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
     """Call `func`, and give its outcome to `done`, unless that was cancelled."""
     try:
         result = func(*args)
     except Exception as error:
-        if not done.done():
-            done.set_exception(error)
+        _fail(done, error)
     else:
         if not done.done():
             done.set_result(result)

@@ -74,15 +74,10 @@ class Place:
         self.transports: dict[int, MemoryTransport] = {}
         """The open ends of connections of this program, by descriptor."""
 
-    def add(
-        self, open_end: Callable[[asyncio.BaseProtocol, int], MemoryTransport], protocol: asyncio.BaseProtocol
-    ) -> MemoryTransport:
-        """Open an end of a connection here. Raises OSError EMFILE."""
-        descriptor = self.descriptors.take()
-        transport = open_end(protocol, descriptor)
-        self.transports[descriptor] = transport
-        transport.on_close = lambda: self._remove(descriptor)
-        return transport
+    def add(self, transport: MemoryTransport) -> None:
+        """Keep an end of a connection that was opened here until it is closed."""
+        self.transports[transport.descriptor] = transport
+        transport.on_close = lambda: self._remove(transport.descriptor)
 
     def _remove(self, descriptor: int) -> None:
         self.transports.pop(descriptor, None)
@@ -94,12 +89,28 @@ PLACE: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", de
 """Where the present callback runs."""
 
 
+class AcceptedConnection:
+    """A connection that was taken out of a backlog, and has no transport yet."""
+
+    def __init__(self, place: Place, connection: Connection, descriptor: int) -> None:
+        self._place, self._connection, self._descriptor = place, connection, descriptor
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def open(self, protocol: asyncio.BaseProtocol) -> MemoryTransport:
+        """Return the transport, and tell the protocol."""
+        return self._connection.open_target(protocol, self._descriptor, self._place.add)
+
+
 class MemoryListener:
     """A listening socket in memory."""
 
     def __init__(self, network: Network, place: Place, address: Address, backlog: int) -> None:
         self.address, self.backlog = address, backlog
-        self._network, self._place = network, place
+        self.place = place
+        self._network = network
         self._waiting: deque[Connection] = deque()
         """Connections that are not accepted yet."""
         self._context: contextvars.Context | None = None
@@ -131,9 +142,15 @@ class MemoryListener:
         self._waiting.append(connection)
         self._accept_soon()
 
-    def accept_waiting(self) -> Connection | None:
-        """Take the first connection out of the backlog, or return None."""
-        return self._waiting.popleft() if self._waiting else None
+    def accept_waiting(self) -> AcceptedConnection | None:
+        """Take the first connection out of the backlog, with a descriptor, or return None if there is none of either."""
+        if not self._waiting:
+            return None
+        try:
+            descriptor = self.place.descriptors.take()
+        except OSError:
+            return None
+        return AcceptedConnection(self.place, self._waiting.popleft(), descriptor)
 
     def close(self) -> None:
         """Listen no more. Connections in the backlog are reset."""
@@ -141,7 +158,7 @@ class MemoryListener:
             return
         self._is_closed = True
         self._network.forget(self)
-        self._place.descriptors.give_back(self._descriptor)
+        self.place.descriptors.give_back(self._descriptor)
         if self._event is not None:
             self._event.cancel()
         for connection in self._waiting:
@@ -158,13 +175,11 @@ class MemoryListener:
     def _accept(self) -> None:
         """Accept one connection, as libuv does in a turn; one for which there is no descriptor is closed at once."""
         self._event = None
-        connection = self.accept_waiting()
-        if connection is not None and self._make_protocol is not None:
-            protocol = self._make_protocol()
-            try:
-                self._place.add(connection.open_target, protocol)
-            except OSError:
-                connection.reset()
+        accepted = self.accept_waiting()
+        if accepted is not None and self._make_protocol is not None:
+            accepted.open(self._make_protocol())
+        elif self._waiting:
+            self._waiting.popleft().reset()
         self._accept_soon()
 
 
@@ -227,6 +242,11 @@ class Network:
         listener = self._listeners[address] = MemoryListener(self, place, address, backlog)
         return listener
 
+    def close_listeners(self, place: Place) -> None:
+        """Listen no more at a place."""
+        for listener in [each for each in self._listeners.values() if each.place is place]:
+            listener.close()
+
     def forget(self, listener: MemoryListener) -> None:
         """Take a listener out that is closed."""
         self._listeners.pop(listener.address, None)
@@ -240,12 +260,12 @@ class Network:
         return MemoryServer(listener)
 
     def open_accepted(
-        self, make_protocol: Callable[[], asyncio.BaseProtocol], connection: Connection, options: Mapping[str, Any]
+        self, make_protocol: Callable[[], asyncio.BaseProtocol], accepted: AcceptedConnection, options: Mapping[str, Any]
     ) -> tuple[MemoryTransport, asyncio.BaseProtocol]:
-        """Open the accepting end of a connection. Raises OSError EMFILE."""
+        """Open the accepting end of a connection."""
         _refuse_tls(options)
         protocol = make_protocol()
-        return here().add(connection.open_target, protocol), protocol
+        return accepted.open(protocol), protocol
 
     async def connect(
         self, make_protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, options: Mapping[str, Any]
@@ -253,16 +273,19 @@ class Network:
         """Connect to an address, as `create_connection` does. Raises OSError."""
         _refuse_tls(options)
         place, address = here(), self.addresses_of(host)[0]
-        place.descriptors.lowest_free()
-        connection = await self._offer_connection(place, (address, port))
+        descriptor = place.descriptors.take()
         try:
-            await asyncio.sleep(self.link.delay())  # the way back
-            protocol = make_protocol()
-            transport = place.add(connection.open_source, protocol)
+            connection = await self._offer_connection(place, (address, port))
+            try:
+                await asyncio.sleep(self.link.delay())  # the way back
+            except BaseException:
+                connection.forth.reset()
+                raise
         except BaseException:
-            connection.forth.reset()
+            place.descriptors.give_back(descriptor)
             raise
-        return transport, protocol
+        protocol = make_protocol()
+        return connection.open_source(protocol, descriptor, place.add), protocol
 
     async def _offer_connection(self, place: Place, target: Address) -> Connection:
         """Return a connection that is in the backlog of its target, after as many tries as that takes. Raises OSError."""

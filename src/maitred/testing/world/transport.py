@@ -49,17 +49,29 @@ class Connection:
         self.source, self.target = source, target
         self.made_at: Micros = loop.micros
         self.forth, self.back = Stream(loop, link, is_forth=True), Stream(loop, link, is_forth=False)
+        self.is_disturbed = False
+        """Whether it was cut or reset from outside."""
         self.ends: list[MemoryTransport] = []
         self.on_closed: Callable[[], object] | None = None
         """Called when both ends are closed."""
 
-    def open_source(self, protocol: asyncio.BaseProtocol, descriptor: int) -> MemoryTransport:
-        """Return the transport of the end that connects, and tell its protocol."""
-        return MemoryTransport(self, protocol, self.back, self.forth, descriptor)
+    def open_source(
+        self, protocol: asyncio.BaseProtocol, descriptor: int, on_open: Callable[[MemoryTransport], object]
+    ) -> MemoryTransport:
+        """Return the transport of the end that connects. `on_open` is called with it before its protocol is told."""
+        transport = MemoryTransport(self, protocol, self.back, self.forth, descriptor)
+        on_open(transport)
+        transport.begin()
+        return transport
 
-    def open_target(self, protocol: asyncio.BaseProtocol, descriptor: int) -> MemoryTransport:
-        """Return the transport of the end that accepts, and tell its protocol."""
-        return MemoryTransport(self, protocol, self.forth, self.back, descriptor)
+    def open_target(
+        self, protocol: asyncio.BaseProtocol, descriptor: int, on_open: Callable[[MemoryTransport], object]
+    ) -> MemoryTransport:
+        """Return the transport of the end that accepts. `on_open` is called with it before its protocol is told."""
+        transport = MemoryTransport(self, protocol, self.forth, self.back, descriptor)
+        on_open(transport)
+        transport.begin()
+        return transport
 
     @property
     def is_open(self) -> bool:
@@ -68,6 +80,7 @@ class Connection:
 
     def cut(self, *, forth: bool = True, back: bool = True) -> None:
         """Hold what is under way and what is sent from now on: `forth`, from the end that connected, `back`, or both."""
+        self.is_disturbed = True
         self.forth.is_held |= forth
         self.back.is_held |= back
 
@@ -78,6 +91,7 @@ class Connection:
 
     def reset(self) -> None:
         """Reset both ends, as a machine between them does that has forgotten the connection."""
+        self.is_disturbed = True
         for stream in (self.forth, self.back):
             stream.reset()
             stream.release()
@@ -120,10 +134,13 @@ class MemoryTransport(asyncio.Transport):
         self._on_hangup: Callable[[], object] | None = None
         connection.ends.append(self)
         outgoing.writer = self
+
+    def begin(self) -> None:
+        """Tell the protocol, and read from now on."""
         self._protocol.connection_made(self)
         if not self.is_lost:
-            incoming.reader = self
-            incoming.look()
+            self._incoming.reader = self
+            self._incoming.look()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return the value of `peername`, `sockname` or `socket`, or the default."""

@@ -1,0 +1,222 @@
+"""Faults of a world. Each kind is a coroutine that does harm at times which it draws from a generator of its own.
+
+To add a kind: write a function that harms once and, if need be, mends it later, and register it in `FAULTS` with the mean time
+between two harms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from maitred.admission import TenantPolicy
+
+if TYPE_CHECKING:
+    from maitred.testing.world.engines import Engine
+    from maitred.testing.world.stage import Stage
+    from maitred.testing.world.transport import Connection
+
+Harm: TypeAlias = "Callable[[Stage, Random], Awaitable[None]]"
+
+
+def troubles(stage: Stage) -> Iterator[Coroutine[Any, Any, None]]:
+    """Yield what makes the faults of a scenario."""
+    for name in stage.scenario.faults:
+        harm, mean_secs = FAULTS[name]
+        yield _repeat(stage, name, harm, mean_secs)
+
+
+async def _repeat(stage: Stage, name: str, harm: Harm, mean_secs: float) -> None:
+    random = stage.loop.draws.of(f"fault {name}")
+    until = stage.loop.time() + stage.scenario.fault_secs
+    while True:
+        await asyncio.sleep(random.expovariate(1.0 / mean_secs))
+        if stage.loop.time() > until:
+            return
+        stage.note_fault(name)
+        await harm(stage, random)
+
+
+def _engine(stage: Stage, random: Random) -> Engine:
+    return random.choice(stage.engines)
+
+
+def _connection(stage: Stage, random: Random) -> Connection | None:
+    connections = list(stage.network.connections.values())
+    return random.choice(connections) if connections else None
+
+
+async def _reset(stage: Stage, random: Random) -> None:
+    connection = _connection(stage, random)
+    if connection is not None:
+        connection.reset()
+
+
+async def _cut(stage: Stage, random: Random) -> None:
+    connection = _connection(stage, random)
+    if connection is None:
+        return
+    forth = random.random() < 0.7
+    connection.cut(forth=forth, back=not forth or random.random() < 0.7)
+    try:
+        await asyncio.sleep(random.choice((0.1, 2.0, 20.0)))
+    finally:
+        if random.random() < 0.5:
+            connection.heal()
+        else:
+            connection.reset()
+
+
+async def _silence(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    address = engine.machine.place.address
+    connections = [each for each in stage.network.connections.values() if each.target[0] == address]
+    stage.network.silent.add(address)
+    for connection in connections:
+        connection.cut()
+    try:
+        await asyncio.sleep(random.choice((0.5, 5.0, 30.0)))
+    finally:
+        stage.network.silent.discard(address)
+        for connection in connections:
+            connection.heal()
+
+
+async def _crash(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    engine.crash()
+    try:
+        await asyncio.sleep(random.choice((0.01, 2.0, 10.0)))
+    finally:
+        engine.boot(random.choice((None, 1, 3, 8)))
+
+
+async def _die_at_byte(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    engine.dies_in_bytes = random.randint(1, 3_000)
+    try:
+        await asyncio.sleep(5.0)
+    finally:
+        engine.dies_in_bytes = None
+        engine.boot()
+
+
+async def _hang(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    engine.hangs = True
+    try:
+        await asyncio.sleep(random.choice((1.0, 20.0)))
+    finally:
+        engine.hangs = False
+
+
+async def _fail(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    engine.fails = True
+    try:
+        await asyncio.sleep(random.choice((0.5, 10.0)))
+    finally:
+        engine.fails = False
+
+
+async def _stall_health(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    engine.stalls_health = True
+    try:
+        await asyncio.sleep(random.choice((1.0, 15.0)))
+    finally:
+        engine.stalls_health = False
+
+
+async def _lag(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    engine.set_lag(True)
+    try:
+        await asyncio.sleep(random.choice((2.0, 20.0)))
+    finally:
+        engine.set_lag(False)
+
+
+async def _drain(stage: Stage, random: Random) -> None:
+    engine = _engine(stage, random)
+    await _operate(stage, "drain", engine)
+    try:
+        await asyncio.sleep(random.choice((0.5, 10.0)))
+    finally:
+        await _operate(stage, "undrain", engine)
+
+
+async def _reload(stage: Stage, random: Random) -> None:
+    before = stage.settings
+    policies = {f"header:{random.choice(('acme', 'beta'))}": TenantPolicy(max_in_flight=random.randint(1, 3), max_queued=2)}
+    changed = {"on_preempt": random.choice(("retry", "reject")), "tenant_policies": random.choice(({}, policies))}
+    admission = msgspec.structs.replace(before.admission, **changed)
+    stage.settings = msgspec.structs.replace(before, admission=admission)
+    stage.loop.send_signal(signal.SIGHUP)
+
+
+async def _stand_still(stage: Stage, random: Random) -> None:
+    stage.loop.stand_still(random.choice((0.3, 2.0, 40.0)))
+
+
+async def _slow_disk(stage: Stage, random: Random) -> None:
+    stage.machine.disk.slow_secs = random.choice((0.2, 2.0))
+    await _heal_disk_later(stage, random)
+
+
+async def _full_disk(stage: Stage, random: Random) -> None:
+    stage.machine.disk.is_full = True
+    await _heal_disk_later(stage, random)
+
+
+async def _hung_disk(stage: Stage, random: Random) -> None:
+    stage.machine.disk.is_hung = True
+    await _heal_disk_later(stage, random)
+
+
+async def _heal_disk_later(stage: Stage, random: Random) -> None:
+    try:
+        await asyncio.sleep(random.choice((1.0, 10.0)))
+    finally:
+        stage.machine.disk.heal()
+
+
+async def _operate(stage: Stage, what: str, engine: Engine) -> None:
+    """Call a page of the operator."""
+    body = msgspec.json.encode({"backend": engine.url})
+    try:
+        reader, writer = await asyncio.open_connection("10.0.0.2", 9090)
+        writer.write(
+            b"POST /admin/%b HTTP/1.1\r\nhost: 10.0.0.2\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (what.encode(), len(body), body)
+        )
+        status = (await reader.readline()).split()[1]
+        writer.close()
+    except (OSError, IndexError):
+        return
+    if status != b"200":
+        stage.ledger.violations.append(f"/admin/{what} has answered {status!r}")
+
+
+FAULTS: Final[dict[str, tuple[Harm, float]]] = {
+    "reset": (_reset, 3.0),
+    "cut": (_cut, 5.0),
+    "silence": (_silence, 15.0),
+    "crash": (_crash, 15.0),
+    "die at byte": (_die_at_byte, 5.0),
+    "hang": (_hang, 15.0),
+    "fail": (_fail, 10.0),
+    "stall health": (_stall_health, 10.0),
+    "lag": (_lag, 10.0),
+    "drain": (_drain, 10.0),
+    "reload": (_reload, 5.0),
+    "slow disk": (_slow_disk, 10.0),
+    "full disk": (_full_disk, 10.0),
+    "hung disk": (_hung_disk, 10.0),
+    "stand still": (_stand_still, 10.0),
+}

@@ -1,0 +1,243 @@
+"""Clients of a gateway in a world: what they send, and what they saw.
+
+A `Sent` is one request and its fate as its client saw it. Its mark goes out as `x-request-id`: the gateway must answer with it,
+and the engine makes the id of its answer of it. The answer that is right is known beforehand, since every request asks for an
+exact number of tokens. So a client notices an answer that is another's, is cut off and looks whole, or has two heads.
+
+A `ClientConnection` may have several requests under way, whose answers come in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+import msgspec
+
+from maitred.core.units import Micros
+from maitred.emulator.tokens import filler
+from maitred.testing.world.answers import Answer, AnswerParser, Violation
+from maitred.testing.world.loop import VirtualLoop
+from maitred.testing.world.transport import MemoryTransport
+
+
+class Fate(StrEnum):
+    """How a request ended, as its client saw it."""
+
+    ANSWERED = "answered"
+    """With a whole answer, which may be an error."""
+    CUT = "cut"
+    """The connection ended within the answer."""
+    UNANSWERED = "unanswered"
+    """The connection ended before the answer."""
+    ABANDONED = "abandoned"
+    """The client left first."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request that was sent."""
+
+    mark: str
+    tokens: int
+    """Output tokens that it asks for."""
+    streams: bool
+    sent_at: Micros
+    ended: asyncio.Future[Fate]
+    answer: Answer | None = None
+    """The answer, as far as it has come."""
+    ended_at: Micros | None = None
+
+    @property
+    def fate(self) -> Fate | None:
+        """How it ended, or None while it has not."""
+        return self.ended.result() if self.ended.done() else None
+
+    @property
+    def status(self) -> int | None:
+        """The status of the answer, or None if it has not begun."""
+        return None if self.answer is None else self.answer.status
+
+
+def request_bytes(sent: Sent, prompt: str, model: str, headers: dict[str, str]) -> bytes:
+    """Return a chat request for exactly `sent.tokens` tokens."""
+    fields = {
+        "model": model,
+        "stream": sent.streams,
+        "max_tokens": sent.tokens,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": prompt}],
+    }
+    body = msgspec.json.encode(fields)
+    lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "host: gateway",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"x-request-id: {sent.mark}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+class ClientConnection(asyncio.Protocol):
+    """A connection of a client."""
+
+    def __init__(self, loop: VirtualLoop, on_violation: Callable[[str], object]) -> None:
+        """`on_violation` is told what the server may not do."""
+        self._loop, self._on_violation = loop, on_violation
+        self._parser = AnswerParser()
+        self._under_way: deque[Sent] = deque()
+        self.is_open = False
+        self.is_writable = asyncio.Event()
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests that have no whole answer yet."""
+        return len(self._under_way)
+
+    def send(self, sent: Sent, data: bytes) -> None:
+        """Send a request."""
+        self._under_way.append(sent)
+        if data:
+            self.transport.write(data)
+
+    def leave(self, *, abruptly: bool) -> None:
+        """Close the connection; what is under way is abandoned."""
+        self._end_all(Fate.ABANDONED)
+        if abruptly:
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(MemoryTransport, transport)
+        self.is_open = True
+        self.is_writable.set()
+
+    def pause_writing(self) -> None:
+        self.is_writable.clear()
+
+    def resume_writing(self) -> None:
+        self.is_writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for answer in self._parser.feed(data):
+                self._on_answer(answer)
+            if self._parser.answer is not None:
+                self._first_under_way(self._parser.answer).answer = self._parser.answer
+        except Violation as violation:
+            self._report(str(violation))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self.is_writable.set()
+        answer = self._parser.feed_end() if exc is None else None
+        if answer is not None and self._under_way:
+            self._on_answer(answer)
+        if self._under_way and not self.transport.connection.is_disturbed:
+            first = self._under_way[0]
+            if first.answer is None:
+                self._on_violation(f"request {first.mark} has no answer, and its connection was not disturbed ({exc!r})")
+        self._end_all(Fate.UNANSWERED)
+
+    def _on_answer(self, answer: Answer) -> None:
+        sent = self._first_under_way(answer)
+        self._under_way.popleft()
+        sent.answer = answer
+        problem = problem_of(sent)
+        if problem:
+            self._on_violation(f"request {sent.mark}: {problem}")
+        self._end(sent, Fate.ANSWERED)
+        if answer.closes:
+            self._end_all(Fate.UNANSWERED)
+            self.transport.close()
+
+    def _first_under_way(self, answer: Answer) -> Sent:
+        if not self._under_way:
+            raise Violation(f"an answer with status {answer.status} to no request")
+        return self._under_way[0]
+
+    def _end_all(self, fate: Fate) -> None:
+        while self._under_way:
+            sent = self._under_way.popleft()
+            has_begun = sent.answer is not None and fate is Fate.UNANSWERED
+            self._end(sent, Fate.CUT if has_begun else fate)
+
+    def _end(self, sent: Sent, fate: Fate) -> None:
+        sent.ended_at = self._loop.micros
+        if not sent.ended.done():
+            sent.ended.set_result(fate)
+
+    def _report(self, problem: str) -> None:
+        mark = self._under_way[0].mark if self._under_way else "none"
+        self._on_violation(f"connection with request {mark}: {problem}")
+        self.leave(abruptly=True)
+
+
+def problem_of(sent: Sent) -> str:
+    """Return what is wrong with a whole answer, or an empty string."""
+    answer = sent.answer
+    if answer is None or not answer.is_whole:
+        return "its answer is not whole"
+    told = answer.headers.get(b"x-request-id", b"").decode("latin-1")
+    if told != sent.mark:
+        return f"its answer has the id {told!r}"
+    if answer.status != 200:
+        return _problem_of_error(answer)
+    return _problem_of_stream(sent, bytes(answer.body)) if sent.streams else _problem_of_completion(sent, bytes(answer.body))
+
+
+def _problem_of_error(answer: Answer) -> str:
+    if answer.status not in (400, 404, 408, 429, 500, 502, 503, 504):
+        return f"its answer has the status {answer.status}"
+    try:
+        error = msgspec.json.decode(answer.body, type=dict[str, object])
+    except msgspec.MsgspecError:
+        return f"its error is no JSON: {bytes(answer.body[:80])!r}"
+    return "" if "error" in error else f"its error says nothing: {error}"
+
+
+def _problem_of_completion(sent: Sent, body: bytes) -> str:
+    try:
+        completion = msgspec.json.decode(body)
+        text, told = completion["choices"][0]["message"]["content"], completion["id"]
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        return f"its answer is no completion: {body[:80]!r}"
+    if told != f"chatcmpl-{sent.mark}":
+        return f"its answer is that of {told}"
+    return "" if text == filler(sent.tokens) else f"its answer has {len(text.split())} tokens in place of {sent.tokens}"
+
+
+def _problem_of_stream(sent: Sent, body: bytes) -> str:
+    """Return what is wrong with a stream: it has all tokens and the end, or else says its error at its end."""
+    text: list[str] = []
+    is_done = False
+    for event in body.split(b"\n\n"):
+        data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+        if not data:
+            continue
+        if is_done:
+            return "its stream goes on behind its end"
+        if data == b"[DONE]":
+            is_done = True
+            continue
+        try:
+            fields = msgspec.json.decode(data)
+            if "error" in fields:
+                return ""
+            told, delta = fields["id"], fields["choices"][0]["delta"] if fields["choices"] else {}
+        except (msgspec.MsgspecError, LookupError, TypeError):
+            return f"its stream has an event that is none: {data[:80]!r}"
+        if told != f"chatcmpl-{sent.mark}":
+            return f"its stream has an event of {told}"
+        text.append(delta.get("content") or "")
+    if not is_done:
+        return f"its stream ends without an end, after {len(text)} events"
+    whole = "".join(text)
+    return "" if whole == filler(sent.tokens) else f"its stream has {len(whole.split())} tokens in place of {sent.tokens}"

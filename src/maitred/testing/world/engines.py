@@ -1,0 +1,133 @@
+"""Engines of a world: the emulated engine, and what goes wrong with one.
+
+    hang       new requests get no answer
+    fail       they get a 500 at once
+    stall      `/health` says nothing
+    lag        the page of metrics is as old as the fault
+    crash      the process ends within an instant: every connection is reset, wherever its bytes stand
+    restart    it comes back, with another limit if it is given one
+
+An engine that is told to die at a byte crashes when its peers have read that many bytes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from prometheus_client import disable_created_metrics
+
+from maitred.emulator import EngineConfig
+from maitred.emulator.engine import EngineApp
+from maitred.emulator.metrics import CONTENT_TYPE
+from maitred.instance import InstanceConfig
+from maitred.testing.world.loop import VirtualLoop
+from maitred.testing.world.machine import MemoryMachine
+from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error
+from maitred.wire.server import App, running_server
+
+PORT = 8000
+
+
+class LoopPacerClock:
+    """The clock of an emulated engine: that of its loop."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.time = self.unix_time = loop.time
+        self.call_at = loop.call_at
+
+
+class Engine:
+    """An engine, whose faults are switched on and off by setting its attributes."""
+
+    def __init__(self, loop: VirtualLoop, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # They hold the real time.
+        self.machine = machine
+        self.hangs = self.fails = self.stalls_health = False
+        self.dies_in_bytes: int | None = None
+        """Bytes that its peers may still read before it crashes; None: as many as they like."""
+        self._loop, self._config, self._instance = loop, config, instance
+        self._app: EngineApp | None = None
+        self._front = _Front(self)
+        self._old_page: bytes | None = None
+        self._stopping: asyncio.Event | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def url(self) -> str:
+        """The address that gateways are given."""
+        return f"http://{self.machine.place.address}:{PORT}"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs."""
+        return self._stopping is not None
+
+    def boot(self, max_num_seqs: int | None = None) -> None:
+        """Start the process, unless it runs, with another limit of its batch if one is given."""
+        if self._stopping is None:
+            if max_num_seqs is not None:
+                self._instance = msgspec.structs.replace(self._instance, max_num_seqs=max_num_seqs)
+            self._stopping = asyncio.Event()
+            self._tasks.append(self.machine.run(self._serve(self._stopping)))
+
+    def crash(self) -> None:
+        """End the process within this instant, if it runs."""
+        self.dies_in_bytes = None
+        if self._stopping is not None:
+            self.machine.crash()
+            self._stopping.set()
+            self._stopping = self._app = None
+
+    async def close(self) -> None:
+        """End the process, and wait until nothing is left of it."""
+        self.crash()
+        await asyncio.gather(*self._tasks)
+
+    def set_lag(self, lags: bool) -> None:
+        """Have the page of metrics say from now on what it says now, or be up to date again."""
+        self._old_page = self._app.metrics_page() if lags and self._app is not None else None
+
+    def note_read(self, size: int) -> None:
+        """Take note that a peer has read bytes of it."""
+        if self.dies_in_bytes is not None:
+            self.dies_in_bytes -= size
+            if self.dies_in_bytes <= 0:
+                self.crash()
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer one request, or do not."""
+        app, path = self._app, exchange.path
+        if app is None or (path == "/health" and self.stalls_health):
+            await _wait_until_gone(exchange)
+        elif path == "/metrics" and self._old_page is not None:
+            send_bytes(exchange, 200, self._old_page, CONTENT_TYPE)
+        elif exchange.method == "POST" and self.hangs:
+            await _wait_until_gone(exchange)
+        elif exchange.method == "POST" and self.fails:
+            send_error(exchange, ApiError(500, "CUDA error", kind="internal_server_error"), path)
+        else:
+            await app(exchange)
+
+    async def _serve(self, stopping: asyncio.Event) -> None:
+        self._app = EngineApp(self._config, self._instance, LoopPacerClock(self._loop))
+        place = self.machine.place
+        async with running_server(self._front, host=place.address, port=PORT, drain_secs=0.0, machine=self.machine):
+            await stopping.wait()
+
+
+class _Front(App):
+    """What the server of an engine serves."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await self._engine.answer(exchange)
+
+
+async def _wait_until_gone(exchange: Exchange) -> None:
+    """Wait until the client has left."""
+    gone = asyncio.Event()
+    exchange.watch_disconnect(gone.set)
+    await gone.wait()

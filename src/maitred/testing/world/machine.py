@@ -1,0 +1,140 @@
+"""MemoryMachine: a machine of a world, with one program on it; and the disk of that machine.
+
+A program runs in a context that names its machine (`run`): what it opens has the address and the descriptors of the machine,
+and what it does in threads is up to the machine's disk. The files themselves are real, in a folder of the test:
+
+    slow    work takes `slow_secs` longer
+    full    it raises OSError ENOSPC, and does nothing
+    hung    it does not begin before `heal`
+    torn    `tear` cuts a file short within its last bytes, as a crash may leave it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TypeVar
+
+from maitred.testing.world.loop import VirtualLoop
+from maitred.testing.world.network import PLACE, MemoryListener, Network, Place
+from maitred.wire.clock import Clock
+from maitred.wire.machine import BACKLOG, ListeningSocket, Machine
+
+T = TypeVar("T")
+EPOCH_NS: Final = 1_800_000_000_000_000_000
+"""The time of day at which the clocks of all loops began."""
+
+
+class Disk:
+    """A disk: what becomes of work in threads."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.slow_secs = 0.0
+        self.is_full = self.is_hung = False
+        self._loop = loop
+
+    def heal(self) -> None:
+        """Work well again, and begin what was held up."""
+        self.slow_secs, self.is_full, self.is_hung = 0.0, False, False
+        self._loop.release_threads(self)
+
+    def begin(self, work: Callable[..., object]) -> float | OSError | None:
+        """Return how long a piece of work takes, or what it raises, or None if it is held up."""
+        if self.is_hung:
+            return None
+        if self.is_full:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._loop.thread_delay() + self.slow_secs
+
+
+def tear(path: Path, random: Random, most: int = 4_096) -> int:
+    """Cut a file short by up to `most` bytes, and return by how many."""
+    size = path.stat().st_size
+    lost = random.randint(0, min(most, size))
+    os.truncate(path, size - lost)
+    return lost
+
+
+class MemoryMachine(Machine):
+    """A machine with an address, descriptors, a disk and the clock of its world."""
+
+    def __init__(self, loop: VirtualLoop, network: Network, name: str, address: str, max_descriptors: int = 1 << 20) -> None:
+        super().__init__(Clock(lambda: loop.micros * 1000, lambda: EPOCH_NS + loop.micros * 1000, lambda: 0))
+        self.name = name
+        self.random = loop.draws.of(f"machine {name}")
+        self.disk = Disk(loop)
+        self.place = Place(address, max_descriptors)
+        network.hosts[name] = [address]
+        self._loop, self._network = loop, network
+
+    def run(self, program: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a program here."""
+        context = contextvars.copy_context()
+        context.run(PLACE.set, self.place)
+        context.run(self._loop.thread_fate.set, self._thread_fate)
+        task: asyncio.Task[T] = self._loop.create_task(program, name=self.name, context=context)
+        return task
+
+    def crash(self) -> None:
+        """Reset all connections and listen no more, within this instant."""
+        self._network.close_listeners(self.place)
+        for transport in list(self.place.transports.values()):
+            transport.abort()
+
+    def listen(self, host: str, port: int) -> ListeningSocket:
+        """Return a listening socket. Raises OSError."""
+        listener: MemoryListener = self._network.listen(host, port, self.place, BACKLOG)
+        return listener  # type: ignore[return-value]  # what it accepts goes to the loop, as with sockets
+
+    def look_up(self, host: str) -> list[str]:
+        """Return the addresses of a host. Raises OSError."""
+        return self._network.addresses_of(host)
+
+    def watch_sockets(self, loop: asyncio.AbstractEventLoop) -> MemorySocketWatch:
+        """Return what tells of the sockets of this machine."""
+        return MemorySocketWatch(self.place)
+
+    def descriptor_limit(self) -> int:
+        """Return how many descriptors the program may have."""
+        return self.place.descriptors.limit
+
+    def lowest_free_descriptor(self) -> int:
+        """Return the number that the next descriptor will have. Raises OSError if none is left."""
+        return self.place.descriptors.lowest_free()
+
+    def _thread_fate(self, work: Callable[..., object]) -> tuple[object, float | OSError | None]:
+        """Return what may hold up a piece of work, and its fate."""
+        is_look_up = getattr(work, "__self__", None) is self
+        return self.disk, self._loop.thread_delay() if is_look_up else self.disk.begin(work)
+
+
+class MemorySocketWatch:
+    """What a machine knows of its sockets beyond what asyncio says (`SocketWatch`)."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def watch(self, descriptor: int, on_hangup: Callable[[], object]) -> None:
+        """Call `on_hangup` once if the peer hangs up."""
+        transport = self._place.transports.get(descriptor)
+        if transport is not None:
+            transport.watch_hangup(on_hangup)
+
+    def stop_watching(self, descriptor: int) -> None:
+        """Watch this socket no more."""
+        transport = self._place.transports.get(descriptor)
+        if transport is not None:
+            transport.watch_hangup(None)
+
+    def num_queued_bytes(self, descriptor: int) -> int:
+        """Return how many bytes the system keeps for the peer."""
+        transport = self._place.transports.get(descriptor)
+        return 0 if transport is None else transport.num_queued_bytes()
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""

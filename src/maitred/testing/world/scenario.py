@@ -1,0 +1,69 @@
+"""Scenario: what takes part in a simulation, and which faults there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from maitred.admission import AdmissionConfig
+from maitred.gateway.admin.reload import GatewaySettings
+from maitred.gateway.config import GatewayConfig
+from maitred.programs import ProgramsConfig
+from maitred.routing import RoutingConfig
+from maitred.testing.world.behaviours import ClientPlan
+from maitred.testing.world.streams import LinkConfig
+from maitred.wire.errors import UpstreamLimits
+
+GATEWAY: Final = "10.0.0.2"
+"""The address of the gateway."""
+PORT: Final = 8080
+ADMIN_PORT: Final = 9090
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A scenario."""
+
+    seed: int
+    clients: tuple[ClientPlan, ...]
+    num_engines: int = 2
+    engine_limits: tuple[int, ...] = (8, 8)
+    """Sequences that each engine runs at once."""
+    hides_slots: bool = False
+    """Whether no engine says its limit."""
+    slots_per_backend: int | None = None
+    mode: str = "priority"
+    policy: str = "least-loaded"
+    has_programs: bool = False
+    keepalive_secs: float = 0.0
+    poll_secs: float = 5.0
+    """Seconds between two polls of an engine."""
+    faults: tuple[str, ...] = ()
+    """Kinds of faults that occur."""
+    fault_secs: float = 60.0
+    """Seconds for which faults occur."""
+    link: LinkConfig = LinkConfig()
+
+    def settings(self, backends: Sequence[str], decision_log: str) -> GatewaySettings:
+        """Return the configuration of the gateway."""
+        gateway = GatewayConfig(
+            host=GATEWAY,
+            port=PORT,
+            admin_port=ADMIN_PORT,
+            admin_auth="none",
+            backends=tuple(backends),
+            slots_per_backend=self.slots_per_backend,
+            trust_tenant_header=True,
+            health_interval_secs=self.poll_secs,
+            sse_keepalive_secs=self.keepalive_secs,
+            decision_log=decision_log,
+            access_log=True,
+            upstream=UpstreamLimits(head_secs=60.0, idle_secs=30.0),
+        )
+        return GatewaySettings(
+            gateway=gateway,
+            admission=AdmissionConfig(mode=self.mode),  # type: ignore[arg-type]
+            routing=RoutingConfig(policy=self.policy),
+            programs=ProgramsConfig(mode="tr" if self.has_programs else "off", state="none"),
+        )

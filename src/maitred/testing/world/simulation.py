@@ -1,0 +1,124 @@
+"""Simulation: one scenario, played to its end.
+
+    a gateway    as `maitred serve` runs it, on a machine of its own, with the log of decisions on its disk
+    engines      emulated ones, each on a machine
+    clients      of the kinds of `behaviours`
+    faults       of the kinds of `chaos`, and an operator
+
+The clients come, the faults last for `fault_secs` and are mended, the clients end, and the gateway gets SIGTERM. What must hold
+is checked on the way (`invariants`); what does not is in `Outcome.violations`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from maitred.gateway.app import Gateway, serve_gateway
+from maitred.testing.world import chaos, invariants
+from maitred.testing.world.scenario import Scenario
+from maitred.testing.world.stage import Stage
+
+
+class Outcome(msgspec.Struct):
+    """What has become of a scenario."""
+
+    seed: int
+    violations: list[str]
+    num_events: int
+    secs: float
+    """Virtual seconds."""
+    fates: dict[str, int]
+    """Requests by fate and status."""
+    faults: dict[str, int]
+    """Faults by kind."""
+    pairs: dict[str, int]
+    """Faults by kind and by the state of requests that they met."""
+    wire_digest: str
+    """Of all bytes that were read, with their instants."""
+    decisions_digest: str
+    """Of the log of decisions."""
+
+
+class Simulation:
+    """A scenario that is played."""
+
+    def __init__(self, scenario: Scenario, folder: Path, trace: Callable[[str], object] | None = None) -> None:
+        """`folder` is the disk of the gateway. `trace` is given a line for each read and each fault."""
+        self.stage = Stage(scenario, folder, trace)
+        self.num_checks = 0
+        """How often the cores were checked."""
+        self._num_lines = 0
+
+    def run(self) -> Outcome:
+        """Play the scenario."""
+        self.stage.loop.run_until_complete(self._play())
+        self.stage.ledger.violations.extend(invariants.check_end(self.stage))
+        self.stage.loop.close()
+        return self.outcome()
+
+    def outcome(self) -> Outcome:
+        """Return what has become of the scenario so far."""
+        fates = Counter(f"{sent.fate} {sent.status or ''}".strip() for sent in self.stage.ledger.sent.values())
+        return Outcome(
+            self.stage.scenario.seed,
+            self.stage.ledger.violations,
+            self.stage.loop.num_events,
+            self.stage.loop.time(),
+            dict(sorted(fates.items())),
+            dict(sorted(self.stage.faults.items())),
+            dict(sorted(self.stage.pairs.items())),
+            self.stage.tap.digest,
+            hashlib.blake2b(self.stage.decision_log.read_bytes(), digest_size=16).hexdigest(),
+        )
+
+    async def _play(self) -> None:
+        stage = self.stage
+        for engine in stage.engines:
+            engine.boot()
+        stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
+        is_ready = asyncio.Event()
+        serving = stage.machine.run(self._serve(is_ready))
+        await is_ready.wait()
+        stage.loop.after_turn = self._after_turn
+        troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage)]
+        await asyncio.gather(*(client.run() for client in stage.clients))
+        for trouble in troubles:
+            trouble.cancel()  # and each mends what it has done
+        for ended in await asyncio.gather(*troubles, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+        stage.loop.send_signal(signal.SIGTERM)
+        await serving
+        stage.loop.after_turn = None
+        for engine in stage.engines:
+            await engine.close()
+
+    def _after_turn(self) -> None:
+        """Check the cores, if one of them was told something in this turn."""
+        decisions = self.stage.gateway.decisions
+        num_lines = 0 if decisions is None else decisions.num_lines
+        if num_lines != self._num_lines:
+            self._num_lines = num_lines
+            self.num_checks += 1
+            self.stage.ledger.violations.extend(invariants.check_now(self.stage))
+
+    async def _serve(self, is_ready: asyncio.Event) -> None:
+        settings = self.stage.settings
+        self.stage.gateway = Gateway(
+            settings.gateway,
+            settings.admission,
+            settings.routing,
+            settings.programs,
+            seed=self.stage.scenario.seed,
+            reload=lambda: self.stage.settings,
+            log_output=self.stage.log,
+            machine=self.stage.machine,
+        )
+        await serve_gateway(self.stage.gateway, self.stage.gateway.open_ports(), lambda *urls: is_ready.set())

@@ -1,0 +1,124 @@
+"""Stage: all that takes part in a scenario, and what has been seen of it so far."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from maitred.emulator import EngineConfig
+from maitred.gateway.admin.reload import GatewaySettings
+from maitred.gateway.app import Gateway
+from maitred.gateway.observe.logs import LogOutput
+from maitred.instance import InstanceConfig, LinearLatency
+from maitred.testing.world.behaviours import Client, Ledger
+from maitred.testing.world.engines import Engine
+from maitred.testing.world.loop import VirtualLoop
+from maitred.testing.world.machine import MemoryMachine
+from maitred.testing.world.network import Network
+from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
+from maitred.testing.world.transport import Connection, Tap
+
+
+class KeptLog(LogOutput):
+    """The log of a gateway, kept in memory."""
+
+    def __init__(self) -> None:
+        super().__init__("json")
+        self.lines: list[bytes] = []
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def reopen(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def write(self, line: bytes) -> None:
+        """Keep a line."""
+        self.lines.append(line)
+
+
+class WireTap(Tap):
+    """Makes a digest of all bytes, and tells engines what was read of them."""
+
+    def __init__(self, trace: Callable[[str], object] | None) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._trace = trace
+        self.engines: dict[tuple[str, int], Engine] = {}
+
+    @property
+    def digest(self) -> str:
+        """The digest so far."""
+        return self._hash.hexdigest()
+
+    def on_read(self, connection: Connection, is_forth: bool, data: bytes) -> None:
+        """Take note of what was read."""
+        self._hash.update(b"%d %d %d " % (connection.loop.micros, connection.number, is_forth))
+        self._hash.update(data)
+        if self._trace is not None:
+            arrow = ">" if is_forth else "<"
+            self._trace(
+                f"{connection.loop.time():.6f} {connection.number}{arrow}{connection.target[0]} {data[:100]!r} {len(data)}"
+            )
+        engine = self.engines.get(connection.target)
+        if engine is not None and not is_forth:
+            engine.note_read(len(data))
+
+    def on_lost(self, connection: Connection, is_forth: bool, error: Exception | None) -> None:
+        """Take note that an end is closed."""
+        self._hash.update(b"%d %d %d %d" % (connection.loop.micros, connection.number, is_forth, error is None))
+        if self._trace is not None:
+            end = "source" if is_forth else "target"
+            self._trace(f"{connection.loop.time():.6f} {connection.number} {end} is closed: {error}")
+
+
+class Stage:
+    """A scenario, and all that takes part in it."""
+
+    def __init__(self, scenario: Scenario, folder: Path, trace: Callable[[str], object] | None = None) -> None:
+        """`folder` is the disk of the gateway. `trace` is given a line for each read."""
+        self.scenario, self.trace = scenario, trace
+        self.loop = VirtualLoop(scenario.seed)
+        self.tap = WireTap(trace)
+        self.network = Network(self.loop, scenario.link, self.tap)
+        self.engines = [self._make_engine(number) for number in range(scenario.num_engines)]
+        self.ledger = Ledger()
+        self.log = KeptLog()
+        self.decision_log = folder / "decisions.jsonl"
+        self.machine = MemoryMachine(self.loop, self.network, "gateway", GATEWAY)
+        self.faults: Counter[str] = Counter()
+        """Faults so far, by kind."""
+        self.pairs: Counter[str] = Counter()
+        """The same, by the state of the requests that they met."""
+        self.gateway: Gateway
+        self.settings: GatewaySettings
+        self.clients = [
+            Client(self.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), self.ledger)
+            for number, plan in enumerate(scenario.clients)
+        ]
+
+    def note_fault(self, name: str) -> None:
+        """Count a fault, and the states of the requests that it meets."""
+        self.faults[name] += 1
+        states = {"answering" if sent.answer else "waiting" for sent in self.ledger.sent.values() if sent.fate is None}
+        for state in states or {"idle"}:
+            self.pairs[f"{name}/{state}"] += 1
+        if self.trace is not None:
+            self.trace(f"{self.loop.time():.6f} fault: {name}")
+
+    def _make_engine(self, number: int) -> Engine:
+        name = f"engine{number}"
+        machine = MemoryMachine(self.loop, self.network, name, f"10.0.1.{number + 1}")
+        limit = self.scenario.engine_limits[number]
+        instance = InstanceConfig(latency=LinearLatency((8_000.0, 10.0, 200.0)), max_num_seqs=limit)
+        config = EngineConfig(hide_slots=self.scenario.hides_slots, seed=self.scenario.seed)
+        engine = Engine(self.loop, machine, config, instance)
+        self.tap.engines[machine.place.address, 8000] = engine
+        return engine
