@@ -44,6 +44,8 @@ class AppendFile(BatchSource[bytes]):
         self._gap_line = gap_line
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._num_written = 0
+        """Bytes of the last batch that are in the file: none, if no thread could be had for it."""
         self._is_closed = self._wants_reopen = False
         self._writer = BackgroundWriter(self, self._name)
         undo_on_failure(file.close)
@@ -87,13 +89,16 @@ class AppendFile(BatchSource[bytes]):
         if may_end_gap:
             self._end_gap()
         batch = b"".join(self._pending)
-        self._pending, self._pending_bytes = [], 0
+        self._pending, self._pending_bytes, self._num_written = [], 0, 0
         return batch
 
     def write_batch(self, batch: bytes) -> None:
         try:
             self._reopen_if_wanted()
-            self._file.append(batch)
+            try:
+                self._file.append(batch)
+            finally:
+                self._num_written = self._file.num_written
         except OSError as error:
             raise OSError(error.strerror) from error
         finally:
@@ -101,7 +106,7 @@ class AppendFile(BatchSource[bytes]):
                 self._file.close()
 
     def give_back(self, batch: bytes) -> None:
-        self._pending.insert(0, batch[self._file.num_written :])
+        self._pending.insert(0, batch[self._num_written :])
         self._pending_bytes += len(self._pending[0])
 
     def _reopen_if_wanted(self) -> None:

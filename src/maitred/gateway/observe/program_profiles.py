@@ -149,12 +149,11 @@ class ProgramProfiler(BatchSource[Sequence[str]]):
             del self._rows[:-MAX_PENDING]
 
     def take_batch(self) -> Sequence[str] | None:
-        batch, self._rows = self._rows, []
+        batch, self._rows, self._num_written = self._rows, [], 0
         return batch or None
 
     def write_batch(self, batch: Sequence[str]) -> None:
         assert self._path is not None, "rows are made for a file only"
-        self._num_written = 0
         if _has_other_columns(self._path) or (self._path.exists() and self._path.stat().st_size >= MAX_CSV_BYTES):
             self._path.replace(_old(self._path))
         # Opened for each batch, by its name: it may have been moved.
