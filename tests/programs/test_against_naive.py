@@ -179,7 +179,8 @@ class AgainstNaive(RuleBasedStateMachine):
             assert due is None or due > self.now
 
 
+# With 50 examples, a backend that is relieved only once where a pause makes other programs count more was not noticed.
 TestAgainstNaive = AgainstNaive.TestCase
 TestAgainstNaive.settings = settings(
-    max_examples=50, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
