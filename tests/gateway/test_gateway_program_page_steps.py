@@ -98,7 +98,7 @@ def test_each_page_is_made_in_steps(
 
 
 def test_a_release_looks_at_other_programs_only_where_the_owner_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 100,000 programs a look takes 40 ms in all."""
+    """A look at 20,000 programs takes 4 ms, during which no request is served."""
     looks: list[str] = []
     monkeypatch.setattr(ProgramViews, "owners_of", lambda _, name: looks.append(name) or iter(()))
 
