@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from maitred.instance import InstanceConfig
 
 _FOLDER = "instance.model_config_folder"
-_NEED_MODEL = ("roofline", "trained-physics")
+_NEED_MODEL = ("aiconfigurator", "roofline", "trained-physics")
 _DRAIN_SECS = 5.0
 """How long responses may go on after the first signal: an emulated engine may break off."""
 
@@ -51,7 +52,10 @@ def run(flags: EngineFlags) -> None:
 
 def names_real_model(flags: EngineFlags) -> bool:
     """Return whether --model is more than a name: another flag needs the figures of that model."""
-    return any(row.key in flags.values for row in HARDWARE.flags if row.key != _FOLDER) or flags.latency_model in _NEED_MODEL
+    return (
+        any(row.key in flags.values for row in HARDWARE.flags if row.key != _FOLDER)
+        or re.split(r"[:(]", flags.latency_model or "")[0] in _NEED_MODEL
+    )
 
 
 def _about_overheads(instance: InstanceConfig) -> Iterator[str]:

@@ -183,8 +183,9 @@ class InstanceFlags(CommandFlags):
         str | None,
         flag(
             HARDWARE.panel,
-            "Time of a step: linear:β0,β1,β2 (µs per step, prefill token, decode; blackbox), roofline, trained-physics, "
-            "table:FILE, or module:Class. Default: linear; with --model trained-physics.",
+            "Time of a step: linear:β0,β1,β2 (µs per step, prefill token, decode; blackbox), aiconfigurator, roofline, "
+            "trained-physics, table:FILE, or module:Class. Default: linear; with --model aiconfigurator if it is installed, "
+            "else roofline.",
             "NAME",
             alias="--latency",
             name=_LATENCY,

@@ -92,7 +92,7 @@ def run(flags: SimulateFlags) -> None:
     flags = _with_some_workload(flags, config)
     load, workload = flags.load, read_workload_spec(flags.load, as_flag)
     weights = flags.weights
-    print_warnings([*_warnings(flags, stated), *config.instance.table_warnings(), *short_horizon(flags)])
+    print_warnings([*_warnings(flags, stated), *config.instance.step_time_warnings(), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
         targets = slo(flags, trace or workload)

@@ -13,7 +13,7 @@ from maitred.core.contracts import LatencyModel
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.instance.flavours import FLAVOURS, NO_FLAVOUR, Flavour, FlavourName, flavour_keys
-from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, StepTable, parse_latency
+from maitred.instance.latency import LATENCY_MODELS, AnyLatency, LinearLatency, StepTable, TrainedPhysicsLatency, parse_latency
 from maitred.instance.sglang_config import SGLangConfig
 from maitred.instance.vllm_keys import VllmKeys
 from maitred.kv import EVICTIONS, BlockPool, PrefixCache, RadixCache
@@ -102,7 +102,8 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     """Longest prompt and output together, in tokens. Null: what the KV blocks hold and, with a model, its context length."""
     latency: AnyLatency | None = None
     """How long a step takes: a section of its own, or one text such as `linear` or `module:Class`. Null:
-    `trained-physics` if `model` is given, else `linear`."""
+    with `model`, `aiconfigurator` where it is installed and knows the deployment, and otherwise `roofline` (with
+    `flavour: blis`, `trained-physics`); without, `linear`."""
     latency_scale: float = 1.0
     """Factor on the duration of every step, to see what the error of a latency model would do."""
     latency_error: float | None = None
@@ -267,8 +268,13 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             if getattr(self, name) != default:
                 yield f"{name} {getattr(self, name)} has no effect without model"
 
-    def table_warnings(self) -> Iterator[str]:
-        """Warn of steps that may come and that the measurements of a table do not reach. After `catalogue.resolve_instance`."""
+    def step_time_warnings(self) -> Iterator[str]:
+        """Warn of steps that may come and that the latency model was not measured for. After `catalogue.resolve_instance`."""
+        if isinstance(self.latency, TrainedPhysicsLatency) and not self.flavour_rules.takes_blis_step_times:
+            yield from self.latency.warnings(self.max_num_batched_tokens)
+        yield from self._table_warnings()
+
+    def _table_warnings(self) -> Iterator[str]:
         table = getattr(self.latency, "table", None)
         if not isinstance(table, StepTable) or not (table.decode.bounded or table.mixed.bounded):
             return

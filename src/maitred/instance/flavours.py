@@ -40,6 +40,8 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a batch scheduler decides its steps, which is then the key `batching`."""
     takes_host_memory: bool = False
     """Whether it has KV blocks in main memory (`kv_cpu_blocks`)."""
+    takes_blis_step_times: bool = False
+    """Whether step times follow BLIS: with a model `trained-physics` by default, and `roofline` without efficiencies."""
     always_caches_prefixes: bool = False
     """Whether it reuses KV blocks of equal prompts whatever `enable_prefix_caching` says."""
 
@@ -57,7 +59,7 @@ FLAVOURS: Final[Mapping[FlavourName, Flavour]] = {
     "maitred": Flavour(
         keys={"batching": "maitred", "enable_prefix_caching": True}, takes_async_scheduling=True, takes_batching=True
     ),
-    "blis": Flavour(takes_host_memory=True, takes_vllm_keys=False, always_caches_prefixes=True),
+    "blis": Flavour(takes_host_memory=True, takes_vllm_keys=False, takes_blis_step_times=True, always_caches_prefixes=True),
 }
 
 

@@ -22,7 +22,8 @@ from maitred import __version__
 from maitred.admission import AdmissionConfig
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.instance.latency import LatencyConfig, LinearLatency, TrainedPhysicsLatency
+from maitred.instance.catalogue import SILICON_HINT, installed_version
+from maitred.instance.latency import AIConfiguratorLatency, LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig
@@ -72,7 +73,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
         instance, cluster = section_of(self, InstanceConfig), section_of(self, ClusterConfig)
         parts = (
             _what_runs(instance, cluster.num_instances),
-            _latency_model(instance),
+            _latency_model(instance, self.derived),
             _kv_blocks(instance, self.derived),
             _policies(self, instance, cluster),
             seeds or f"seed {self.seed}",
@@ -106,10 +107,8 @@ def _what_runs(instance: InstanceConfig, count: int) -> str:
     return f"{name} on {instances} of {tp * dp} × {gpu}" + (f" ({parallel})" if parallel else "")
 
 
-def _latency_model(instance: InstanceConfig) -> str:
-    latency = instance.latency
-    if latency is None:
-        latency = TrainedPhysicsLatency() if instance.has_model else LinearLatency()
+def _latency_model(instance: InstanceConfig, derived: tuple[str, ...]) -> str:
+    latency = LinearLatency() if instance.latency is None else instance.latency
     scaled = "" if instance.latency_scale == 1 else f", all steps × {instance.latency_scale:g}"
     if isinstance(latency, str):
         return f"latency model {latency}, {_latency_error(instance, 0.0, '')}{scaled}"
@@ -118,13 +117,23 @@ def _latency_model(instance: InstanceConfig) -> str:
     published, of = 0.0, ""
     if isinstance(latency, TrainedPhysicsLatency) and latency.shipped and deployment:
         published, of = deployment.hardware.trained_physics_error, f" for {deployment.hardware.name}"
-    return f"{_described(name, latency)}, {_latency_error(instance, published, of)}{scaled}"
+    basis = _basis(latency) if "latency" in derived else ""
+    return f"{_described(name, latency)}{basis}, {_latency_error(instance, published, of)}{scaled}"
+
+
+def _basis(latency: LatencyConfig) -> str:
+    """Return why a latency model that no one named is not that of measured kernels."""
+    if not isinstance(latency, RooflineLatency):
+        return ""
+    return ", as AIConfigurator does not know this" if installed_version() else f" without measured kernels ({SILICON_HINT})"
 
 
 def _described(name: str, latency: LatencyConfig) -> str:
     if isinstance(latency, LinearLatency):
         step, prefill, decode = latency.beta
         return f"a step takes {step:,g} µs + {prefill:,g} per prefill token + {decode:,g} per decode"
+    if isinstance(latency, AIConfiguratorLatency) and latency.table is not None:
+        return f"measured kernels ({latency.table.source})"
     file = getattr(latency, "file", "")
     return f"{name} latency model" + (f" of {file}" if file else "")
 

@@ -18,7 +18,7 @@ LLAMA = "meta-llama/llama-3.1-8b"
 
 @pytest.mark.parametrize(("hardware", "mean_error"), [("H100", 0.055), ("a100-sxm", 0.157), ("L40S", 0.133)])
 def test_a_mean_error_is_the_spread_of_a_normal_one(hardware: str, mean_error: float) -> None:
-    found = published_latency_error(InstanceConfig(model=LLAMA, hardware=hardware))
+    found = published_latency_error(InstanceConfig(model=LLAMA, hardware=hardware, latency=TrainedPhysicsLatency()))
 
     assert found == pytest.approx(mean_error * sqrt(pi / 2), abs=1e-4)
 
@@ -27,7 +27,8 @@ def test_a_mean_error_is_the_spread_of_a_normal_one(hardware: str, mean_error: f
     "said",
     [
         {"model": ""},
-        {"hardware": "H200"},
+        {"hardware": "H200", "latency": TrainedPhysicsLatency()},
+        {},
         {"latency": RooflineLatency()},
         {"latency": LinearLatency()},
         {"latency": TrainedPhysicsLatency(beta=(1.0,) * 10)},
@@ -42,7 +43,8 @@ def test_nor_of_gpus_that_a_file_describes(tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     path.write_text('{"H100": {"TFlopsPeak": 989.5, "BwPeakTBs": 3.35, "MemoryGiB": 80, "mfuPrefill": 0.45, "mfuDecode": 0.3}}')
 
-    assert published_latency_error(InstanceConfig(model=LLAMA, hardware_config=str(path))) is None
+    said = InstanceConfig(model=LLAMA, hardware_config=str(path), latency=TrainedPhysicsLatency())
+    assert published_latency_error(said) is None
 
 
 def test_an_unknown_gpu_is_said() -> None:

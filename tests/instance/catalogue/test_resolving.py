@@ -19,15 +19,64 @@ PROMPT = BatchShape(0, 0, 450, (ChunkShape(450, 0, 450),))
 
 
 def test_a_model_brings_its_latency_its_blocks_and_its_longest_context() -> None:
-    found = resolve_instance(InstanceConfig(model=LLAMA))
+    found = resolve_instance(InstanceConfig(model=LLAMA, latency="trained-physics"))
 
-    assert isinstance(found.latency, TrainedPhysicsLatency)
     assert found.latency_model().step_time(PROMPT) == 7825  # as BLIS recorded it
     assert (found.total_kv_blocks, found.max_model_len) == (26312, 131072)
 
 
+def test_the_flavour_of_blis_has_its_step_times() -> None:
+    default = resolve_instance(InstanceConfig.of_flavour("blis", model=LLAMA))
+    roofline = resolve_instance(InstanceConfig.of_flavour("blis", model=LLAMA, latency="roofline"))
+
+    assert isinstance(default.latency, TrainedPhysicsLatency)
+    assert default.latency_model().step_time(PROMPT) == 7825
+    assert roofline.latency_model().step_time(PROMPT) == 10429  # as BLIS recorded it
+
+
+def test_without_measured_kernels_a_step_takes_the_floors_of_the_hardware() -> None:
+    """8,000 tokens of 8 billion parameters are 130 ms of arithmetic at the peak of an H100, which reaches 67 % of it; weights
+    of 15 GB are read at 80 % of 3.35 TB/s."""
+    model = resolve_instance(InstanceConfig(model=LLAMA, latency="roofline")).latency_model()
+
+    assert model.step_time(BatchShape(0, 0, 8000, (ChunkShape(8000, 0, 8000),))) == pytest.approx(130_000 / 0.67, rel=0.01)
+    assert model.step_time(BatchShape(1, 100)) == pytest.approx(15.01e9 / (0.8 * 3.35e6), rel=0.01)
+
+
+def test_gpus_that_share_a_layer_pay_for_their_all_reduces() -> None:
+    """With TP 2 each of 32 layers sums 4,096 elements of 2 bytes of 100 tokens twice: 819,200 bytes at 450 GB/s, 10 µs."""
+    decode = BatchShape(100, 100)
+    alone, both = (
+        resolve_instance(InstanceConfig(model=LLAMA, latency="roofline", tensor_parallel_size=tp))
+        .latency_model()
+        .step_time(decode)
+        for tp in (1, 2)
+    )
+
+    assert both - alone / 2 == pytest.approx(64 * (819_200 / 450e3 + 10), abs=2)
+
+
+@pytest.mark.parametrize(("hardware", "said"), [("H200", 2), ("H100", 1)])
+def test_trained_physics_says_what_it_was_not_fitted_to(hardware: str, said: int) -> None:
+    found = resolve_instance(
+        InstanceConfig(model=LLAMA, hardware=hardware, latency="trained-physics", max_num_batched_tokens=8192)
+    )
+
+    warnings = [*found.step_time_warnings()]
+
+    assert len(warnings) == said
+    assert "whose arithmetic takes" in warnings[-1]
+
+
 def test_what_is_said_stands() -> None:
-    said = InstanceConfig(model=LLAMA, latency=RooflineLatency(), total_kv_blocks=2100, max_model_len=900)
+    said = InstanceConfig(
+        model=LLAMA,
+        flavour="blis",
+        enable_prefix_caching=True,
+        latency=RooflineLatency(),
+        total_kv_blocks=2100,
+        max_model_len=900,
+    )
 
     found = resolve_instance(said)
 

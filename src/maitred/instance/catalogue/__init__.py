@@ -2,6 +2,7 @@
 
     specs.py      models (models.toml, or a Hugging Face config.json) and GPUs (hardware.toml, or a file as BLIS has it) by name
     resolving.py  resolve_instance: fills an InstanceConfig with everything that follows from its names; KV blocks that fit
+    measured.py   step times and KV blocks of AIConfigurator, if it is installed; silicon.py asks it, refining.py places points
 
 It is the one part of `instance` that reads files. Nothing else in `instance` imports it, so that instances stay free of I/O.
 """
@@ -9,13 +10,16 @@ It is the one part of `instance` that reads files. Nothing else in `instance` im
 from __future__ import annotations
 
 from maitred.instance.catalogue.resolving import find_deployment, num_kv_blocks, published_latency_error, resolve_instance
+from maitred.instance.catalogue.silicon import SILICON_HINT, installed_version
 from maitred.instance.catalogue.specs import find_hardware, find_model, hardware_names, model_names
 
 __all__ = [
+    "SILICON_HINT",
     "find_deployment",
     "find_hardware",
     "find_model",
     "hardware_names",
+    "installed_version",
     "model_names",
     "num_kv_blocks",
     "published_latency_error",

@@ -25,12 +25,17 @@ from msgspec.structs import replace
 from maitred.core.errors import JSON_ERRORS, ConfigError, describe_json_error, describe_os_error
 from maitred.files import read_input
 from maitred.instance import InstanceConfig
+from maitred.instance.catalogue.measured import measured_blocks, measured_latency, silicon_config_of
 from maitred.instance.catalogue.specs import find_hardware, find_model, read_model_config
 from maitred.instance.config import DEFAULT_UTILISATION
 from maitred.instance.latency import (
+    AIConfiguratorLatency,
+    AnyLatency,
     Deployment,
     LatencyConfig,
     LinearLatency,
+    ModelSpec,
+    RooflineLatency,
     StepTable,
     TableLatency,
     TrainedPhysicsLatency,
@@ -124,11 +129,11 @@ def resolve_instance(config: InstanceConfig) -> InstanceConfig:
     if not config.has_model:
         return _latency_without_model(config)
     deployment = find_deployment(config)
-    latency = TrainedPhysicsLatency() if config.latency is None else config.latency
-    if isinstance(latency, LatencyConfig) and getattr(latency, "deployment", deployment) is None:
-        latency = replace(latency, deployment=deployment)
+    latency = _latency_of(config, deployment)
     blocks = config.total_kv_blocks
-    if blocks is None:
+    if blocks is None and isinstance(latency, AIConfiguratorLatency):
+        blocks = measured_blocks(config, latency, deployment)
+    elif blocks is None:
         blocks = num_kv_blocks(deployment, config.block_size_in_tokens, config.gpu_memory_utilization)
     longest = config.max_model_len
     if longest is None and deployment.model.max_position_embeddings:
@@ -139,11 +144,30 @@ def resolve_instance(config: InstanceConfig) -> InstanceConfig:
         raise ConfigError(f"{deployment.model.name} on {deployment.hardware.name}: {error}", where="model") from error
 
 
+def _latency_of(config: InstanceConfig, deployment: Deployment) -> AnyLatency:
+    """Return the latency model of an instance with a model, and with its deployment. Raises ConfigError.
+
+    Where none is named, it is that of measured kernels if these are installed and known for the deployment, and the roofline
+    otherwise; what follows BLIS has its own.
+    """
+    latency = config.latency
+    if latency is None and config.flavour_rules.takes_blis_step_times:
+        latency = TrainedPhysicsLatency()
+    if latency is None:
+        latency = measured_latency(config, AIConfiguratorLatency(), deployment, required=False) or RooflineLatency()
+    if isinstance(latency, AIConfiguratorLatency) and latency.table is None:
+        return measured_latency(config, latency, deployment) or latency
+    if isinstance(latency, LatencyConfig) and getattr(latency, "deployment", deployment) is None:
+        return replace(latency, deployment=deployment)
+    return latency
+
+
 def find_deployment(config: InstanceConfig) -> Deployment:
     """Return the model and the GPUs that `config` names. Raises ConfigError."""
-    folder = config.model_config_folder
-    model = find_model(config.model) if folder is None else read_model_config(_config_path(Path(folder)))
+    model = _find_model(config)
     hardware = find_hardware(config.hardware, file=None if config.hardware_config is None else Path(config.hardware_config))
+    if config.flavour_rules.takes_blis_step_times:
+        hardware = replace(hardware, efficiency=None)
     try:
         return Deployment(
             model=model,
@@ -153,6 +177,18 @@ def find_deployment(config: InstanceConfig) -> Deployment:
         )
     except ValueError as error:
         raise ConfigError(str(error), where="tensor_parallel_size") from error
+
+
+def _find_model(config: InstanceConfig) -> ModelSpec:
+    if config.model_config_folder is not None:
+        return read_model_config(_config_path(Path(config.model_config_folder)))
+    try:
+        return find_model(config.model)
+    except ConfigError:
+        path = silicon_config_of(config.model)
+        if path is None:
+            raise
+        return replace(read_model_config(path), name=config.model)
 
 
 def _config_path(folder: Path) -> Path:
@@ -173,7 +209,9 @@ def published_latency_error(config: InstanceConfig) -> float | None:
     """
     if not config.has_model:
         return None
-    latency = TrainedPhysicsLatency() if config.latency is None else config.latency
+    deployment, latency = find_deployment(config), config.latency
+    if latency is None and config.flavour_rules.takes_blis_step_times:
+        latency = TrainedPhysicsLatency()
     if not isinstance(latency, TrainedPhysicsLatency) or not latency.shipped:
         return None
-    return round(_SD_BY_MEAN_ERROR * find_deployment(config).hardware.trained_physics_error, 4) or None
+    return round(_SD_BY_MEAN_ERROR * deployment.hardware.trained_physics_error, 4) or None

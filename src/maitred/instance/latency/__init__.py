@@ -10,6 +10,7 @@ and `trained-physics` work out arithmetic and memory traffic of a model on a GPU
     roofline, roofline_steps  limits of the hardware; what a step costs by them
     trained_physics         the parts of a roofline, times fitted coefficients
     table, step_table       measurements
+    silicon, silicon_table  `aiconfigurator`: measured kernels, added up
     deployment              a model on GPUs, as data
 """
 
@@ -20,12 +21,15 @@ from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig, Latency
 from maitred.instance.latency.deployment import AttentionRanks, Deployment, HardwareSpec, ModelSpec
 from maitred.instance.latency.parse import AnyLatency, numbers, parse_latency, with_coefficients
 from maitred.instance.latency.roofline import RooflineLatency
+from maitred.instance.latency.silicon import AIConfiguratorLatency
+from maitred.instance.latency.silicon_table import SiliconTable
 from maitred.instance.latency.step_table import Grid, Skew, StepTable
 from maitred.instance.latency.table import TableLatency
 from maitred.instance.latency.trained_physics import TrainedPhysicsLatency
 
 __all__ = [
     "LATENCY_MODELS",
+    "AIConfiguratorLatency",
     "AnyLatency",
     "AttentionRanks",
     "Deployment",
@@ -36,6 +40,7 @@ __all__ = [
     "LinearLatency",
     "ModelSpec",
     "RooflineLatency",
+    "SiliconTable",
     "Skew",
     "SpreadAwareModel",
     "StepTable",

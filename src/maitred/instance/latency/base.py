@@ -18,6 +18,7 @@ from maitred.core.registry import Registry
 from maitred.core.units import SECOND, Micros
 from maitred.instance.latency.deployment import Deployment
 from maitred.instance.latency.linear_steps import LinearSteps
+from maitred.instance.latency.silicon_table import SiliconTable
 from maitred.instance.latency.step_table import StepTable
 
 
@@ -38,7 +39,7 @@ LATENCY_MODELS: Registry[LatencySpec] = Registry(
     methods=["compiled"],
     flag="--latency-model",
     headings={"summary": "time of a step"},
-    defaults={Deployment | None: None, StepTable | None: None},
+    defaults={Deployment | None: None, StepTable | None: None, SiliconTable | None: None},
 )
 """The catalogue fills in the deployment, and reads tables."""
 

@@ -149,6 +149,32 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.vocab_size * d * (1 if self.tied_embeddings else 2) + layers + d
 
 
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a GPU reaches of its peaks, and its links to others. Raises ValueError for what cannot be."""
+
+    flops: float
+    """Share of the peak arithmetic that a long prompt reaches."""
+    bandwidth: float
+    """Share of the memory bandwidth."""
+    link_gb_s: float
+    """Bandwidth to the other GPUs of the server in one direction, in GB/s (10^9 bytes)."""
+    link_latency_us: float
+    """Time of a message between two GPUs, however short."""
+    source: str
+    """Source of the figures."""
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bandwidth"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
+        if not (
+            isfinite(self.link_gb_s) and self.link_gb_s > 0 and isfinite(self.link_latency_us) and self.link_latency_us >= 0
+        ):
+            raise ValueError(
+                f"link_gb_s must be above 0 and link_latency_us at least 0, not {self.link_gb_s}, {self.link_latency_us}"
+            )
+
+
 class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU. Raises ValueError for what cannot be."""
 
@@ -161,12 +187,16 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Memory of one GPU in GiB, or 0 if it is not known, and KV blocks cannot be derived."""
     peak_tflops_fp8: float = 0.0
     """Dense 8-bit matrix arithmetic, or 0 if the GPU has none."""
+    efficiency: Efficiency | None = None
+    """What it reaches of its peaks (`roofline`). Null: `roofline` is BLIS's, with the two shares that follow."""
     mfu_prefill: float = 0.45
-    """Share of the peak that prefill reaches (`roofline`)."""
+    """Share of the peak that prefill reaches in BLIS's `roofline`."""
     mfu_decode: float = 0.30
-    """Share of the peak that decode reaches (`roofline`)."""
+    """Share of the peak that decode reaches in BLIS's `roofline`."""
     trained_physics_error: float = 0.0
     """Mean absolute error of E2E latency that is published of `trained-physics` with its shipped coefficients, or 0."""
+    aiconfigurator: str = ""
+    """Name of the system in AIConfigurator, or empty if it knows none with this GPU."""
     source: str = ""
     """Source of the figures."""
 

@@ -1,16 +1,21 @@
-"""The latency model `roofline`: a step takes as long as its arithmetic or its memory traffic, whichever is longer (BLIS).
+"""The latency model `roofline`: a step takes as long as its arithmetic or its memory traffic, whichever is longer, and as its
+all-reduces.
 
 Per sequence, with T new tokens after s that are in KV (a decode: T = 1), e = s + (T-1)/2 the context they see on average:
 
-    flops  = T·(2·projections + 2·feed-forward) per layer + (4·H·dh + 5·H)·T·e + 2·T·d     (attention, softmax, rotation)
-    bytes  = T·(KV written + activations) + s·(KV read)                                    and once per step the weights
-    step   = max(Σ flops / (peak · MFU), (weights + Σ bytes) / bandwidth), both / TP
+    flops   = T·(2·projections + 2·feed-forward) per layer + (4·H·dh + 5·H)·T·e + 2·T·d     (attention, softmax, rotation)
+    bytes   = T·(KV written + activations) + s·(KV read)                                    and once per step the weights
+    step    = max(Σ flops / (peak · share), (weights + Σ bytes) / (bandwidth · share)), both / TP, + reduce
+    reduce  = 2 per layer · (latency of the link + Σ T · 2·(TP-1)/TP · d·b / link)                  with TP above 1
 
-MFU is that of prefill or of decode, per sequence. As BLIS has it, a feed-forward layer counts two of its three matrices, and a
-mixture of N experts loads N·(1 - ((N-k)/N)^T) of them for T tokens in all: those that some token is routed to.
+The shares and the link are `HardwareSpec.efficiency`. They make floors: what no step can beat by much, without the time of
+launching kernels. A mixture of N experts loads N·(1 - ((N-k)/N)^T) of them for T tokens in all: those that some token is
+routed to. Where a GPU states no efficiency (a hardware file as BLIS has it, and `flavour: blis`), the formula is BLIS's: the
+shares are the MFU of prefill or of decode and 1, there is no reduce, and a feed-forward layer has two of its three matrices.
 
-Example: Llama-3.1-8B on one H100, where 32 sequences decode over 32,000 tokens of KV. Memory takes 3,044.9 µs for the weights,
-1,252.0 for reading the KV and 3.8 for writing it, arithmetic takes 1,156.7 µs: the step takes 4,300 µs.
+Example, by BLIS's formula: Llama-3.1-8B on one H100, where 32 sequences decode over 32,000 tokens of KV. Memory takes
+3,044.9 µs for the weights, 1,252.0 for reading the KV and 3.8 for writing it, arithmetic takes 1,156.7 µs: the step takes
+4,300 µs.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ from maitred.instance.latency.roofline_steps import RooflineSteps
 
 @LATENCY_MODELS.register("roofline")
 class RooflineLatency(LatencyConfig, frozen=True, tag="roofline"):
-    """A step takes as long as its arithmetic or its memory traffic, whichever is longer; nothing is fitted (BLIS)."""
+    """A step takes as long as its arithmetic or its memory traffic, whichever is longer, and its all-reduces; nothing is
+    fitted."""
 
     deployment: Deployment | None = None
     """The figures themselves (`model`, `hardware`, `tensor_parallel_size`, `data_parallel_size`), instead of names in the
@@ -49,8 +55,9 @@ class _RooflineModel(MaxOfLinesModel):
 
     def decode_lines(self, decodes: int) -> Sequence[AffineCost]:
         steps = self._steps
-        compute = AffineCost(decodes * steps.decode_token, steps.decode_pair)
-        memory = AffineCost(steps.weights_time(decodes) + decodes * steps.written, steps.kv_read)
+        reduced = steps.reduce_time(decodes)
+        compute = AffineCost(decodes * steps.decode_token + reduced, steps.decode_pair)
+        memory = AffineCost(steps.weights_time(decodes) + decodes * steps.written + reduced, steps.kv_read)
         return compute, memory
 
     def prefill_step_time(self, batch: BatchShape) -> float:

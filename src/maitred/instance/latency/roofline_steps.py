@@ -19,24 +19,36 @@ class RooflineSteps:
         """Each step takes `scale` times as long as it would."""
         model, hardware, tp = on.model, on.hardware, on.tensor_parallel_size
         d, layers, heads = model.hidden_size, model.num_layers, model.num_heads
-        width = model.bytes_per_element
+        width, reached = model.bytes_per_element, hardware.efficiency
+        # BLIS has two of the three matrices of a feed-forward layer, no head, and its own count of layers with experts.
+        blis = reached is None
+        matrices, head = (2, 0) if blis else (3, model.vocab_size * d)
+        expert_layers = model.moe_layers if blis else model.expert_layers
 
-        per_token = layers * (2 * model.attention_params + 2 * d) + 4 * d * _active_ffn_elements(model)
+        per_token = layers * (2 * model.attention_params + 2 * d) + 2 * matrices * d * _active_ffn_elements(
+            model, expert_layers
+        )
         per_pair = layers * heads * (4 * model.head_width + 5)
-        prefill = tp * on.flops_per_us * hardware.mfu_prefill / scale
-        decode = tp * on.flops_per_us * hardware.mfu_decode / scale
+        prefill = tp * on.flops_per_us * (hardware.mfu_prefill if reached is None else reached.flops) / scale
+        decode = tp * on.flops_per_us * (hardware.mfu_decode if reached is None else reached.flops) / scale
         self._prefill_token: float = per_token / prefill
         self._prefill_pair: float = per_pair / prefill
         self.decode_token: float = per_token / decode
         self.decode_pair: float = per_pair / decode
 
-        memory = tp * on.bytes_per_us / scale
+        memory = tp * on.bytes_per_us * (1.0 if reached is None else reached.bandwidth) / scale
         kv = layers * model.kv_width * width * tp / model.kv_shards(tp)
         self.kv_read: float = kv / memory
         self.written: float = (kv + layers * d * width) / memory
-        always = layers * model.attention_params + 2 * d * _always_loaded_ffn_elements(model)
+        always = layers * model.attention_params + matrices * d * _always_loaded_ffn_elements(model, expert_layers) + head
         self._weights: float = always * model.weight_width / memory
-        self._experts: float = model.moe_layers * 2 * d * model.expert_width * model.weight_width / memory
+        self._experts: float = expert_layers * matrices * d * model.expert_width * model.weight_width / memory
+        # Two all-reduces in each layer, in each of which a GPU sends every element twice but for the part that it keeps.
+        self._reduce_token: float = 0.0
+        self._reduce_step: float = 0.0
+        if reached is not None and tp > 1:
+            self._reduce_token = 2 * layers * 2 * (tp - 1) / tp * d * width / (reached.link_gb_s * 1e3) * scale
+            self._reduce_step = 2 * layers * reached.link_latency_us * scale
         self._num_experts: int = model.num_experts
         self._experts_per_token: int = model.experts_per_token
 
@@ -53,7 +65,11 @@ class RooflineSteps:
         tokens += decodes
         weights = self.weights_time(tokens) if self._experts else self._weights
         memory = weights + tokens * self.written + (history + context_tokens) * self.kv_read
-        return compute if compute > memory else memory
+        return (compute if compute > memory else memory) + self.reduce_time(tokens)
+
+    def reduce_time(self, tokens: float) -> float:
+        """Return the µs of the all-reduces of a step of `tokens` tokens."""
+        return self._reduce_step + tokens * self._reduce_token
 
     def weights_time(self, tokens: float) -> float:
         """Return the µs to load the weights that a step of `tokens` tokens needs."""
@@ -64,12 +80,12 @@ class RooflineSteps:
         return self._weights + self._experts * experts * (1 - math.pow(idle, tokens))
 
 
-def _active_ffn_elements(model: ModelSpec) -> int:
+def _active_ffn_elements(model: ModelSpec, expert_layers: int) -> int:
     """Return the intermediate elements that a token passes, summed over the layers."""
     routed = model.experts_per_token * model.expert_width + model.shared_intermediate_size
-    return model.dense_layers * model.intermediate_size + model.moe_layers * routed
+    return (model.num_layers - expert_layers) * model.intermediate_size + expert_layers * routed
 
 
-def _always_loaded_ffn_elements(model: ModelSpec) -> int:
+def _always_loaded_ffn_elements(model: ModelSpec, expert_layers: int) -> int:
     """Return the intermediate elements with weights that every step needs, summed over the layers."""
-    return model.dense_layers * model.intermediate_size + model.moe_layers * model.shared_intermediate_size
+    return (model.num_layers - expert_layers) * model.intermediate_size + expert_layers * model.shared_intermediate_size

@@ -56,7 +56,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_increasing(axis, "an axis")
         if len(self.us) != prod(len(axis) for axis in self.axes):
             raise ValueError(f"{' by '.join(str(len(axis)) for axis in self.axes)} points have {len(self.us)} values")
-        check_times(self.us)
+        if not all(map(isfinite, self.us)):
+            raise ValueError("every value must be a number (µs)")
 
     def value_at(self, *point: float) -> float:
         """Return the µs at a point, which has one number for each axis.
@@ -169,6 +170,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for curve in (self.tokens, self.sequences, self.all_tokens):
             check_increasing([x for x, _ in curve], "a curve")
             check_times([us for _, us in curve])
+        check_times((*self.decode.us, *self.mixed.us))
         if len(self.decode.axes) != 2 or len(self.mixed.axes) != 4:
             raise ValueError(f"decode has 2 axes and mixed 4, not {len(self.decode.axes)} and {len(self.mixed.axes)}")
         if self.data_parallel_size < 1:

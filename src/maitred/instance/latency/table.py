@@ -86,7 +86,7 @@ class _UniformTableModel(PiecewiseAffineModel):
 
     def envelope_of(self, decodes: int) -> Envelope:
         grid, rest = self._table.decode, _linear_time(self._table, decodes, decodes, decodes)
-        return _envelope_through([(round(c * decodes), (rest + grid.value_at(decodes, c)) * self._scale) for c in grid.axes[1]])
+        return envelope_through([(round(c * decodes), (rest + grid.value_at(decodes, c)) * self._scale) for c in grid.axes[1]])
 
     def prefill_step_time(self, batch: BatchShape) -> float:
         tokens = batch.prefill_tokens + batch.num_decodes
@@ -114,10 +114,10 @@ class _SkewedTableModel(SpreadAwareModel):
         ):
             mean = context / decodes
             points.append((context, (rest + _attention(curve, mean + more, mean + top, alpha)) * self._scale))
-        return _envelope_through(points)
+        return envelope_through(points)
 
     def prefill_step_time(self, batch: BatchShape) -> float:
-        slowest = max([self._rank_time(chunks, decodes, batch) for chunks, decodes in self._chunks_by_rank(batch)])
+        slowest = max([self._rank_time(chunks, decodes, batch) for chunks, decodes in chunks_by_rank(batch, self._ranks)])
         return (slowest + curve_value(self._table.all_tokens, batch.prefill_tokens + batch.num_decodes)) * self._scale
 
     def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, batch: BatchShape) -> float:
@@ -146,16 +146,20 @@ class _SkewedTableModel(SpreadAwareModel):
             curve = self._curves[sequences] = tuple(zip(grid.axes[1], times, strict=True))
         return curve
 
-    def _chunks_by_rank(self, batch: BatchShape) -> list[tuple[list[ChunkShape], int]]:
-        """Return the chunks of each rank, and how many sequences decode there."""
-        each, more = divmod(batch.num_decodes, self._ranks)
-        ranks: list[tuple[list[ChunkShape], int]] = [([], each + (rank < more)) for rank in range(self._ranks)]
-        tokens = [decodes for _, decodes in ranks]
-        for chunk in batch.chunks:
-            rank = tokens.index(min(tokens))
-            ranks[rank][0].append(chunk)
-            tokens[rank] += chunk.num_tokens
-        return ranks
+
+def chunks_by_rank(batch: BatchShape, ranks: int) -> list[tuple[list[ChunkShape], int]]:
+    """Return the chunks of each of `ranks` ranks, and the number of sequences that decode there.
+
+    Sequences are spread evenly, and each chunk goes to the rank that has the fewest tokens so far.
+    """
+    each, more = divmod(batch.num_decodes, ranks)
+    found: list[tuple[list[ChunkShape], int]] = [([], each + (rank < more)) for rank in range(ranks)]
+    tokens = [decodes for _, decodes in found]
+    for chunk in batch.chunks:
+        rank = tokens.index(min(tokens))
+        found[rank][0].append(chunk)
+        tokens[rank] += chunk.num_tokens
+    return found
 
 
 def _mean_context(batch: BatchShape) -> float:
@@ -210,7 +214,7 @@ def _corners_between(corners: Sequence[tuple[int, float]], first: int, last: int
     return [*ends, *corners[max(begin, 0) : end]]
 
 
-def _envelope_through(points: Sequence[tuple[int, float]]) -> Envelope:
+def envelope_through(points: Sequence[tuple[int, float]]) -> Envelope:
     """Return the straight segments through points (context, µs). Where the time would fall, it stays."""
     contexts = [context for context, _ in points]
     times = list(accumulate([max(_ONE, round(us * _ONE)) for _, us in points], max))

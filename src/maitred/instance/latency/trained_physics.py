@@ -19,14 +19,14 @@ sequence that decodes, and 0.07618 µs for each token of their context: 9,412 µ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import isfinite
 from typing import Literal
 
 import msgspec
 
-from maitred.core.contracts import BatchShape, LatencyModel, Overheads
+from maitred.core.contracts import BatchShape, ChunkShape, LatencyModel, Overheads
 from maitred.core.errors import ConfigError
 from maitred.instance.latency.affine import AffineCost, MaxOfLinesModel
 from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
@@ -74,6 +74,21 @@ class TrainedPhysicsLatency(LatencyConfig, frozen=True, tag="trained-physics"):
     def overheads(self) -> Overheads:
         way_in, way_out, per_token = (int(a) for a in self.alpha)
         return Overheads(queueing=way_in, per_output_token=per_token, after_last_token=way_out)
+
+    def warnings(self, prefill_tokens: int) -> Iterator[str]:
+        """Warn of what the shipped coefficients were not fitted to. `prefill_tokens` is the most that a step takes."""
+        on = self.deployment
+        if on is None or not self.shipped:
+            return
+        if not on.hardware.trained_physics_error:
+            yield f"trained-physics was fitted to vLLM on H100, and nothing is published of its error on {on.hardware.name}"
+        says = self.compiled().step_time(BatchShape(0, 0, prefill_tokens, (ChunkShape(prefill_tokens, 0, prefill_tokens),)))
+        floor = _token_costs(on, self.moe_communication).compute * prefill_tokens
+        if says < floor:
+            yield (
+                f"trained-physics says {says / 1000:,.0f} ms for a step of {prefill_tokens:,} prompt tokens, whose arithmetic "
+                f"takes {floor / 1000:,.0f} ms at the peak of {on.hardware.name}: it was fitted to shorter prompts"
+            )
 
     def compiled(self, scale: float = 1.0) -> LatencyModel:
         """Return the model, in which each step takes `scale` times as long. Raises ConfigError without a deployment."""

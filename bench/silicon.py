@@ -1,0 +1,287 @@
+"""How far are simulated TTFT and TPOT from 3,619 measured pairs? The table of docs/accuracy.md.
+
+    python bench/silicon.py --out silicon.jsonl                # all; what is in the file already is not computed again
+    python bench/silicon.py --out silicon.jsonl --sample 500   # 500 of them, drawn with --seed
+    python bench/silicon.py --out silicon.jsonl --table        # only the tables of what is in the file
+
+The pairs are those of `systems/silicon_sample.csv` in aiconfigurator-core (the extra `silicon`): mean TTFT and TPOT of a closed
+loop of so many clients against one deployment of vLLM, SGLang or TensorRT-LLM, most of them from InferenceX. Its 1,602 rows of
+disaggregated deployments, which do not say how most of their workers were set up, are left out.
+
+Each is simulated as it was measured: as many users, who each send the next request when the last one is answered, --rounds
+requests of each, prompts and answers uniformly between 0.8 and 1 times the stated length (`--random-range-ratio 0.8`, as
+InferenceX measures; the others as stated), steps of at most 8,192 tokens. Step times are, one after the other, those of
+`aiconfigurator`, of `roofline`, and of BLIS's `trained-physics`; beside them stands what AIConfigurator itself predicts
+(`run_agg`, with the prompt as the tokens of a mixed step). Nothing is fitted to these pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import logging
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from maitred import InstanceConfig
+from maitred.core.errors import ConfigError
+from maitred.instance.catalogue import find_hardware, find_model
+from maitred.instance.catalogue.measured import find_silicon_name
+from maitred.instance.catalogue.silicon import SiliconQuery, silicon_blocks, silicon_model_files, silicon_table
+from maitred.instance.catalogue.specs import read_model_config
+from maitred.instance.latency import (
+    AIConfiguratorLatency,
+    Deployment,
+    HardwareSpec,
+    LatencyConfig,
+    ModelSpec,
+    RooflineLatency,
+    TrainedPhysicsLatency,
+)
+from maitred.sim import simulate
+from maitred.workload import closed_loop
+
+STEP_TOKENS = 8192
+BLOCK = 16
+PLENTY = 10_000_000
+"""KV blocks where the memory model of the package says that the model does not fit, though it was measured."""
+PREDICTORS = ("aiconfigurator", "predicted", "roofline", "trained-physics")
+HEADINGS = ("maitred, measured kernels", "AIConfigurator itself", "maitred, roofline", "BLIS's trained-physics")
+WEIGHTS = {"nvfp4": 0.5625, "int4_wo": 0.5, "fp8": 1.0, "fp8_block": 1.0, "": 0.0}
+"""Bytes of a parameter."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured pair and its deployment."""
+
+    id: str
+    query: SiliconQuery
+    users: int
+    prompt: int
+    output: int
+    varies: bool
+    ttft_ms: float
+    tpot_ms: float
+
+
+def read_rows(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_row(row) for row in csv.DictReader(file) if row["mode"] == "agg"]
+
+
+def _row(row: dict[str, str]) -> Row:
+    stated = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
+    ranks = int(row["attention_dp_size"] or 1) or 1
+    found = find_silicon_name(row["model_path"])
+    return Row(
+        id=row["id"],
+        query=SiliconQuery(
+            model=found[0] if found else row["model_path"],
+            system=row["system"],
+            engine=row["backend"],
+            tensor_parallel_size=int(row["tp_size"]),
+            pipeline_parallel_size=int(row["pp_size"] or 1),
+            data_parallel_size=ranks,
+            expert_parallel_size=int(row["moe_ep_size"] or 1) or 1,
+            precision=row["gemm_quant_mode"],
+            expert_precision=row["moe_quant_mode"],
+        ),
+        users=int(stated[1]) if stated else int(row["batch_size"]) * ranks,
+        prompt=int(row["isl"]),
+        output=int(row["osl"]),
+        varies="gap" not in row["silicon_data_source"],
+        ttft_ms=float(row["silicon_ttft_ms"]),
+        tpot_ms=float(row["silicon_tpot_ms"]),
+    )
+
+
+@cache
+def kv_blocks(query: SiliconQuery) -> int:
+    try:
+        return silicon_blocks(query, BLOCK, STEP_TOKENS, 256, 0.9) * query.data_parallel_size
+    except ConfigError:
+        return PLENTY
+
+
+@cache
+def deployment(query: SiliconQuery) -> Deployment:
+    """Return the figures for `roofline` and `trained-physics`. Raises ConfigError or ValueError where they have none."""
+    hardware = next(spec for spec in hardware_specs() if spec.aiconfigurator == query.system)
+    return Deployment(
+        model=replace(model_spec(query.model), weight_bytes=WEIGHTS[query.precision or query.expert_precision]),
+        hardware=hardware,
+        tensor_parallel_size=query.tensor_parallel_size,
+        data_parallel_size=query.data_parallel_size,
+    )
+
+
+@lru_cache(maxsize=1)
+def hardware_specs() -> list[HardwareSpec]:
+    from maitred.instance.catalogue import hardware_names
+
+    return [find_hardware(name) for name in hardware_names()]
+
+
+@cache
+def model_spec(name: str) -> ModelSpec:
+    try:
+        return find_model(name)
+    except ConfigError:
+        return read_model_config(silicon_model_files()[name])
+
+
+def simulated(row: Row, latency: LatencyConfig, rounds: int) -> tuple[float, float]:
+    """Return the mean TTFT and TPOT in ms."""
+    instance = InstanceConfig.of_flavour(
+        row.query.engine,  # type: ignore[arg-type]
+        latency=latency,
+        total_kv_blocks=kv_blocks(row.query),
+        max_num_seqs=max(row.users, 1),
+        max_num_batched_tokens=STEP_TOKENS * row.query.data_parallel_size,
+        enable_prefix_caching=False,
+        **({} if row.query.engine != "sglang" else {"prefix_cache": "blocks"}),
+    )
+    prompt, output = (f"uniform:{length * 4 // 5},{length}" if row.varies else length for length in (row.prompt, row.output))
+    jobs = closed_loop(row.users, row.users * rounds, input_tokens=prompt, output_tokens=output)
+    results = simulate(jobs, instance=instance)
+    ttft = (results.first_token - results.arrival) / 1000
+    tpot = (results.finished - results.first_token) / 1000 / np.maximum(results.output_tokens - 1, 1)
+    return float(ttft.mean()), float(tpot.mean())
+
+
+@lru_cache(maxsize=8)
+def predictor(query: SiliconQuery) -> tuple[Any, Any, Any]:
+    """Return backend, model and database of the package, with the precision of attention that it has measurements of."""
+    from aiconfigurator_core.sdk.backends.factory import get_backend
+    from aiconfigurator_core.sdk.config_builders import build_model_config
+    from aiconfigurator_core.sdk.models import get_model, resolve_context_fmha_by_data
+    from aiconfigurator_core.sdk.perf_database import get_database, resolve_query_version
+
+    release = resolve_query_version(query.system, query.engine, "current")
+    database = get_database(query.system, query.engine, release)
+    config = build_model_config(**query.arguments())
+    resolve_context_fmha_by_data(config, query.model, database, query.engine, is_context_role=True)
+    return get_backend(query.engine), get_model(query.model, config, query.engine), database
+
+
+def predicted(row: Row) -> tuple[float, float]:
+    """Return the TTFT and TPOT in ms that AIConfigurator itself predicts."""
+    from aiconfigurator_core.sdk.config import RuntimeConfig
+
+    backend, model, database = predictor(row.query)
+    batch = max(1, row.users // row.query.data_parallel_size)
+    config = RuntimeConfig(batch_size=batch, isl=row.prompt, osl=row.output)
+    summary = backend.run_agg(model, database, config, ctx_tokens=row.prompt).get_summary_df().iloc[0]
+    return float(summary["ttft"]), float(summary["tpot"])
+
+
+def attempt(question: Callable[[], tuple[float, float]]) -> tuple[float, float] | str:
+    try:
+        return question()
+    except Exception as error:  # whatever the parts of the package raise: this deployment has no answer
+        return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def answers(row: Row, names: Iterable[str], rounds: int) -> dict[str, Any]:
+    of: dict[str, Callable[[], tuple[float, float]]] = {
+        "aiconfigurator": lambda: simulated(row, AIConfiguratorLatency(table=silicon_table(row.query)), rounds),
+        "predicted": lambda: predicted(row),
+        "roofline": lambda: simulated(row, RooflineLatency(deployment(row.query)), rounds),
+        "trained-physics": lambda: simulated(row, TrainedPhysicsLatency(deployment=deployment(row.query)), rounds),
+    }
+    return {name: attempt(of[name]) for name in names}
+
+
+def run(rows: list[Row], out: Path, names: list[str], rounds: int) -> None:
+    done = {(said["id"], name) for said in read_answers(out) for name in said["answers"]}
+    # Rows of one deployment follow each other: its tables and databases are in memory once.
+    ordered = sorted(rows, key=lambda row: (str(row.query), row.id))
+    with out.open("a", encoding="utf-8") as file:
+        for number, row in enumerate(ordered):
+            lacking = [name for name in names if (row.id, name) not in done]
+            if lacking:
+                file.write(json.dumps({"id": row.id, "answers": answers(row, lacking, rounds)}) + "\n")
+                file.flush()
+            print(f"\r{number + 1}/{len(ordered)}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+
+
+def read_answers(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+
+
+def errors(rows: list[Row], found: dict[str, dict[str, Any]], names: list[str], metric: int) -> dict[str, list[float]]:
+    """Return the relative errors by predictor, over the rows that all of `names` answer."""
+    lists: dict[str, list[float]] = {name: [] for name in names}
+    for row in rows:
+        said = [found.get(row.id, {}).get(name) for name in names]
+        if all(isinstance(each, list) for each in said):
+            measured = (row.ttft_ms, row.tpot_ms)[metric]
+            for name, each in zip(names, said, strict=True):
+                lists[name].append(each[metric] / measured - 1)  # type: ignore[index]
+    return lists
+
+
+GROUPS: dict[str, Callable[[Row], str]] = {
+    "": lambda row: "all",
+    "system": lambda row: row.query.system,
+    "engine": lambda row: row.query.engine,
+    "model": lambda row: row.query.model.rpartition("/")[2],
+    "clients": lambda row: next(f"up to {most}" for most in (4, 16, 64, 256, 1 << 30) if row.users <= most),
+}
+
+
+def print_tables(rows: list[Row], out: Path, names: list[str]) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for said in read_answers(out):
+        found.setdefault(said["id"], {}).update(said["answers"])
+    headings = [HEADINGS[PREDICTORS.index(name)] for name in names]
+    print(f"| | pairs | {' | '.join(headings)} |\n|---|---|{'---|' * len(names)}")
+    for group, key in GROUPS.items():
+        for value in sorted({key(row) for row in rows}, key=lambda text: (len(text), text)):
+            members = [row for row in rows if key(row) == value]
+            both = [errors(members, found, names, metric) for metric in (0, 1)]
+            if count := len(both[0][names[0]]):
+                cells = [" ".join(_cell(metric[name]) for metric in both) for name in names]
+                print(f"| {value if not group else f'{group}: {value}'} | {count:,} | {' | '.join(cells)} |")
+
+
+def _cell(values: list[float]) -> str:
+    return f"{statistics.fmean(map(abs, values)):.0%} ({statistics.median(values):+.0%})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, one for each answer")
+    parser.add_argument("--sample", type=int, default=0, help="so many rows, drawn at random; 0: all")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--rounds", type=int, default=5, help="requests of each user")
+    parser.add_argument("--of", nargs="+", choices=PREDICTORS, default=list(PREDICTORS))
+    parser.add_argument("--table", action="store_true", help="compute nothing")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    files = silicon_model_files()
+    if not files:
+        sys.exit("this needs the measured pairs of aiconfigurator-core: pip install 'maitred[silicon]'")
+    rows = read_rows(next(iter(files.values())).parents[1] / "systems" / "silicon_sample.csv")
+    if options.sample:
+        rows = Random(options.seed).sample(rows, options.sample)
+    if not options.table:
+        run(rows, options.out, options.of, options.rounds)
+    print_tables(rows, options.out, options.of)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The latency model `aiconfigurator`: step times made of measured kernels, of the package `aiconfigurator-core` (NVIDIA).
+
+The package holds times of matrix products, attention, experts and all-reduces, measured on real GPUs under real engines, and
+adds them up for a step of a given shape. Asking it needs its database in memory, so the catalogue asks once for each deployment
+(`catalogue/silicon.py`) and keeps a `SiliconTable`. A step of one rank is
+
+    N sequences of c tokens of KV decode, alone      decode(N, c)
+    with prompts: k chunks of t tokens after s       shared(k·t + N) + prompts(k, t, s) + beside(N, c)
+
+`prompts` and `beside` are attention, and `shared` is all the rest. Unequal chunks count as k equal ones that attend to as many
+pairs of tokens: t is the mean of their tokens, and s = Σ t·(start + t/2) / Σ t - mean/2, which is never below 0. Between the
+points of a grid times are linear, so a run of decode-only steps is summed exactly (`affine`); after the last point they go
+straight on. The catalogue places the points so that no step is far from what the package itself says.
+
+Ranks of data parallelism share the sequences evenly, and each chunk goes to the rank with the fewest tokens; the slowest rank
+counts. Stages of a pipeline work on different batches at the same time, so an instance with PP stages behaves as PP ranks do:
+in the time in which one batch passes all stages, each of PP batches does.
+
+Example, on one GPU: `shared` has the points (0, 5000) and (1000, 20000), `prompts` says 900 µs for one chunk of 500 tokens
+after none, and `beside` says 250 µs for 10 sequences of 1,000 tokens. A step with all of them takes 5,000 + 510·15 + 900 + 250
+= 13,800 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Literal
+
+from maitred.core.contracts import BatchShape, ChunkShape, LatencyModel, Overheads
+from maitred.core.errors import ConfigError
+from maitred.instance.latency.affine import Envelope, PiecewiseAffineModel
+from maitred.instance.latency.base import LATENCY_MODELS, LatencyConfig
+from maitred.instance.latency.deployment import Deployment
+from maitred.instance.latency.silicon_table import SiliconTable
+from maitred.instance.latency.step_table import curve_value
+from maitred.instance.latency.table import chunks_by_rank, envelope_through
+
+
+@LATENCY_MODELS.register("aiconfigurator")
+class AIConfiguratorLatency(LatencyConfig, frozen=True, tag="aiconfigurator"):
+    """The sum of measured kernels on this GPU under this engine (NVIDIA AIConfigurator; extra `silicon`)."""
+
+    engine: Literal["", "vllm", "sglang", "trtllm"] = ""
+    """The engine whose kernels were measured. Empty: that of `flavour`, and without one vLLM."""
+    precision: str = ""
+    """Precision of the matrix products, in AIConfigurator's words: `bfloat16`, `fp8`, `fp8_block`, `nvfp4`, `int4_wo` and so
+    on. Empty: that of the model's own weights."""
+    expert_precision: str = ""
+    """Precision of the experts, in the same words. Empty: `precision`."""
+    kv_precision: Literal["", "bfloat16", "fp8", "int8"] = ""
+    """Precision of the KV. Empty: that of the model's configuration."""
+    pipeline_parallel_size: int = 1
+    """Stages of a pipeline, each with a part of the layers."""
+    expert_parallel_size: int | None = None
+    """GPUs over which whole experts are spread; each expert is split over the others. Null: all of them with
+    `data_parallel_size` above 1, and otherwise 1."""
+    deployment: Deployment | None = None
+    """The figures of the model and the GPU, as in `roofline`; the catalogue fills it in."""
+    table: SiliconTable | None = None
+    """The step times themselves, which the catalogue fills in."""
+
+    def __post_init__(self) -> None:
+        for name in ("pipeline_parallel_size", "expert_parallel_size"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= _MAX_GPUS:
+                raise ValueError(f"{name} must be from 1 to {_MAX_GPUS:,}, not {value}")
+
+    def compiled(self, scale: float = 1.0) -> LatencyModel:
+        """Return the model, in which each step takes `scale` times as long. Raises ConfigError without its table."""
+        if self.table is None:
+            hint = "say which: --model meta-llama/llama-3.1-8b --hardware H100"
+            raise ConfigError("the latency model aiconfigurator needs a model", hint=hint)
+        return _compiled(self.table, scale)
+
+
+_MAX_GPUS = 4096
+
+
+@lru_cache(maxsize=16)
+def _compiled(table: SiliconTable, scale: float) -> LatencyModel:
+    return _SiliconModel(table, scale)
+
+
+class _SiliconModel(PiecewiseAffineModel):
+    def __init__(self, table: SiliconTable, scale: float) -> None:
+        super().__init__(Overheads())
+        self._table, self._ranks, self._scale = table, table.ranks, scale
+
+    def envelope_of(self, decodes: int) -> Envelope:
+        grid, rank = self._table.decode, -(-decodes // self._ranks)
+        times = accumulate([grid.value_at(rank, context) for context in grid.axes[1]], max)
+        return envelope_through(
+            [(round(context * decodes), us * self._scale) for context, us in zip(grid.axes[1], times, strict=True)]
+        )
+
+    def prefill_step_time(self, batch: BatchShape) -> float:
+        context = batch.context_tokens / batch.num_decodes if batch.num_decodes else 0.0
+        if self._ranks == 1:
+            return self._rank_time(batch.chunks, batch.num_decodes, context) * self._scale
+        ranks = chunks_by_rank(batch, self._ranks)
+        return max([self._rank_time(chunks, decodes, context) for chunks, decodes in ranks]) * self._scale
+
+    def _rank_time(self, chunks: Sequence[ChunkShape], decodes: int, context: float) -> float:
+        """Return the µs of a rank in which `decodes` sequences decode over `context` tokens each."""
+        table = self._table
+        if not chunks:
+            return table.decode.value_at(decodes, context) if decodes else 0.0
+        tokens = pairs = 0.0
+        for chunk in chunks:
+            new = chunk.num_tokens
+            tokens += new
+            pairs += new * (chunk.num_computed_tokens + new / 2)
+        each = tokens / len(chunks)
+        time = curve_value(table.shared, tokens + decodes) + table.prompts.value_at(
+            len(chunks), each, max(0.0, pairs / tokens - each / 2) if tokens else 0.0
+        )
+        return time + table.beside.value_at(decodes, context) if decodes else time
