@@ -149,6 +149,7 @@ def simulated(row: Row, latency: LatencyConfig, rounds: int) -> tuple[float, flo
         latency=latency,
         total_kv_blocks=kv_blocks(row.query),
         max_num_seqs=max(row.users, 1),
+        max_model_len=row.prompt + row.output,  # what TensorRT-LLM reserves for a request
         max_num_batched_tokens=STEP_TOKENS * row.query.data_parallel_size,
         enable_prefix_caching=False,
         **({} if row.query.engine != "sglang" else {"prefix_cache": "blocks"}),

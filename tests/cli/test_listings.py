@@ -73,7 +73,7 @@ def test_the_documented_command_line(maitred: Any, tmp_path: Path) -> None:
     assert result.code == 0, result.err
     results = json.loads((tmp_path / "r.json").read_text())
     assert len(results) == 500
-    assert min(row["ttft_us"] for row in results) > 15563 + 45 + 6000  # the way in, a step, the way out of a token
+    assert min(row["ttft_us"] for row in results) > 15e9 / 3.35e6  # no step is shorter than it takes to read the weights
 
 
 def test_a_faster_gpu_is_faster(maitred: Any, tmp_path: Path) -> None:

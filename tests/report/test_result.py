@@ -134,7 +134,10 @@ def test_a_run_without_a_model_names_no_gpu() -> None:
 
 
 def test_a_model_is_named_with_its_gpus_the_error_and_the_memory() -> None:
-    said = line(InstanceConfig(model="llama-3.1-8b", tensor_parallel_size=2, scheduler="sjf"), ClusterConfig(num_instances=3))
+    said = line(
+        InstanceConfig(model="llama-3.1-8b", latency="trained-physics", tensor_parallel_size=2, scheduler="sjf"),
+        ClusterConfig(num_instances=3),
+    )
     assert said.startswith(
         "llama-3.1-8b on 3 instances of 2 × H100 (TP 2); trained-physics latency model, published error 5.5%"
     )
@@ -145,8 +148,9 @@ def test_a_model_is_named_with_its_gpus_the_error_and_the_memory() -> None:
 @pytest.mark.parametrize(
     ("stated", "words"),
     [
-        (InstanceConfig(model="llama-3.1-8b", hardware="H200"), "no error published for H200"),
+        (InstanceConfig(model="llama-3.1-8b", hardware="H200", latency="trained-physics"), "no error published for H200"),
         (InstanceConfig(model="llama-3.1-8b", latency="roofline"), "roofline latency model, error unknown"),
+        (InstanceConfig(model="yi-34b"), "(pip install 'maitred[silicon]'), error unknown"),
         (InstanceConfig(latency_error=0.04), "error 4.0% as configured"),
         (InstanceConfig(latency_scale=1.5), "all steps × 1.5"),
         (InstanceConfig(total_kv_blocks=500), "500 KV blocks of 16 tokens each, as given"),

@@ -227,7 +227,7 @@ LLAMA = "meta-llama/llama-3.1-8b"
 
 
 def candidate(**said: object) -> Candidate:
-    return Candidate(instance=InstanceConfig(model=LLAMA, **said))  # type: ignore[arg-type]
+    return Candidate(instance=InstanceConfig(model=LLAMA, latency="trained-physics", **said))  # type: ignore[arg-type]
 
 
 def test_the_published_error_is_drawn_from_where_none_is_said() -> None:

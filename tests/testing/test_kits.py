@@ -17,9 +17,11 @@ from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import find_deployment
 from maitred.instance.latency import (
     LATENCY_MODELS,
+    AIConfiguratorLatency,
     Grid,
     LatencySpec,
     RooflineLatency,
+    SiliconTable,
     StepTable,
     TableLatency,
     TrainedPhysicsLatency,
@@ -47,7 +49,15 @@ ON = find_deployment(InstanceConfig(model="qwen3-8b"))
 TABLE = StepTable(
     tokens=((1.0, 100.0), (512.0, 4_000.0)), decode=Grid(((1.0, 64.0), (0.0, 4096.0)), (50.0, 300.0, 90.0, 900.0))
 )
+STEPS = Grid(((1.0, 64.0), (0.0, 4096.0)), (5_000.0, 5_300.0, 6_000.0, 9_000.0))
+KERNELS = SiliconTable(
+    shared=((1.0, 4_000.0), (512.0, 9_000.0)),
+    prompts=Grid(((1.0, 8.0), (1.0, 512.0), (0.0, 4096.0)), (100.0, 500.0, 200.0, 900.0, 400.0, 800.0, 700.0, 2_000.0)),
+    decode=STEPS,
+    beside=STEPS,
+)
 COMPLETE: dict[str, LatencySpec] = {
+    "aiconfigurator": AIConfiguratorLatency(table=KERNELS),
     "roofline": RooflineLatency(ON),
     "trained-physics": TrainedPhysicsLatency(deployment=ON),
     "table": TableLatency(table=TABLE),

@@ -272,9 +272,10 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
         """Warn of steps that may come and that the latency model was not measured for. After `catalogue.resolve_instance`."""
         if isinstance(self.latency, TrainedPhysicsLatency) and not self.flavour_rules.takes_blis_step_times:
             yield from self.latency.warnings(self.max_num_batched_tokens)
-        yield from self._table_warnings()
+        yield from self.table_warnings()
 
-    def _table_warnings(self) -> Iterator[str]:
+    def table_warnings(self) -> Iterator[str]:
+        """Warn of steps that may come and that the measurements of a table do not reach. After `catalogue.resolve_instance`."""
         table = getattr(self.latency, "table", None)
         if not isinstance(table, StepTable) or not (table.decode.bounded or table.mixed.bounded):
             return

@@ -16,7 +16,7 @@ Example: linear with 5,000 µs per step, 17.5 per prefill token and 60 per decod
 request ends per step, u = 256 tokens: 5,000 + 256·60 + 256·17.5 = 24,840 µs, so 0.5 / 24.84 ms = 20.1 requests/s.
 
 It knows nothing of the spread of lengths, of the way in and out of the engine, nor of policies. In saturated simulations with
-drawn lengths instances reached 92 to 102 % of it, and 87 % where sequences lost their KV all the time. Where all answers are
+drawn lengths instances reached 88 to 102 % of it, and 82 % where sequences lost their KV all the time. Where all answers are
 equally long, sequences end in the same step, and instances reach no more than 79 %.
 """
 

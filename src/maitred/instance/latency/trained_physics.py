@@ -1,5 +1,8 @@
 """The latency model `trained-physics`: the parts of a roofline, times coefficients that were fitted to measurements (BLIS).
 
+It is here to compare with BLIS, and the default of `flavour: blis` alone: its arithmetic counts 15 %, which suits the short
+prompts that it was fitted to, and falls below what a GPU can do for long ones.
+
     step = P + D + β3·weights + β4·all-reduce + βEP·dispatch + β5·layers + β6·requests + β7 + β8·MoE layers, if interleaved
     P    = β1·compute + β1b·KV written   of the tokens that prefill    (7 or 8 β: β1·max of the two)
     D    = β2·compute + β2b·KV read      of those that decode          (up to 9 β: β2·max of the two)
