@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from maitred.admission import inputs
+from maitred.admission.adoption import enlist
 from maitred.admission.coordinator import PoolCoordinator
 from maitred.admission.gates.policy_gate import PolicyGate, Refusal
 from maitred.admission.gates.rate_gate import RateGate, make_rate_gate
@@ -54,7 +55,7 @@ from maitred.core.steps import Steps
 from maitred.core.units import Micros
 
 _NEW, _ADMITTED = TicketState.NEW, TicketState.ADMITTED  # members of enums are slow to look up
-_VICTIM, _LEFT = TicketState.VICTIM, TicketState.LEFT
+_STREAMING, _VICTIM, _LEFT = TicketState.STREAMING, TicketState.VICTIM, TicketState.LEFT
 _DECLINE, _FIRST_BYTE, _PREEMPTED = TicketEvent.DECLINE, TicketEvent.FIRST_BYTE, ReleaseReason.SLOT_PREEMPTED
 
 
@@ -186,20 +187,16 @@ class Admission:
 
     def decline(self, request_id: RequestId, now: Micros) -> Sequence[Decision]:
         """Note that the preemption of a request came after its first byte had been sent: it keeps its slot, and is a victim no
-        more. Its preemptor takes the next victim, or waits first in its class. Needed where first bytes are decided in another
-        process; where both are decided in one, `confirm_first_byte` has said no. Ignored for a request that has left, or that
-        streams. Raises TransitionError if it was not preempted.
-        """
+        more. Its preemptor takes the next victim, or waits first in its class. Never needed where the first byte and the
+        preemption are decided in one process. Ignored for a request that has left, or streams. Raises TransitionError if it was
+        not preempted."""
         if self._recorder is not None:
             return self.apply(inputs.Decline(now, request_id))
         settled = self._coordinator.run_due_before_input(now)
         ticket = self._tickets.get(request_id)
-        if ticket is None:
+        if ticket is None or ticket.state is _STREAMING:
             return settled
-        was_victim = ticket.state is _VICTIM
         ticket.transition(_DECLINE)
-        if not was_victim:
-            return settled
         ticket.counters.declined += 1
         decisions = self._pool_of_model[ticket.pool].on_declined(ticket, now)
         return [*settled, *decisions, *self._coordinator.settle(now)]
@@ -265,6 +262,14 @@ class Admission:
         self._agenda.note_freed(ticket.tenant_account, pool.name)
         return [*settled, *decisions, *self._coordinator.settle(now)]
 
+    def adopt(self, tickets: Sequence[Ticket], now: Micros) -> Sequence[Decision]:
+        """Take over requests that another core has decided on, and that hold slots or wait (`adoption`). Raises as `enlist`."""
+        if self._recorder is not None:
+            return self._record(inputs.Adopt.of(tickets, now), lambda: self.adopt(tickets, now))
+        settled = self._coordinator.run_due_before_input(now)
+        enlist(tickets, self._tickets, self._counters_of_model, self._pools.sequence_numbers)
+        return [*settled, *self._renew(self._config, self._policy_gate, now)]
+
     def resize(self, pool: str, capacity: int, now: Micros, lead: Lead = NO_LEAD) -> Sequence[Decision]:
         """Set the slots of a model, known or new, of which `lead` are beyond what its engines run at once. After growth waiting
         requests enter at once. After a shrink the requests in flight stay, and none enters before enough have ended. Raises
@@ -295,14 +300,15 @@ class Admission:
         admission policy that cannot be made, and then nothing has changed."""
         if self._recorder is not None:
             return self.apply(inputs.Reconfigure(now, config))
-        policy_gate = self._policy_gate.reconfigured(
-            config
-        )  # First: if it raises, nothing has changed, and nothing is settled.
+        policy_gate = self._policy_gate.reconfigured(config)  # First: if it raises, nothing has changed or is settled.
         settled = self._coordinator.run_due_before_input(now)
+        return [*settled, *self._renew(config, policy_gate, now)]
+
+    def _renew(self, config: AdmissionConfig, policy_gate: PolicyGate, now: Micros) -> Sequence[Decision]:
         self._use(config, policy_gate)
         self._coordinator.mark_all()
         admitted = self._coordinator.settle(now)
-        return [*settled, *admitted, *self._coordinator.recompute(now)]
+        return [*admitted, *self._coordinator.recompute(now)]
 
     def advance(self, now: Micros) -> Sequence[Decision]:
         """Do everything that is due by `now`."""

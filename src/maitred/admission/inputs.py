@@ -11,7 +11,7 @@ import msgspec
 from maitred.admission.terms.config import AdmissionConfig
 from maitred.admission.terms.enums import ReleaseReason
 from maitred.admission.terms.lead import Lead
-from maitred.admission.terms.ticket import Ticket
+from maitred.admission.terms.ticket import Ticket, TicketState
 from maitred.core.contracts import FleetLoad
 from maitred.core.decisions import Decision, DecisionLog, Input
 from maitred.core.request import PriorityClass, RequestId
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from maitred.admission.core import Admission
 
 ROOM_NAME: Final = "admission"
+EMPTY_LOAD: Final = FleetLoad()
 
 
 class Open(Input, frozen=True):
@@ -74,11 +75,12 @@ class Submit(Input, frozen=True):
             ticket.client_id,
         )
 
-    def apply_to(self, core: Admission) -> Sequence[Decision]:
+    def ticket(self) -> Ticket:
+        """Return the ticket of the request. Raises ValueError for a class that there is not."""
         priority_class = PriorityClass.from_label(self.priority_class)
         if priority_class is None:
             raise ValueError(f"there is no class {self.priority_class!r}")
-        ticket = Ticket(
+        return Ticket(
             self.id,
             self.pool,
             priority_class,
@@ -90,7 +92,9 @@ class Submit(Input, frozen=True):
             self.sequences,
             self.client_id,
         )
-        return core.submit(ticket, self.at, self.load)
+
+    def apply_to(self, core: Admission) -> Sequence[Decision]:
+        return core.submit(self.ticket(), self.at, self.load)
 
 
 class FirstByte(Input, frozen=True):
@@ -142,6 +146,37 @@ class LeaveBackend(Input, frozen=True):
         return core.leave_backend(self.id, self.at)
 
 
+class AdoptedRequest(msgspec.Struct, frozen=True):
+    """A request that is taken over, in its state."""
+
+    submit: Submit
+    """How it was submitted; `at` is when, which may be before the core was made."""
+    state: str
+    admitted_at: Micros = 0
+
+
+class Adopt(Input, frozen=True):
+    """Requests are taken over that another core has decided on."""
+
+    requests: list[AdoptedRequest]
+
+    @classmethod
+    def of(cls, tickets: Sequence[Ticket], now: Micros) -> Adopt:
+        """Return what `Admission.adopt` is told."""
+        submits = [Submit.of(ticket, EMPTY_LOAD, ticket.submitted_at) for ticket in tickets]
+        pairs = zip(submits, tickets, strict=True)
+        return cls(now, [AdoptedRequest(submit, ticket.state.name.lower(), ticket.admitted_at) for submit, ticket in pairs])
+
+    def apply_to(self, core: Admission) -> Sequence[Decision]:
+        tickets = []
+        for request in self.requests:
+            ticket = request.submit.ticket()
+            ticket.state, ticket.submitted_at = TicketState[request.state.upper()], request.submit.at
+            ticket.admitted_at = request.admitted_at
+            tickets.append(ticket)
+        return core.adopt(tickets, self.at)
+
+
 class Resize(Input, frozen=True):
     """A model has so many slots."""
 
@@ -181,7 +216,19 @@ class Advance(Input, frozen=True):
 
 
 AdmissionInput: TypeAlias = (
-    Open | Look | Submit | FirstByte | Decline | Release | Strand | LeaveBackend | Resize | Forget | Reconfigure | Advance
+    Open
+    | Look
+    | Submit
+    | FirstByte
+    | Decline
+    | Release
+    | Strand
+    | LeaveBackend
+    | Adopt
+    | Resize
+    | Forget
+    | Reconfigure
+    | Advance
 )
 
 

@@ -48,7 +48,7 @@ class PoolDirectory:
         """How often pools have come or gone."""
         self._load_probe = load_probe
         self._agenda = agenda
-        self._sequence_numbers = SequenceNumbers()
+        self.sequence_numbers = SequenceNumbers()
         self._config: AdmissionConfig
         self._make_pool: Callable[[str], SlotPool]
         """Creates a pool, by its name."""
@@ -186,9 +186,9 @@ class PoolDirectory:
         if config.mode == "flow-control":
             dispatcher = Dispatcher(resolve_flow_rules(config), self._load_probe)
             return partial(
-                FlowPool, rules=rules, sequence_numbers=self._sequence_numbers, agenda=self._agenda, dispatcher=dispatcher
+                FlowPool, rules=rules, sequence_numbers=self.sequence_numbers, agenda=self._agenda, dispatcher=dispatcher
             )
-        return partial(ClassPool, rules=rules, sequence_numbers=self._sequence_numbers, agenda=self._agenda)
+        return partial(ClassPool, rules=rules, sequence_numbers=self.sequence_numbers, agenda=self._agenda)
 
 
 def _adoption_order(ticket: Ticket) -> tuple[bool, int]:

@@ -88,7 +88,6 @@ TRANSITIONS: dict[TicketState, dict[TicketEvent, TicketState]] = {
     },
     TicketState.STREAMING: {
         TicketEvent.FIRST_BYTE: TicketState.STREAMING,
-        TicketEvent.DECLINE: TicketState.STREAMING,
         TicketEvent.RELEASE: TicketState.LEFT,
     },
     TicketState.VICTIM: {
