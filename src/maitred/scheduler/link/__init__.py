@@ -1,0 +1,15 @@
+"""The link between one scheduler and its gateways, where they are processes of their own (`docs/cluster.md`). Sans-IO.
+
+    messages.py         what is said, as data
+    channel.py          one connection: who the peer is, frames, and their bounds
+    authentication.py   the proofs by a shared secret
+    gateway_end.py      the end of a gateway: its requests, its lease, and whom it obeys
+    gateway_request.py  the life of one request at that end
+    scheduler_end.py    the end of the scheduler that leads: grants by `Admission`, and what its gateways hold
+    gateway_books.py    what the scheduler knows of each gateway
+    unaccounted.py      slots whose gateway is gone, until the engines show them gone
+    learning.py         what a scheduler may grant that has just begun to lead
+
+An end is told what happens, with the time of its own monotonic clock (`now`, µs), and has bytes to send and events for its
+driver. It reads no clock and no socket. No command makes use of the link yet.
+"""

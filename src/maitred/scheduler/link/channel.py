@@ -1,0 +1,207 @@
+"""Channel: one end of one connection of a link, from its first byte until it is closed.
+
+All messages of a turn of the loop go into one frame: four bytes of length, big-endian, and a msgpack array of messages. So a
+burst costs one system call at each side. Each message of the handshake has a frame of its own, because before the peer has
+shown who it is, its frames are small or refused.
+
+    side        state       message     then     does
+    ----------  ----------  ----------  -------  ------------------------------------------
+    gateway     GREETING    Challenge   OPEN     checks the proof, and answers with its own
+    scheduler   GREETING    Greeting    PROVING  answers with a challenge
+    scheduler   PROVING     Proof       OPEN     checks the proof
+    either      any         Farewell    CLOSED
+    either      OPEN        any other   OPEN     hands it on
+
+Everything else closes the channel, with words that say why (`fault`): a message out of place, a wrong proof, another version,
+a frame that is too long, or no frame. So does a peer that reads too slowly: what is not written yet (`note_written`) is
+bounded, and a peer that is cut says `Hello` again, which is shorter than all that has piled up. A closed channel takes and
+gives nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from maitred.scheduler.link.authentication import NONCE_BYTES, Side, is_proof, make_proof
+from maitred.scheduler.link.messages import VERSION, AnyMessage, Challenge, Farewell, Greeting, Proof
+
+_LENGTH_BYTES: Final = 4
+_MOST_UNPROVEN: Final = 1024
+"""Bytes of a frame from a peer that has not shown who it is."""
+
+
+class ChannelState(IntEnum):
+    GREETING = 0
+    PROVING = 1
+    OPEN = 2
+    CLOSED = 3
+
+
+class ChannelLimits(msgspec.Struct, frozen=True):
+    """How much one connection may hold up."""
+
+    frame_bytes: int = 16 << 20
+    """The longest frame, in bytes: a `Hello` of about 100,000 requests."""
+    unsent_bytes: int = 32 << 20
+    """What may wait to be written, in bytes."""
+
+
+class LinkFault(Exception):  # noqa: N818 - not raised beyond this module
+    """The peer, or the connection, cannot be used any more."""
+
+
+class Channel:
+    """One end of a connection."""
+
+    def __init__(self, side: Side, secret: bytes, nonce: bytes, limits: ChannelLimits | None = None) -> None:
+        """`nonce` is drawn at random for this connection. Raises ValueError for a short one, or an empty secret."""
+        if len(nonce) != NONCE_BYTES or not secret:
+            raise ValueError(f"a channel needs a secret and a nonce of {NONCE_BYTES} bytes")
+        self.state = ChannelState.GREETING
+        self.fault: str | None = None
+        """Why the channel was closed, or None."""
+        self._side, self._secret, self._nonce = side, secret, nonce
+        self._limits = limits or ChannelLimits()
+        self._peer_nonce = b""
+        self._received = bytearray()
+        self._said: list[AnyMessage] = []
+        """Messages of this turn."""
+        self._unsent = 0
+        """Bytes that were taken, and are not written yet."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
+        self._ready = b""
+        """Frames of the handshake that are to be written."""
+        if side is Side.GATEWAY:
+            self._shake_hands(Greeting(VERSION, nonce))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both ends have shown who they are, and nothing is wrong."""
+        return self.state is ChannelState.OPEN
+
+    def say(self, message: AnyMessage) -> None:
+        """Add a message to those of this turn. Dropped unless the channel is open."""
+        if self.is_open:
+            self._said.append(message)
+
+    def feed(self, data: bytes) -> Sequence[AnyMessage]:
+        """Take bytes from the peer, and return the messages in them that are for the owner of the channel. Look at `state`
+        afterwards: the channel may have been opened, or closed."""
+        messages: list[AnyMessage] = []
+        try:
+            for frame in self._frames(data):
+                for message in self._messages_of(frame):
+                    if self._take(message):
+                        messages.append(message)
+        except LinkFault as fault:
+            self.close(str(fault))
+        return messages
+
+    def take_bytes(self) -> bytes:
+        """Return what is to be written: a frame with the messages of this turn, or nothing. Look at `state` afterwards."""
+        data, self._ready = self._ready, b""
+        if self._said:
+            frame = self._frame(self._said)
+            self._said.clear()
+            if len(frame) > self._limits.frame_bytes:
+                self.close(f"a frame of {len(frame)} bytes, where {self._limits.frame_bytes} are allowed, is to be sent")
+                return b""
+            data += frame
+        self._unsent += len(data)
+        if self._unsent > self._limits.unsent_bytes:
+            self.close(f"the peer reads too slowly: {self._unsent} bytes are unsent")
+            return b""
+        return data
+
+    def note_written(self, num_bytes: int) -> None:
+        """Note that bytes that were taken have left the process."""
+        self._unsent -= num_bytes
+
+    def close(self, fault: str) -> None:
+        """Use the channel no more. The first fault is kept."""
+        if self.state is not ChannelState.CLOSED:
+            self.state, self.fault = ChannelState.CLOSED, fault
+            self._received.clear()
+            self._said.clear()
+            self._ready = b""
+
+    def _shake_hands(self, message: Greeting | Challenge | Proof) -> None:
+        self._ready += self._frame([message])
+
+    def _frame(self, messages: Sequence[AnyMessage]) -> bytes:
+        payload = self._encode(messages)
+        return len(payload).to_bytes(_LENGTH_BYTES, "big") + payload
+
+    def _frames(self, data: bytes) -> Iterator[bytes]:
+        received = self._received
+        received += data
+        while self.state is not ChannelState.CLOSED and len(received) >= _LENGTH_BYTES:
+            length = int.from_bytes(received[:_LENGTH_BYTES], "big")
+            most = self._limits.frame_bytes if self.is_open else _MOST_UNPROVEN
+            if length > most:
+                raise LinkFault(f"a frame of {length} bytes, where {most} are allowed: is the peer an end of a link?")
+            end = _LENGTH_BYTES + length
+            if len(received) < end:
+                return
+            frame = bytes(received[_LENGTH_BYTES:end])
+            del received[:end]
+            yield frame
+
+    def _messages_of(self, frame: bytes) -> Sequence[AnyMessage]:
+        try:
+            return self._decode(frame)
+        except msgspec.MsgspecError as error:
+            raise LinkFault(f"a frame that is none of version {VERSION}: {error}") from error
+
+    def _take(self, message: AnyMessage) -> bool:
+        """Take a message, and return whether it is for the owner."""
+        state = self.state
+        if isinstance(message, Farewell):
+            raise LinkFault(f"closed by the peer: {message.reason}")
+        if state is ChannelState.OPEN and not isinstance(message, Greeting | Challenge | Proof):
+            return True
+        match self._side, state, message:
+            case Side.GATEWAY, ChannelState.GREETING, Challenge():
+                self._meet_challenge(message)
+            case Side.SCHEDULER, ChannelState.GREETING, Greeting():
+                self._challenge(message)
+            case Side.SCHEDULER, ChannelState.PROVING, Proof():
+                self._check(message.proof, Side.GATEWAY, self._peer_nonce, self._nonce)
+                self.state = ChannelState.OPEN
+            case _:
+                raise LinkFault(f"{type(message).__name__} is out of place: the channel is {state.name}")
+        return False
+
+    def _challenge(self, greeting: Greeting) -> None:
+        _check_version(greeting.version)
+        _check_nonce(greeting.nonce)
+        self._peer_nonce = greeting.nonce
+        proof = make_proof(self._secret, Side.SCHEDULER, greeting.nonce, self._nonce)
+        self._shake_hands(Challenge(VERSION, self._nonce, proof))
+        self.state = ChannelState.PROVING
+
+    def _meet_challenge(self, challenge: Challenge) -> None:
+        _check_version(challenge.version)
+        _check_nonce(challenge.nonce)
+        self._check(challenge.proof, Side.SCHEDULER, self._nonce, challenge.nonce)
+        self._shake_hands(Proof(make_proof(self._secret, Side.GATEWAY, self._nonce, challenge.nonce)))
+        self.state = ChannelState.OPEN
+
+    def _check(self, proof: bytes, side: Side, gateway_nonce: bytes, scheduler_nonce: bytes) -> None:
+        if not is_proof(proof, self._secret, side, gateway_nonce, scheduler_nonce):
+            raise LinkFault(f"the {side} does not know the secret of this {self._side}")
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise LinkFault(f"the peer speaks version {version} of the link, and this end version {VERSION}")
+
+
+def _check_nonce(nonce: bytes) -> None:
+    if len(nonce) != NONCE_BYTES:
+        raise LinkFault(f"a nonce of {len(nonce)} bytes, where {NONCE_BYTES} are due")

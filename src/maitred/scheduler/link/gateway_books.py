@@ -1,0 +1,146 @@
+"""What a scheduler knows of its gateways: which are there, since when each was heard, and what each of them asks and holds.
+
+    state   what happens                      then    does
+    ------  --------------------------------  ------  --------------------------------------------------------------
+    LIVE    beats                             LIVE
+    LIVE    its connection is lost or cut     GONE    its waiting requests leave; its slots are *unaccounted*
+    LIVE    no beat for a lease               GONE    likewise, and its connection is cut
+    GONE    says hello again                  LIVE    its slots are its own again, and it asks anew for what waits
+    GONE    nothing of it holds a slot        -       is forgotten
+
+What of its slots a gateway that is gone still uses, it cannot say. It may go on with what it has, and may start what it was
+granted until its lease is over (`certain_from`). From then on the engines can tell (`unaccounted`).
+
+A gateway is a name and a boot: two processes of one name, one after the other or at once, are two gateways.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from maitred.admission import Ticket
+from maitred.admission.terms.ticket import SLOT_HOLDING_STATES
+from maitred.core.request import RequestId
+from maitred.core.units import Micros
+from maitred.scheduler.link.messages import RequestTerms
+
+GatewayId: TypeAlias = tuple[str, str]
+"""The name and the boot of a gateway."""
+ConnectionId: TypeAlias = int
+_MOST_ANSWERS: Final = 8
+
+
+class BookedRequest:
+    """One request of a gateway, as long as it waits or holds a slot."""
+
+    __slots__ = ("attempt", "backend", "gateway", "number", "streaming_since", "terms", "ticket", "tried")
+
+    def __init__(self, gateway: Gateway, number: int, attempt: int, terms: RequestTerms, ticket: Ticket) -> None:
+        self.gateway = gateway
+        self.number, self.attempt = number, attempt
+        """Its number at its gateway, and how often it has asked for a place."""
+        self.terms = terms
+        self.ticket = ticket
+        """What admission knows of it, under a number of its own."""
+        self.backend = -1
+        """Where it was sent last, or -1."""
+        self.streaming_since: Micros | None = None
+        """When the news came that its response has begun, µs."""
+        self.tried: list[int] = []
+        """The backends that have failed it."""
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether it holds a slot; otherwise it waits for one."""
+        return self.ticket.state in SLOT_HOLDING_STATES
+
+
+class Gateway:
+    """One gateway."""
+
+    __slots__ = ("_answers", "connection", "heard_at", "id", "known_until", "last_number", "lease", "requests")
+
+    def __init__(self, id: GatewayId, lease: Micros) -> None:  # noqa: A002 - as everywhere
+        self.id = id
+        self.lease = lease
+        self.connection: ConnectionId | None = None
+        """Its connection, or None while it is gone."""
+        self.heard_at: Micros = 0
+        """When its last beat or hello was received, µs."""
+        self.known_until: Micros = 0
+        """All that it said before this instant, µs, has come."""
+        self._answers: deque[tuple[int, Micros]] = deque(maxlen=_MOST_ANSWERS)
+        self.last_number = -1
+        """The highest number of a request that it has named: a submission of an earlier one comes twice."""
+        self.requests: dict[int, BookedRequest] = {}
+
+    def on_beat(self, number: int, heard: int, now: Micros) -> None:
+        """Note a beat, which is answered at once, and of which answer it knows."""
+        self.heard_at = now
+        for answered, at in self._answers:
+            if answered == heard:
+                self.known_until = max(self.known_until, at)
+        self._answers.append((number, now))
+
+    def connect(self, connection: ConnectionId, now: Micros) -> None:
+        """Note that it has said hello."""
+        self.connection, self.heard_at = connection, now
+        self._answers.clear()
+
+    @property
+    def certain_from(self) -> Micros:
+        """From when on it starts nothing that was granted before, µs: its own lease counts from an earlier instant."""
+        return self.heard_at + self.lease
+
+
+class GatewayBooks:
+    """All gateways of a scheduler, and their requests."""
+
+    def __init__(self, lease: Micros) -> None:
+        self.lease = lease
+        """How long a gateway may start requests after a beat, µs."""
+        self.gateways: dict[GatewayId, Gateway] = {}
+        self.by_ticket: dict[RequestId, BookedRequest] = {}
+        self._last_ticket = 0
+
+    def gateway(self, id: GatewayId) -> Gateway:  # noqa: A002 - as everywhere
+        """Return a gateway, which may be heard for the first time."""
+        return self.gateways.setdefault(id, Gateway(id, self.lease))
+
+    def next_ticket(self) -> RequestId:
+        """Return a number for admission, which none has had."""
+        self._last_ticket += 1
+        return self._last_ticket
+
+    def add(self, request: BookedRequest) -> None:
+        """Note a request."""
+        gateway = request.gateway
+        gateway.requests[request.number] = self.by_ticket[request.ticket.id] = request
+        gateway.last_number = max(gateway.last_number, request.number)
+
+    def remove(self, request: BookedRequest) -> None:
+        """Forget a request that has ended, and its gateway if that is gone and has no other. Idempotent."""
+        gateway = request.gateway
+        self.by_ticket.pop(request.ticket.id, None)
+        if gateway.requests.get(request.number) is request:
+            del gateway.requests[request.number]
+        self.forget_if_gone(gateway)
+
+    def forget_if_gone(self, gateway: Gateway) -> None:
+        """Forget a gateway that is gone and holds nothing."""
+        if gateway.connection is None and not gateway.requests:
+            self.gateways.pop(gateway.id, None)
+
+    def holders_at(self, backend: int) -> Iterator[BookedRequest]:
+        """Yield the requests that hold slots at a backend. O(n)."""
+        return (one for one in self.by_ticket.values() if one.backend == backend and one.holds_slot)
+
+    def silent(self, now: Micros) -> list[Gateway]:
+        """Return the gateways that are connected, and have not been heard for a lease."""
+        return [one for one in self.gateways.values() if one.connection is not None and now >= one.certain_from]
+
+    def next_silence_at(self) -> Micros | None:
+        """Return when the next gateway has not been heard for a lease, µs, or None if none is connected."""
+        return min((one.certain_from for one in self.gateways.values() if one.connection is not None), default=None)

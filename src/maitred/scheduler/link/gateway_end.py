@@ -1,0 +1,354 @@
+"""GatewayEnd: a gateway at its end of the link. What it may do by itself, what it asks, and whom it obeys.
+
+    state     what happens                                   then      does
+    --------  ---------------------------------------------  --------  --------------------------------------------
+    DOWN      `connect`                                      GREETING  greets
+    GREETING  the scheduler has shown who it is              HELLO     says hello, with all requests that are there
+    HELLO     Welcome, of the highest epoch seen or a later  OPEN      has a lease, counted from the hello
+    OPEN      a BeatAnswer                                   OPEN      has a lease, counted from that beat
+    OPEN      Grant, Queue, Reject, Preempt                  OPEN      obeys, if it is of this attempt and epoch
+    any       the lease is over, or there is none in time    DOWN      starts nothing; `Closed` asks for a new connection
+    any       Welcome or Grant of an earlier epoch, a fault  DOWN      likewise
+    any       `lost`                                         DOWN
+
+**The lease.** A gateway starts a request only while its lease lasts, and the scheduler gives its slots to others only later. It
+counts from the instant at which the gateway *sent* the beat that was answered, on its own clock. So a gateway that was
+stopped or cut off for longer than the lease starts nothing that a scheduler may have given to another, whenever the answer, or
+a grant, comes in the end. Two durations are compared, and no two clocks.
+
+**First bytes and streams** are the gateway's own: `confirm_first_byte` asks nobody, and a stream goes on without a scheduler.
+
+**Requests** are kept here until they end, also while no scheduler is there. Each `Hello` tells of all of them, so what was said
+before and was lost with a connection does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from maitred.admission import ReleaseReason
+from maitred.core.errors import InvariantError
+from maitred.core.units import SECOND, Micros
+from maitred.scheduler.link.authentication import Side
+from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
+from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent, RequestState
+from maitred.scheduler.link.messages import (
+    AnyMessage,
+    Beat,
+    BeatAnswer,
+    Declined,
+    Failed,
+    FirstByte,
+    Grant,
+    Hello,
+    Preempt,
+    Queue,
+    Reject,
+    Release,
+    RequestTerms,
+    Submit,
+    Welcome,
+    Yielded,
+)
+
+BEAT_INTERVAL: Final[Micros] = SECOND
+"""The time between two beats, µs."""
+_WELCOME_TIMEOUT: Final[Micros] = 3 * SECOND
+"""How long a connection may take until the first lease, µs. A beat that is unanswered is bounded by the lease."""
+
+
+class EndState(IntEnum):
+    DOWN = 0
+    GREETING = 1
+    HELLO = 2
+    OPEN = 3
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """A request holds a slot: send it to `backend`."""
+
+    request: int
+    backend: int
+    rank: int | None
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """A request waits, and why."""
+
+    request: int
+    reason: str
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """A request gets no slot, and has left; `retry_after` in µs."""
+
+    request: int
+    reason: str
+    retry_after: Micros | None
+
+
+class Preempted(msgspec.Struct, frozen=True):
+    """Stop a request, of which nothing was sent, and then `yield_slot`."""
+
+    request: int
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """The scheduler has welcomed this gateway."""
+
+    epoch: int
+    is_learning: bool
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """The connection is of no use any more: cut it, and connect again."""
+
+    reason: str
+
+
+LinkEvent: TypeAlias = Granted | Queued | Rejected | Preempted | Opened | Closed
+
+
+class GatewayEnd:
+    """The end of one gateway, over all its connections. Every input may be given in any state."""
+
+    def __init__(self, name: str, boot: str, secret: bytes, limits: ChannelLimits | None = None) -> None:
+        """`boot` is drawn at random when the process begins."""
+        self.name, self.boot = name, boot
+        self.state = EndState.DOWN
+        self.epoch = 0
+        """The highest epoch that a scheduler has told."""
+        self.lease_until: Micros | None = None
+        """Until when requests may be started, µs, or None if no scheduler has welcomed this gateway yet."""
+        self._secret, self._limits = secret, limits
+        self._channel: Channel | None = None
+        self._requests: dict[int, GatewayRequest] = {}
+        self._lease: Micros = 0
+        self._connected_at: Micros = 0
+        self._hello_sent_at: Micros = 0
+        self._beats: deque[tuple[int, Micros]] = deque()
+        """Beats that are not answered yet, with when they were sent."""
+        self._last_beat = self._last_answer = 0
+        self._next_beat_at: Micros = 0
+
+    @property
+    def requests(self) -> Collection[GatewayRequest]:
+        """The requests that wait or hold a slot."""
+        return self._requests.values()
+
+    # The connection.
+
+    def connect(self, nonce: bytes, now: Micros) -> None:
+        """Begin on a new connection, in place of the one before. Raises ValueError for a nonce of a wrong length."""
+        self._channel = Channel(Side.GATEWAY, self._secret, nonce, self._limits)
+        self.state, self._connected_at, self.lease_until = EndState.GREETING, now, None
+        self._beats.clear()
+
+    def lost(self) -> None:
+        """Note that the connection is gone."""
+        self._go_down("the connection is lost")
+
+    def feed(self, data: bytes, now: Micros) -> Sequence[LinkEvent]:
+        """Take bytes of the connection, and return what they mean."""
+        # First, whether the lease is over: a process that was stopped finds old grants in its buffer.
+        events = list(self.advance(now))
+        channel = self._channel
+        if channel is None:
+            return events
+        messages = channel.feed(data)
+        if channel.is_open and self.state is EndState.GREETING:
+            self._say_hello(channel, now)
+        for message in messages:
+            if self._channel is channel:  # Otherwise a message before this one has closed it.
+                events += self._take(message, now)
+        if channel.state is ChannelState.CLOSED and self._channel is channel:
+            events.append(self._go_down(channel.fault or "closed"))
+        return events
+
+    def take_bytes(self) -> bytes:
+        """Return what is to be written now, once per turn of the loop."""
+        return b"" if self._channel is None else self._channel.take_bytes()
+
+    def note_written(self, num_bytes: int) -> None:
+        """Note that bytes have left the process."""
+        if self._channel is not None:
+            self._channel.note_written(num_bytes)
+
+    def advance(self, now: Micros) -> Sequence[LinkEvent]:
+        """Do what is due by `now`: beat, or give the connection up."""
+        if self.state is EndState.DOWN:
+            return ()
+        if self._channel is not None and self._channel.state is ChannelState.CLOSED:
+            return [self._go_down(self._channel.fault or "closed")]
+        if self.lease_until is None:
+            if now >= self._connected_at + _WELCOME_TIMEOUT:
+                return [self._go_down("no scheduler has answered in time")]
+            return ()
+        if now >= self.lease_until:
+            return [self._go_down("the lease is over: no beat was answered in time")]
+        if now >= self._next_beat_at:
+            self._beat(now)
+        return ()
+
+    def next_deadline(self) -> Micros | None:
+        """Return when to call `advance` next, or None while time changes nothing."""
+        if self.state is EndState.DOWN:
+            return None
+        if self.lease_until is None:
+            return self._connected_at + _WELCOME_TIMEOUT
+        return min(self.lease_until, self._next_beat_at)
+
+    def may_start(self, now: Micros) -> bool:
+        """Return whether a grant would be obeyed at `now`."""
+        return self.state is EndState.OPEN and self.lease_until is not None and now < self.lease_until
+
+    # Requests.
+
+    def submit(self, number: int, terms: RequestTerms, now: Micros) -> None:
+        """Ask for a slot for a request. Numbers grow from one request to the next. Raises ValueError for one that is there."""
+        if number in self._requests:
+            raise ValueError(f"request {number} is here already")
+        self._requests[number] = GatewayRequest(number, terms, now)
+        self._say(Submit(number, 1, terms))
+
+    def confirm_first_byte(self, number: int) -> bool:
+        """Ask whether the first byte of a response may be sent: True if so, and then the request is never stopped. False if it
+        was preempted, holds no slot, or has ended."""
+        request = self._requests.get(number)
+        if request is None:
+            return False
+        was_streaming = request.state is RequestState.STREAMING
+        if not request.take(RequestEvent.FIRST_BYTE):
+            return False
+        if not was_streaming:
+            self._say(FirstByte(number, request.attempt))
+        return True
+
+    def yield_slot(self, number: int) -> None:
+        """Give up the slot of a preempted request, after its work has stopped. It waits for another, or is rejected."""
+        request = self._requests.get(number)
+        if request is not None and request.state is RequestState.VICTIM and request.ask_again():
+            self._say(Yielded(number, request.attempt - 1))
+
+    def leave_backend(self, number: int, reason: str) -> None:
+        """Ask for another place for a request that its backend has failed before its response began."""
+        request = self._requests.get(number)
+        if request is not None and request.ask_again():
+            self._say(Failed(number, request.attempt - 1, reason))
+
+    def release(self, number: int, end: ReleaseReason, tokens: int | None = None) -> None:
+        """End a request. Idempotent."""
+        request = self._requests.pop(number, None)
+        if request is not None:
+            self._say(Release(number, request.attempt, end, tokens))
+
+    def check(self) -> None:
+        """Raise InvariantError if the states contradict each other. For tests."""
+        if (self.state is EndState.DOWN) != (self._channel is None):
+            raise InvariantError(f"the end is {self.state.name}, and has {'a' if self._channel else 'no'} connection")
+        if (self.state is EndState.OPEN) != (self.lease_until is not None):
+            raise InvariantError(f"the end is {self.state.name}, with a lease until {self.lease_until}")
+        for number, request in self._requests.items():
+            if number != request.number or (request.state is not RequestState.WAITING and request.backend < 0):
+                raise InvariantError(f"request {number} is {request.state.name} at backend {request.backend}")
+
+    # What the scheduler says.
+
+    def _take(self, message: AnyMessage, now: Micros) -> Sequence[LinkEvent]:
+        if isinstance(message, Welcome):
+            return self._on_welcome(message)
+        if self.state is not EndState.OPEN:
+            return [self._go_down(f"{type(message).__name__} came before a welcome")]
+        match message:
+            case BeatAnswer():
+                self._on_beat_answer(message)
+            case Grant():
+                return self._on_grant(message, now)
+            case Queue():
+                return [Queued(message.request, message.reason)] if self._is_of_now(message) else ()
+            case Reject():
+                return self._on_reject(message)
+            case Preempt():
+                return self._on_preempt(message)
+            case _:
+                return [self._go_down(f"{type(message).__name__} is not for a gateway")]
+        return ()
+
+    def _on_welcome(self, welcome: Welcome) -> Sequence[LinkEvent]:
+        if self.state is not EndState.HELLO or self._is_old(welcome.epoch):
+            return [self._go_down(f"a welcome of epoch {welcome.epoch}, and {self.epoch} is the highest seen")]
+        self.state, self.epoch, self._lease = EndState.OPEN, welcome.epoch, welcome.lease
+        self._prolong_lease(self._hello_sent_at)
+        self._next_beat_at = self._hello_sent_at + BEAT_INTERVAL
+        return [Opened(welcome.epoch, welcome.is_learning)]
+
+    def _on_beat_answer(self, answer: BeatAnswer) -> None:
+        while self._beats and self._beats[0][0] <= answer.number:
+            number, sent_at = self._beats.popleft()
+            if number == answer.number:
+                self._last_answer = number
+                self._prolong_lease(sent_at)
+
+    def _on_grant(self, grant: Grant, now: Micros) -> Sequence[LinkEvent]:
+        if self._is_old(grant.epoch):
+            return [self._go_down(f"a grant of epoch {grant.epoch}, and {self.epoch} is the highest seen")]
+        request = self._requests.get(grant.request)
+        # If the request has ended, its release is on the way.
+        if request is None or not self._is_of_now(grant) or not self.may_start(now) or not request.take(RequestEvent.GRANT):
+            return ()
+        request.backend, request.granted_at = grant.backend, now
+        return [Granted(grant.request, grant.backend, grant.rank)]
+
+    def _on_reject(self, reject: Reject) -> Sequence[LinkEvent]:
+        if not self._is_of_now(reject) or self._requests[reject.request].state is not RequestState.WAITING:
+            return ()
+        del self._requests[reject.request]
+        return [Rejected(reject.request, reject.reason, reject.retry_after)]
+
+    def _on_preempt(self, preempt: Preempt) -> Sequence[LinkEvent]:
+        request = self._requests.get(preempt.request)
+        if request is None or not self._is_of_now(preempt) or not request.take(RequestEvent.PREEMPT):
+            return ()
+        if request.state is RequestState.STREAMING:
+            self._say(Declined(request.number, request.attempt))
+            return ()
+        return [Preempted(request.number)]
+
+    def _is_of_now(self, message: Grant | Queue | Reject | Preempt) -> bool:
+        """Return whether a message is on a request that is here, and on its latest attempt."""
+        request = self._requests.get(message.request)
+        return request is not None and request.attempt == message.attempt
+
+    def _is_old(self, epoch: int) -> bool:
+        """Return whether a scheduler of a later epoch has been heard."""
+        return epoch < self.epoch
+
+    # What is said to the scheduler.
+
+    def _say(self, message: AnyMessage) -> None:
+        """Say something if `Hello` has been said, which otherwise will tell it."""
+        if self._channel is not None and self.state in (EndState.HELLO, EndState.OPEN):
+            self._channel.say(message)
+
+    def _say_hello(self, channel: Channel, now: Micros) -> None:
+        self.state, self._hello_sent_at, self._last_answer = EndState.HELLO, now, 0
+        channel.say(Hello(self.name, self.boot, self.epoch, [request.introduce(now) for request in self._requests.values()]))
+
+    def _beat(self, now: Micros) -> None:
+        self._last_beat += 1
+        self._beats.append((self._last_beat, now))
+        self._next_beat_at = now + BEAT_INTERVAL
+        self._say(Beat(self._last_beat, self._last_answer))
+
+    def _prolong_lease(self, sent_at: Micros) -> None:
+        self.lease_until = sent_at + self._lease
+
+    def _go_down(self, reason: str) -> Closed:
+        self.state, self._channel, self.lease_until = EndState.DOWN, None, None
+        self._beats.clear()
+        return Closed(reason)

@@ -1,0 +1,97 @@
+"""One request at the gateway's end of a link: what it may do by itself, and what it must be told.
+
+    state      event        then       by
+    ---------  -----------  ---------  ----------------------------------------------------
+    WAITING    GRANT        HELD       the scheduler
+    HELD       FIRST_BYTE   STREAMING  the gateway, which asks nobody
+    HELD       PREEMPT      VICTIM     the scheduler
+    HELD       ASK_AGAIN    WAITING    the gateway: its backend has failed it
+    VICTIM     ASK_AGAIN    WAITING    the gateway: it has stopped, and gives up its slot
+    STREAMING  FIRST_BYTE   STREAMING  the gateway
+    STREAMING  PREEMPT      STREAMING  the scheduler, too late: the gateway declines
+
+Anything else is late, or comes twice, and changes nothing. The first byte is decided here, by one look at the state: a VICTIM
+must send none, and a request that STREAMs is stopped by nobody. A request ends in any state.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from maitred.core.units import Micros
+from maitred.scheduler.link.messages import LiveRequest, RequestTerms, Standing
+
+
+class RequestState(IntEnum):
+    WAITING = 0
+    HELD = 1
+    STREAMING = 2
+    VICTIM = 3
+
+
+class RequestEvent(IntEnum):
+    GRANT = 0
+    FIRST_BYTE = 1
+    PREEMPT = 2
+    ASK_AGAIN = 3
+
+
+TRANSITIONS: Final = {
+    (RequestState.WAITING, RequestEvent.GRANT): RequestState.HELD,
+    (RequestState.HELD, RequestEvent.FIRST_BYTE): RequestState.STREAMING,
+    (RequestState.HELD, RequestEvent.PREEMPT): RequestState.VICTIM,
+    (RequestState.HELD, RequestEvent.ASK_AGAIN): RequestState.WAITING,
+    (RequestState.VICTIM, RequestEvent.ASK_AGAIN): RequestState.WAITING,
+    (RequestState.STREAMING, RequestEvent.FIRST_BYTE): RequestState.STREAMING,
+    (RequestState.STREAMING, RequestEvent.PREEMPT): RequestState.STREAMING,
+}
+_STANDINGS: Final = {
+    RequestState.WAITING: Standing.WAITING,
+    RequestState.HELD: Standing.HELD,
+    RequestState.STREAMING: Standing.STREAMING,
+    # It holds its slot until it has stopped. A scheduler that has preempted it knows that; another one may let it keep it.
+    RequestState.VICTIM: Standing.HELD,
+}
+
+
+class GatewayRequest:
+    """A request of this gateway that waits or holds a slot."""
+
+    __slots__ = ("attempt", "backend", "granted_at", "number", "state", "submitted_at", "terms")
+
+    def __init__(self, number: int, terms: RequestTerms, now: Micros) -> None:
+        self.number = number
+        self.terms = terms
+        self.state = RequestState.WAITING
+        self.attempt = 1
+        """How often it has asked for a place."""
+        self.submitted_at = now
+        self.granted_at: Micros = 0
+        """When it got its slot, µs."""
+        self.backend = -1
+        """Where it is, or was last; -1 before its first grant."""
+
+    def take(self, event: RequestEvent) -> bool:
+        """Go to the state that follows `event`, and return True; or False if the event comes late."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            return False
+        self.state = following
+        return True
+
+    def ask_again(self) -> bool:
+        """Wait for another place, as another attempt. Return False if the request holds none, or streams."""
+        if not self.take(RequestEvent.ASK_AGAIN):
+            return False
+        self.attempt += 1
+        return True
+
+    def introduce(self, now: Micros) -> LiveRequest:
+        """Return what a `Hello` says of the request. If it waits, this is another attempt: a grant that is on its way from a
+        connection before, or from another scheduler, comes late from now on."""
+        standing = _STANDINGS[self.state]
+        if standing is Standing.WAITING:
+            self.attempt += 1
+        held = 0 if standing is Standing.WAITING else now - self.granted_at
+        return LiveRequest(self.number, self.attempt, standing, now - self.submitted_at, self.terms, self.backend, held)

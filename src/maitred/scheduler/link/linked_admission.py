@@ -1,0 +1,258 @@
+"""LinkedAdmission: admission for the requests of many gateways, each at the other end of a link.
+
+It is to `Admission` what `scheduler.drivers.admission` is in one process: every input of the core passes through it, and every
+decision is carried out here, by a message to the gateway of the request. A decision on a request that has ended is dropped.
+
+    Submit               submit                     ─▶ Grant, Queue or Reject
+    FirstByte            confirm_first_byte; of a victim: decline, because the first byte has been sent
+    Yielded              release as preempted       ─▶ Queue (it is tried again) or Reject
+    Declined             decline
+    Failed               leave_backend              ─▶ Grant of another place, Queue or Reject
+    Release              release
+    Hello                adopt, for what is not known here; what is known and not named has ended
+
+The same message may come twice, and late: the attempt tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Final, Protocol
+
+from maitred.admission import Action, Admission, ReleaseReason, Ticket, TicketState
+from maitred.core.decisions import Decision
+from maitred.core.request import PriorityClass, Request
+from maitred.core.units import Micros
+from maitred.scheduler.link.gateway_books import BookedRequest, Gateway, GatewayBooks
+from maitred.scheduler.link.messages import (
+    AnyMessage,
+    Declined,
+    Failed,
+    FirstByte,
+    Grant,
+    LiveRequest,
+    Preempt,
+    Queue,
+    Reject,
+    Release,
+    RequestTerms,
+    Standing,
+    Submit,
+    Yielded,
+)
+
+_ADMITTED, _LEFT, _VICTIM = TicketState.ADMITTED, TicketState.LEFT, TicketState.VICTIM
+UNKNOWN_MODEL: Final = "unknown_model"
+NO_BACKEND: Final = "no_backend"
+PREEMPTED: Final = "preempted"
+
+
+class Placer(Protocol):
+    """Says where a request goes that holds a slot."""
+
+    def place(self, terms: RequestTerms, tried: Sequence[int], now: Micros) -> tuple[int, int | None] | None:
+        """Return a backend, and the rank to ask for there or None; or None if no backend may have the request. `tried` are the
+        backends that have failed it."""
+        ...
+
+
+class LinkedAdmission:
+    """The requests of all gateways."""
+
+    def __init__(
+        self,
+        core: Admission,
+        books: GatewayBooks,
+        placer: Placer,
+        models: Container[str],
+        epoch: int,
+        say: Callable[[Gateway, AnyMessage], None],
+    ) -> None:
+        """`models` are those that the core has slots for. `say` sends a message to a gateway that is connected."""
+        self.core = core
+        self._books, self._placer, self._models, self._epoch, self._say = books, placer, models, epoch, say
+
+    # What gateways say.
+
+    def submit(self, gateway: Gateway, message: Submit, now: Micros) -> None:
+        """Take a request that asks for a slot for the first time."""
+        if message.request <= gateway.last_number:
+            return
+        gateway.last_number = message.request
+        if message.terms.model not in self._models:
+            self._say(gateway, Reject(message.request, message.attempt, UNKNOWN_MODEL))
+            return
+        ticket = self._make_ticket(message.terms, now)
+        self._books.add(BookedRequest(gateway, message.request, message.attempt, message.terms, ticket))
+        self.apply(self.core.submit(ticket, now), now)
+
+    def first_byte(self, gateway: Gateway, message: FirstByte | Declined, now: Micros) -> None:
+        """Note that a response has begun."""
+        request = self._find(gateway, message)
+        if request is None or not request.holds_slot:
+            return
+        if request.streaming_since is None:
+            request.streaming_since = now
+        if request.ticket.state is _VICTIM:
+            self.apply(self.core.decline(request.ticket.id, now), now)
+        else:
+            self.core.confirm_first_byte(request.ticket.id, now)
+
+    def yielded(self, gateway: Gateway, message: Yielded | Failed, now: Micros) -> None:
+        """Take back the slot of a victim that has stopped."""
+        request = self._find(gateway, message)
+        if request is None:
+            return
+        ticket = request.ticket
+        if ticket.state is _VICTIM:
+            request.attempt += 1
+            decisions = self.core.release(ticket.id, ReleaseReason.SLOT_PREEMPTED, now)
+            if ticket.state is _LEFT:
+                self._say(gateway, Reject(request.number, request.attempt, PREEMPTED))
+                self._books.remove(request)
+            self.apply(decisions, now)
+        elif ticket.state is _ADMITTED:  # A scheduler before this one has preempted it.
+            self._ask_anew(request, request.attempt + 1, now)
+
+    def failed(self, gateway: Gateway, message: Failed, now: Micros) -> None:
+        """Find another place for a request that its backend has failed."""
+        request = self._find(gateway, message)
+        if request is None or request.ticket.state is not _ADMITTED:
+            self.yielded(gateway, message, now)
+            return
+        request.attempt += 1
+        request.tried.append(request.backend)
+        decisions = self.core.leave_backend(request.ticket.id, now)
+        self.apply(decisions, now)
+        if not any(decision.subject == request.ticket.id for decision in decisions):
+            self._grant(request, now)
+
+    def release(self, gateway: Gateway, message: Release, now: Micros) -> None:
+        """End a request."""
+        request = gateway.requests.get(message.request)
+        if request is not None:
+            self.end(request, message.end, now, message.tokens)
+
+    # What gateways say that begin again, or do not come back.
+
+    def reconcile(self, gateway: Gateway, named: Sequence[LiveRequest], now: Micros) -> list[BookedRequest]:
+        """Take what a gateway has at this moment in place of what is known of it. Return the holders that were not known."""
+        former, adopted, holders = {**gateway.requests}, list[BookedRequest](), list[BookedRequest]()
+        kept: list[tuple[BookedRequest, LiveRequest]] = []
+        for live in named:
+            known = former.get(live.request)
+            if live.terms.model not in self._models:
+                self._say(gateway, Reject(live.request, live.attempt, UNKNOWN_MODEL))
+            elif known is not None and live.standing is not Standing.WAITING:
+                kept.append((former.pop(live.request), live))
+            else:  # It is not known here; or it has not obeyed its grant, and asks once more.
+                adopted.append(self._adopt(gateway, live, now))
+                holders += adopted[-1:] if live.standing is not Standing.WAITING else []
+        # First, or the slots that become free would be granted to others before all that is held is known.
+        if adopted:
+            self.apply(self.core.adopt([request.ticket for request in adopted], now), now)
+        for request, live in kept:
+            self._restore(request, live, now)
+        for request in former.values():
+            self.end(request, ReleaseReason.CLIENT_GONE, now)
+        return holders
+
+    def abandon(self, gateway: Gateway, now: Micros) -> None:
+        """Let the waiting requests of a gateway leave that is gone, and keep the slots of the others: none of these is a
+        victim, because nobody would stop it."""
+        for request in [*gateway.requests.values()]:
+            if not request.holds_slot:
+                self.end(request, ReleaseReason.CLIENT_GONE, now)
+        for request in [*gateway.requests.values()]:
+            self.apply(self.core.set_stranded(request.ticket.id, stranded=True, now=now), now)
+
+    def end(self, request: BookedRequest, end: ReleaseReason, now: Micros, tokens: int | None = None) -> None:
+        """Free the slot of a request, or its place in the queue."""
+        self._books.remove(request)
+        self.apply(self.core.release(request.ticket.id, end, now, tokens), now)
+
+    def apply(self, decisions: Iterable[Decision], now: Micros) -> None:
+        """Carry out decisions of the core."""
+        for decision in decisions:
+            request = self._books.by_ticket.get(decision.subject)
+            if request is None:
+                continue
+            match decision.action:
+                case Action.ADMIT:
+                    self._grant(request, now)
+                case Action.QUEUE:
+                    self._say(request.gateway, Queue(request.number, request.attempt, decision.reason))
+                case Action.PREEMPT_SLOT:
+                    self._say(request.gateway, Preempt(request.number, request.attempt))
+                case Action.REJECT:
+                    rejected = Reject(request.number, request.attempt, decision.reason, decision.retry_after)
+                    self._say(request.gateway, rejected)
+                    self._books.remove(request)
+                case _:  # It has left, which its gateway has said.
+                    self._books.remove(request)
+
+    def _grant(self, request: BookedRequest, now: Micros) -> None:
+        if request.ticket.state is not _ADMITTED:  # Something later in these decisions has changed that already.
+            return
+        if request.gateway.connection is None:
+            self.end(request, ReleaseReason.CLIENT_GONE, now)
+            return
+        request.backend = -1  # It is at none now, and the placer counts who is where.
+        place = self._placer.place(request.terms, request.tried, now)
+        if place is None:
+            self._say(request.gateway, Reject(request.number, request.attempt, NO_BACKEND))
+            self.end(request, ReleaseReason.FAILED, now)
+            return
+        request.backend, rank = place
+        self._say(request.gateway, Grant(request.number, request.attempt, self._epoch, request.backend, rank))
+
+    def _restore(self, request: BookedRequest, live: LiveRequest, now: Micros) -> None:
+        """Go on with a request that holds a slot here and at its gateway, which is back."""
+        request.attempt, request.backend = live.attempt, live.backend
+        self.apply(self.core.set_stranded(request.ticket.id, stranded=False, now=now), now)
+        if live.standing is Standing.STREAMING:
+            self.first_byte(request.gateway, FirstByte(request.number, request.attempt), now)
+        elif request.ticket.state is _VICTIM:
+            self._say(request.gateway, Preempt(request.number, request.attempt))
+
+    def _adopt(self, gateway: Gateway, live: LiveRequest, now: Micros) -> BookedRequest:
+        ticket = self._make_ticket(live.terms, now - live.age)
+        ticket.submitted_at = now - live.age
+        if live.standing is not Standing.WAITING:
+            ticket.state = TicketState.STREAMING if live.standing is Standing.STREAMING else _ADMITTED
+            ticket.admitted_at = now - live.held
+        else:
+            ticket.state = TicketState.QUEUED
+        request = BookedRequest(gateway, live.request, live.attempt, live.terms, ticket)
+        request.backend = live.backend if live.standing is not Standing.WAITING else -1
+        request.streaming_since = now if live.standing is Standing.STREAMING else None
+        self._books.add(request)
+        return request
+
+    def _ask_anew(self, request: BookedRequest, attempt: int, now: Micros) -> None:
+        """Let a request give up its slot and wait by its age."""
+        waiting = LiveRequest(request.number, attempt, Standing.WAITING, now - request.ticket.submitted_at, request.terms)
+        self.end(request, ReleaseReason.FAILED, now)
+        adopted = self._adopt(request.gateway, waiting, now)
+        self.apply(self.core.adopt([adopted.ticket], now), now)
+
+    def _make_ticket(self, terms: RequestTerms, arrival: Micros) -> Ticket:
+        request = Request(
+            id=self._books.next_ticket(),
+            arrival=arrival,
+            prompt_tokens=terms.prompt_tokens,
+            max_output_tokens=terms.max_output_tokens,
+            sequences=terms.sequences,
+            client_id=terms.client_id,
+            model=terms.model,
+            priority_class=PriorityClass(terms.priority_class),
+            tenant=terms.tenant,
+            slo_class=terms.slo_class,
+            slo_target=terms.slo_target,
+        )
+        return self.core.make_ticket(request, terms.cost)
+
+    def _find(self, gateway: Gateway, message: FirstByte | Declined | Yielded | Failed) -> BookedRequest | None:
+        """Return the request that a message is on, or None if the message is late."""
+        request = gateway.requests.get(message.request)
+        return request if request is not None and request.attempt == message.attempt else None

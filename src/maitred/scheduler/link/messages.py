@@ -1,0 +1,226 @@
+"""The messages of the link, as msgpack arrays: the number of the kind, and then the fields in order.
+
+A peer of another version says another thing by the same number, so a change of a message is a change of `VERSION`, which the
+first message on a connection tells. Times are ages, µs: clocks of two machines have nothing to do with each other.
+
+A request is named by the number that its gateway gave it, and by its *attempt*: how often it has asked for a place. It asks
+when it is submitted, when it has given up its slot or its backend, and once more in each `Hello` in which it waits. Whatever is
+said of an earlier attempt comes late, and is ignored.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from maitred.admission import ReleaseReason
+from maitred.core.units import Micros
+
+VERSION: Final = 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Something that one end says to the other."""
+
+
+class Standing(IntEnum):
+    """What a request is at its gateway, as `Hello` tells it."""
+
+    WAITING = 0
+    """It asks for a slot."""
+    HELD = 1
+    """It holds one, and has no response yet."""
+    STREAMING = 2
+    """Its response has begun."""
+
+
+# Who the peers are.
+
+
+class Greeting(Message, frozen=True, tag=0):
+    """The first message of a gateway."""
+
+    version: int
+    nonce: bytes
+
+
+class Challenge(Message, frozen=True, tag=1):
+    """The answer of the scheduler: it knows the secret, and asks the same of the gateway."""
+
+    version: int
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(Message, frozen=True, tag=2):
+    """The gateway knows the secret, too. Everything else comes after it."""
+
+    proof: bytes
+
+
+class Farewell(Message, frozen=True, tag=3):
+    """Why the sender closes the connection, in words for the log of its peer."""
+
+    reason: str
+
+
+# From the gateway.
+
+
+class RequestTerms(Message, frozen=True):
+    """What admission and routing go by, of one request. Nothing of its prompt."""
+
+    model: str
+    priority_class: int
+    tenant: str
+    cost: int
+    prompt_tokens: int
+    max_output_tokens: int | None = None
+    sequences: int = 1
+    client_id: str = ""
+    stream: bool = True
+    priority: float = 0.0
+    routing_key: str = ""
+    slo_class: str = ""
+    slo_target: Micros | None = None
+
+
+class LiveRequest(Message, frozen=True):
+    """One request in a `Hello`."""
+
+    request: int
+    attempt: int
+    standing: Standing
+    age: Micros
+    """Since it was submitted."""
+    terms: RequestTerms
+    backend: int = -1
+    """Where it is, if it holds a slot."""
+    held: Micros = 0
+    """Since it has its slot."""
+
+
+class Hello(Message, frozen=True, tag=10):
+    """A gateway begins, or begins again: all its requests that hold or wait. What it does not name has ended."""
+
+    name: str
+    boot: str
+    """Drawn at random when the process began: another process of the same name is another gateway."""
+    epoch: int
+    """The highest that it has seen."""
+    requests: list[LiveRequest]
+
+
+class Submit(Message, frozen=True, tag=11):
+    """A request asks for a slot."""
+
+    request: int
+    attempt: int
+    terms: RequestTerms
+
+
+class FirstByte(Message, frozen=True, tag=12):
+    """The response of a request has begun: its slot cannot be taken back any more."""
+
+    request: int
+    attempt: int
+
+
+class Yielded(Message, frozen=True, tag=13):
+    """A preempted request has stopped, and asks again."""
+
+    request: int
+    attempt: int
+
+
+class Declined(Message, frozen=True, tag=14):
+    """A preemption came after the first byte."""
+
+    request: int
+    attempt: int
+
+
+class Failed(Message, frozen=True, tag=15):
+    """Its backend has failed a request, which asks for another."""
+
+    request: int
+    attempt: int
+    reason: str
+
+
+class Release(Message, frozen=True, tag=16):
+    """A request has ended."""
+
+    request: int
+    attempt: int
+    end: ReleaseReason
+    tokens: int | None = None
+
+
+class Beat(Message, frozen=True, tag=17):
+    """The gateway lives."""
+
+    number: int
+    heard: int
+    """The last beat of which the answer has come on this connection, or 0. All that the gateway had said when the scheduler
+    gave that answer comes before this beat."""
+
+
+# From the scheduler.
+
+
+class Welcome(Message, frozen=True, tag=20):
+    """The answer to `Hello`."""
+
+    epoch: int
+    lease: Micros
+    """For how long after the sending of a beat that was answered the gateway may start requests."""
+    is_learning: bool
+
+
+class Grant(Message, frozen=True, tag=21):
+    """A request holds a slot, and goes to `backend`."""
+
+    request: int
+    attempt: int
+    epoch: int
+    backend: int
+    rank: int | None = None
+
+
+class Queue(Message, frozen=True, tag=22):
+    """A request waits."""
+
+    request: int
+    attempt: int
+    reason: str
+
+
+class Reject(Message, frozen=True, tag=23):
+    """A request gets no slot, and has left."""
+
+    request: int
+    attempt: int
+    reason: str
+    retry_after: Micros | None = None
+
+
+class Preempt(Message, frozen=True, tag=24):
+    """The slot of a request is wanted by another: stop it, and yield, or decline."""
+
+    request: int
+    attempt: int
+
+
+class BeatAnswer(Message, frozen=True, tag=25):
+    """The answer to a beat, which prolongs the lease from when that was sent."""
+
+    number: int
+    epoch: int
+
+
+GatewayMessage: TypeAlias = Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat
+SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer
+AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | SchedulerMessage

@@ -1,0 +1,397 @@
+"""SchedulerEnd: the scheduler that leads, at its end of the links of all gateways.
+
+    state     what happens                                    then      does
+    --------  ----------------------------------------------  --------  ------------------------------------------------
+    STANDBY   `lead`                                          LEARNING  begins with empty books, under an epoch of its own
+    LEARNING  every gateway said hello, or the lease is over  LEADING   all slots are there
+    either    `renew`                                         same      may lead for longer
+    either    its own lease is over, `step_down`, or a        STANDBY   cuts all connections, and forgets everything
+              gateway has seen a later epoch
+
+**One at a time.** A leader is given its epoch and its lease by the store (an election, not a part of this module), counted from
+the sending of the request that was answered. Before anything else it looks whether that lease is over, so a scheduler that was
+stopped grants nothing when it wakes up.
+
+**A gateway** is told Welcome in answer to its hello, and the answer to each beat prolongs its lease. When its connection is
+lost, or it has been silent for a lease, its waiting requests leave, and its slots are `unaccounted`.
+
+A connection that has not said hello in time is cut, as is one that says what is out of place. The driver accepts connections
+(`accept`), gives what comes (`feed`, `lost`), writes what is to be said (`take_bytes`), and closes what is cut (`take_cuts`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from maitred.admission import Admission, ReleaseReason
+from maitred.core.errors import InvariantError
+from maitred.core.units import SECOND, Micros
+from maitred.scheduler.link.authentication import Side
+from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
+from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, Gateway, GatewayBooks, GatewayId
+from maitred.scheduler.link.learning import Learning
+from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
+from maitred.scheduler.link.messages import (
+    AnyMessage,
+    Beat,
+    BeatAnswer,
+    Declined,
+    Failed,
+    Farewell,
+    FirstByte,
+    Hello,
+    Release,
+    Standing,
+    Submit,
+    Welcome,
+    Yielded,
+)
+from maitred.scheduler.link.unaccounted import Unaccounted
+
+GATEWAY_LEASE: Final[Micros] = 3 * SECOND
+RECLAIM_AFTER: Final[Micros] = 60 * SECOND
+_HELLO_TIMEOUT: Final[Micros] = 3 * SECOND
+
+
+class SchedulerMode(IntEnum):
+    STANDBY = 0
+    LEARNING = 1
+    LEADING = 2
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A connection to be closed, after `last_bytes` have been tried to be written."""
+
+    connection: ConnectionId
+    reason: str
+    last_bytes: bytes
+
+
+class _Link:
+    """One connection."""
+
+    __slots__ = ("accepted_at", "channel", "gateway")
+
+    def __init__(self, channel: Channel, accepted_at: Micros) -> None:
+        self.channel = channel
+        self.accepted_at = accepted_at
+        self.gateway: Gateway | None = None
+        """Who is at its other end, after the hello."""
+
+
+class SchedulerEnd:
+    """The end of one scheduler, over all its terms of leadership."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        make_core: Callable[[Micros], Admission],
+        make_placer: Callable[[GatewayBooks], Placer],
+        *,
+        lease: Micros = GATEWAY_LEASE,
+        reclaim_after: Micros = RECLAIM_AFTER,
+        limits: ChannelLimits | None = None,
+    ) -> None:
+        """`make_core` returns an admission core without models, made at a time. `lease`: how long a gateway may start requests
+        after a beat, and `reclaim_after`: for how long the slots of one that is gone are held at most, µs."""
+        self.epoch: int | None = None
+        """The epoch under which this scheduler leads, or None if it stands by."""
+        self.learning: Learning | None = None
+        """What is still to be learned, or None."""
+        self._secret, self._make_core, self._make_placer = secret, make_core, make_placer
+        self._lease, self._reclaim_after, self._limits = lease, reclaim_after, limits
+        self._leads_until: Micros = 0
+        self._slots: dict[str, int] = {}
+        self._models: dict[int, str] = {}
+        self._links: dict[ConnectionId, _Link] = {}
+        self._cuts: list[Cut] = []
+        self._extra_slots: Mapping[int, int] = {}
+        """What `unaccounted` said last."""
+        self._begin_books(0)
+
+    def _begin_books(self, now: Micros) -> None:
+        self.books = GatewayBooks(self._lease)
+        self.unaccounted = Unaccounted(self.books, self._reclaim_after)
+        core = self._make_core(now)
+        self.requests = LinkedAdmission(
+            core, self.books, self._make_placer(self.books), self._slots, self.epoch or 0, self._say
+        )
+        """Admission for the requests of all gateways."""
+
+    # Leadership.
+
+    @property
+    def mode(self) -> SchedulerMode:
+        """What this scheduler may do."""
+        if self.epoch is None:
+            return SchedulerMode.STANDBY
+        return SchedulerMode.LEADING if self.learning is None else SchedulerMode.LEARNING
+
+    def lead(
+        self,
+        epoch: int,
+        until: Micros,
+        gateways: Collection[GatewayId],
+        slots: Mapping[str, int],
+        backends: Mapping[int, str],
+        now: Micros,
+    ) -> None:
+        """Begin to lead, until `until` (µs) or a later `renew`. `gateways` may hold slots already; `slots` are those of each
+        model, and `backends` the models that are served."""
+        self.step_down("another term begins")
+        self.epoch, self._leads_until = epoch, until
+        self._slots, self._models = dict(slots), dict(backends)
+        self._begin_books(now)
+        self.learning = Learning(gateways, backends, self._lease, now)
+        self._resize(now)
+        self._review(now)
+
+    def renew(self, until: Micros) -> None:
+        """Lead until `until`, µs: from the sending of the renewal that was answered."""
+        self._leads_until = until
+
+    def step_down(self, reason: str) -> None:
+        """Lead no more. Gateways are told, and look for another scheduler."""
+        self.epoch = self.learning = None
+        for connection in [*self._links]:
+            self._cut(connection, reason)
+
+    def set_slots(self, model: str, slots: int, now: Micros) -> None:
+        """Set the slots of a model, known or new."""
+        self._slots[model] = slots
+        if self.is_leading(now):
+            self._resize(now)
+
+    def is_leading(self, now: Micros) -> bool:
+        """Return whether this scheduler leads; if its own lease is over, it steps down."""
+        if self.epoch is not None and now >= self._leads_until:
+            self.step_down("the lease of this scheduler is over")
+        return self.epoch is not None
+
+    # Connections.
+
+    def accept(self, connection: ConnectionId, nonce: bytes, now: Micros) -> None:
+        """Take a connection. Raises ValueError for a nonce of a wrong length."""
+        self._links[connection] = _Link(Channel(Side.SCHEDULER, self._secret, nonce, self._limits), now)
+
+    def lost(self, connection: ConnectionId, now: Micros) -> None:
+        """Note that a connection is gone."""
+        self.advance(now)
+        link = self._links.pop(connection, None)
+        if link is not None:
+            self._part(link, connection, now)
+
+    def feed(self, connection: ConnectionId, data: bytes, now: Micros) -> None:
+        """Take bytes of a connection."""
+        self.advance(now)
+        link = self._links.get(connection)
+        if link is None:
+            return
+        for message in link.channel.feed(data):
+            if connection in self._links:
+                self._take(connection, link, message, now)
+        self._cut_if_closed(connection, link, now)
+
+    def take_bytes(self, connection: ConnectionId, now: Micros) -> bytes:
+        """Return what is to be written on a connection now, once per turn of the loop."""
+        self.is_leading(now)  # A process that was stopped between its decision and now must not tell it.
+        link = self._links.get(connection)
+        if link is None:
+            return b""
+        data = link.channel.take_bytes()
+        self._cut_if_closed(connection, link, now)
+        return data
+
+    def note_written(self, connection: ConnectionId, num_bytes: int) -> None:
+        """Note that bytes have left the process."""
+        if connection in self._links:
+            self._links[connection].channel.note_written(num_bytes)
+
+    def take_cuts(self) -> list[Cut]:
+        """Return the connections that are to be closed. They are forgotten here."""
+        cuts, self._cuts = self._cuts, []
+        return cuts
+
+    # Engines, and time.
+
+    def on_reading(self, backend: int, running: int, asked_at: Micros, now: Micros) -> None:
+        """Note that an engine that was asked at `asked_at` has so many sequences, those that wait in it included."""
+        self.advance(now)
+        if self.epoch is None:
+            return
+        if self.learning is not None and self.learning.on_reading(backend, asked_at):
+            self.unaccounted.strangers[backend] = running
+        self._free(self.unaccounted.on_reading(backend, running, asked_at, now), now)
+        self._review(now)
+
+    def advance(self, now: Micros) -> None:
+        """Do what is due by `now`."""
+        for connection, link in [*self._links.items()]:
+            if link.gateway is None and now >= link.accepted_at + _HELLO_TIMEOUT:
+                self._cut(connection, "no hello came in time", now)
+        if not self.is_leading(now):
+            return
+        for gateway in self.books.silent(now):
+            if gateway.connection is not None:
+                self._cut(gateway.connection, "no beat came for a lease", now)
+        overdue = self.unaccounted.overdue(now)
+        self._count_ended(overdue, now)
+        self._free(overdue, now)
+        self._review(now)
+        self.requests.apply(self.requests.core.advance(now), now)
+
+    def next_deadline(self) -> Micros | None:
+        """Return when to call `advance` next, or None while time changes nothing."""
+        hellos = [link.accepted_at + _HELLO_TIMEOUT for link in self._links.values() if link.gateway is None]
+        times: list[Micros | None] = [*hellos]
+        if self.epoch is not None:
+            times += [self._leads_until, self.books.next_silence_at(), self.unaccounted.next_overdue_at()]
+            times += [self.requests.core.next_deadline()]
+            times += [] if self.learning is None else [self.learning.next_deadline()]
+        return min((due for due in times if due is not None), default=None)
+
+    def check(self) -> None:
+        """Raise InvariantError if the books contradict each other, or admission. For tests; O(n)."""
+        self.requests.core.check()
+        if self.epoch is None:
+            if self._links and any(link.gateway for link in self._links.values()):
+                raise InvariantError("a scheduler that stands by has gateways")
+            return
+        for gateway in self.books.gateways.values():
+            if gateway.connection is not None and self._links[gateway.connection].gateway is not gateway:
+                raise InvariantError(f"{gateway.id} is not at its connection")
+            for request in gateway.requests.values():
+                if self.books.by_ticket.get(request.ticket.id) is not request:
+                    raise InvariantError(f"request {request.number} of {gateway.id} is not booked by its ticket")
+                if gateway.connection is None and not request.holds_slot:
+                    raise InvariantError(f"request {request.number} of {gateway.id} waits, and its gateway is gone")
+        live = sum(len(gateway.requests) for gateway in self.books.gateways.values())
+        views = [self.requests.core.view(pool) for pool in self.requests.core.pool_names]
+        if not live == len(self.books.by_ticket) == sum(view.in_flight + view.waiting for view in views):
+            raise InvariantError("admission and the books differ")
+
+    # What gateways say.
+
+    def _take(self, connection: ConnectionId, link: _Link, message: AnyMessage, now: Micros) -> None:
+        gateway, requests = link.gateway, self.requests
+        if isinstance(message, Hello) and gateway is None:
+            self._on_hello(connection, link, message, now)
+            return
+        if gateway is None:
+            self._cut(connection, f"{type(message).__name__} came before a hello", now)
+            return
+        match message:
+            case Submit():
+                requests.submit(gateway, message, now)
+            case FirstByte() | Declined():
+                requests.first_byte(gateway, message, now)
+            case Yielded():
+                requests.yielded(gateway, message, now)
+            case Failed():
+                requests.failed(gateway, message, now)
+            case Release():
+                requests.release(gateway, message, now)
+            case Beat():
+                self._on_beat(gateway, message, now)
+            case _:
+                self._cut(connection, f"{type(message).__name__} is out of place", now)
+
+    def _on_hello(self, connection: ConnectionId, link: _Link, hello: Hello, now: Micros) -> None:
+        if self.epoch is None:
+            self._cut(connection, "this scheduler does not lead", now)
+            return
+        if hello.epoch > self.epoch:
+            self.step_down(f"a scheduler of epoch {hello.epoch} leads")
+            return
+        gateway = self.books.gateway((hello.name, hello.boot))
+        if gateway.connection is not None:
+            self._cut(gateway.connection, "the gateway has another connection", now)
+            gateway = self.books.gateway(gateway.id)
+        held = {live.request for live in hello.requests if live.standing is not Standing.WAITING}
+        self._count_ended([one for one in gateway.requests.values() if one.number not in held], now)
+        gateway.connect(connection, now)
+        link.gateway = gateway
+        self._say(gateway, Welcome(self.epoch, self._lease, self.learning is not None))
+        holders = self.requests.reconcile(gateway, hello.requests, now)
+        for request in holders:
+            self._on_new_holder(request)
+        self._free(self.unaccounted.settle(), now)
+        if self.learning is not None:
+            self.learning.on_hello(gateway.id)
+        self._resize(now)
+        self._review(now)
+
+    def _on_new_holder(self, request: BookedRequest) -> None:
+        sequences = request.ticket.sequences
+        if self.learning is not None:
+            self.learning.on_held(request.terms.model, sequences)
+        strangers = self.unaccounted.strangers
+        strangers[request.backend] = max(0, strangers[request.backend] - sequences)
+
+    def _on_beat(self, gateway: Gateway, beat: Beat, now: Micros) -> None:
+        assert self.epoch is not None
+        gateway.on_beat(beat.number, beat.heard, now)
+        self._say(gateway, BeatAnswer(beat.number, self.epoch))
+        self._free(self.unaccounted.review(), now)
+
+    def _part(self, link: _Link, connection: ConnectionId, now: Micros) -> None:
+        """Let go of the gateway of a connection that is no more."""
+        gateway = link.gateway
+        if gateway is not None and gateway.connection == connection and self.epoch is not None:
+            gateway.connection = None
+            self.requests.abandon(gateway, now)
+            self.books.forget_if_gone(gateway)
+
+    def _cut(self, connection: ConnectionId, reason: str, now: Micros | None = None) -> None:
+        link = self._links.pop(connection)
+        link.channel.say(Farewell(reason))
+        self._cuts.append(Cut(connection, reason, link.channel.take_bytes()))
+        if now is not None:
+            self._part(link, connection, now)
+
+    def _cut_if_closed(self, connection: ConnectionId, link: _Link, now: Micros) -> None:
+        if link.channel.state is ChannelState.CLOSED and connection in self._links:
+            self._cut(connection, link.channel.fault or "closed", now)
+
+    def _say(self, gateway: Gateway, message: AnyMessage) -> None:
+        link = None if gateway.connection is None else self._links.get(gateway.connection)
+        if link is not None:
+            link.channel.say(message)
+
+    # Slots.
+
+    def _count_ended(self, ended: Collection[BookedRequest], now: Micros) -> None:
+        """Note that orphans are about to end."""
+        for request in ended:
+            self.unaccounted.on_orphan_ended(request)
+        self._use_extra_slots(now)
+
+    def _free(self, ended: Collection[BookedRequest], now: Micros) -> None:
+        """Free the slots of orphans that have ended, and use those of absent ones."""
+        self._use_extra_slots(now)
+        for request in ended:
+            self.requests.end(request, ReleaseReason.FAILED, now)
+
+    def _use_extra_slots(self, now: Micros) -> None:
+        # Always before an orphan ends, because a slot that becomes free is granted at once.
+        if self._extra_slots != self.unaccounted.extra_slots:
+            self._resize(now)
+
+    def _review(self, now: Micros) -> None:
+        if self.learning is not None and self.learning.is_over(now):
+            self.learning = None
+            self._resize(now)
+
+    def _resize(self, now: Micros) -> None:
+        self._extra_slots = self.unaccounted.extra_slots
+        extra: Counter[str] = Counter()
+        for backend, slots in self._extra_slots.items():
+            extra[self._models.get(backend, "")] += slots
+        for model, slots in self._slots.items():
+            most = slots if self.learning is None else min(slots, self.learning.seen[model])
+            self.requests.apply(self.requests.core.resize(model, max(0, most + extra[model]), now), now)
