@@ -41,6 +41,13 @@ def test_the_formula(scorer: str, expected: list[float]) -> None:
     assert list(SCORERS.get(scorer)().scores(request(), FLEET)) == expected
 
 
+def test_cached_blocks_count_from_the_fewest_and_waiting_ones_likewise() -> None:
+    """Where every instance has some, what all of them have does not tell them apart."""
+    fleet = [View(0, waiting=5, cached=4), View(1, waiting=7, cached=12), View(2, waiting=6, cached=6)]
+    assert list(SCORERS.get("precise-prefix-cache")().scores(request(), fleet)) == [0.0, 1.0, 0.25]
+    assert list(SCORERS.get("queue-depth")().scores(request(), fleet)) == [1.0, 0.0, 0.5]
+
+
 def test_every_scorer_has_its_formula_tested() -> None:
     """Here, or in a file of its own beside this one."""
     beside = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
