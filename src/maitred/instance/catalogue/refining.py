@@ -1,8 +1,8 @@
 """Axes of tables: as many points as linear interpolation between them needs, and no more.
 
 An interval is halved as long as the function at one of its quarters is farther from the straight line than allowed. So points
-lie close where measured kernels jump (at the sizes of tiles, for example), and far apart where times grow evenly. What is noise
-does not make a table without end: an interval is never shorter than a sixteenth of where it starts.
+lie close where measured kernels jump (at the sizes of tiles, for example), and far apart where times grow evenly. Where
+an axis is one of several, noise would make a table without end, so its intervals have a shortest length.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-_MOST_PER_START: Final = 16
 Samples: TypeAlias = Sequence[tuple[float, float]]
 """Values of some functions at one point, each with how far an interpolated value may be from it."""
 
 
-def refine(points: Sequence[int], samples_at: Callable[[int], Samples]) -> tuple[float, ...]:
-    """Return `points`, which increase, with those between them that interpolation needs."""
+def refine(points: Sequence[int], samples_at: Callable[[int], Samples], shortest: float = 0.0) -> tuple[float, ...]:
+    """Return `points`, which increase, with those between them that interpolation needs. `shortest` is the length of an
+    interval that is not halved any more, as a share of where it starts."""
     at = cache(samples_at)
 
     def is_straight(start: int, end: int) -> bool:
@@ -30,7 +30,7 @@ def refine(points: Sequence[int], samples_at: Callable[[int], Samples]) -> tuple
         return True
 
     def between(start: int, end: int) -> list[int]:
-        if end - start < max(2, start // _MOST_PER_START) or is_straight(start, end):
+        if end - start < max(2.0, start * shortest) or is_straight(start, end):
             return []
         middle = (start + end) // 2
         return [*between(start, middle), middle, *between(middle, end)]

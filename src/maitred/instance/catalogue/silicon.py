@@ -36,7 +36,7 @@ from maitred.instance.latency.step_table import Curve, Grid
 SILICON_HINT: Final = "pip install 'maitred[silicon]'"
 _PACKAGE: Final = "aiconfigurator_core"
 _DISTRIBUTION: Final = "aiconfigurator-core"
-_FORM: Final = 8
+_FORM: Final = 9
 """Raised when tables are built in another way, so that older ones on disk are not taken."""
 _ERROR: Final = 0.003
 """Share of a step by which one axis of a table may be off between its points."""
@@ -242,6 +242,7 @@ _TOKENS: Final = (1, *(1 << power for power in range(3, 17)))
 _CHUNKS: Final = (1, 2, 4, 8, 16, 32, 64)
 _CHUNK_TOKENS: Final = tuple(1 << power for power in range(16))
 _TOKENS_BEFORE: Final = (0, 1, *(1 << power for power in range(4, 19)))
+_SHORTEST: Final = 1 / 16
 _SEQUENCES: Final = tuple(1 << power for power in range(11))
 _CONTEXTS: Final = (1, *(1 << power for power in range(6, 19)))
 """Points that every table has, up to the largest sizes that engines run; beyond, times go straight on."""
@@ -282,7 +283,7 @@ def build_table(handle: Any, ranks: int, source: str) -> SiliconTable:
 
     tokens = refine(_TOKENS, lambda x: [(shared(x), _ERROR * shared(x))])
     chunks = refine(_CHUNKS, lambda x: whole_prompts((x, 16, 0), (x, 128, 0), (x, 128, 4096), (x, 512, 0), (x, 4096, 0)))
-    each = refine(_CHUNK_TOKENS, lambda x: whole_prompts((1, x, 0), (1, x, 4096), (2, x, 16384), (4, x, 0)))
+    each = refine(_CHUNK_TOKENS, lambda x: whole_prompts((1, x, 0), (1, x, 4096), (2, x, 16384), (4, x, 0)), _SHORTEST)
     past = refine(_TOKENS_BEFORE, lambda x: whole_prompts((1, 1, x), (8, 1, x), (1, 128, x), (1, 2048, x), (4, 512, x)))
     sequences = refine(_SEQUENCES, lambda x: whole_decodes(*((x, c) for c in _SAMPLED_CONTEXTS)))
     contexts = refine(_CONTEXTS, lambda x: whole_decodes(*((n, x) for n in _SAMPLED_SEQUENCES)))
