@@ -13,6 +13,7 @@ import maitred
 from maitred.admission import AdmissionConfig
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.instance.catalogue import resolve_instance
+from maitred.instance.latency import StepTable, TableLatency
 from maitred.report import RunSetup, derived_keys
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, simulate
@@ -161,6 +162,13 @@ def test_a_model_is_named_with_its_gpus_the_error_and_the_memory() -> None:
 )
 def test_what_is_particular_to_a_run_is_in_its_line(stated: InstanceConfig, words: str) -> None:
     assert words in line(stated)
+
+
+def test_a_table_of_step_times_is_shown_by_its_source() -> None:
+    setup = setup_of(InstanceConfig(latency=TableLatency(table=StepTable(tokens=((1.0, 100.0),), source="RTX4090, vLLM 0.19"))))
+    shown = setup.settings_in_force()["instance"]
+    assert shown["latency.table"] == ("RTX4090, vLLM 0.19", False)
+    assert not any(key.startswith("latency.table.") for key in shown)
 
 
 def test_admission_is_in_the_line() -> None:

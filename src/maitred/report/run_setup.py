@@ -267,5 +267,8 @@ def _flat_section(section: msgspec.Struct) -> FlatSection:
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for name, value in values.items():
+        if name == "table" and isinstance(value, dict):  # step times: thousands of numbers, which their source stands for
+            flat.append((f"{prefix}{name}", value["source"]))
+            continue
         flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [(f"{prefix}{name}", value)]
     return flat
