@@ -5,7 +5,7 @@ waits joins those that wait here, in the order of submission, which its age tell
 that are tried again, preemptors without a victim) stay before it.
 
 Example: x was submitted at 10 s and waits here. Two requests are adopted at 12 s, y with an age of 3 s and z with one of 1 s.
-The order is y, x, z. Compiled (`tools/compile.py`).
+The order is y, x, z.
 """
 
 from __future__ import annotations
