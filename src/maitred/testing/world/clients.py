@@ -180,13 +180,19 @@ class ClientConnection(asyncio.Protocol):
         self.leave(abruptly=True)
 
 
+def is_late_head(sent: Sent) -> bool:
+    """Return whether an answer is the one to a head that was not whole in time: it knows no id, and is no request's."""
+    answer = sent.answer
+    return answer is not None and answer.status == 408 and b"x-request-id" not in answer.headers
+
+
 def problem_of(sent: Sent) -> str:
     """Return what is wrong with a whole answer, or an empty string."""
     answer = sent.answer
     if answer is None or not answer.is_whole:
         return "its answer is not whole"
     told = answer.headers.get(b"x-request-id", b"").decode("latin-1")
-    if told != sent.mark:
+    if told != sent.mark and not is_late_head(sent):
         return f"its answer has the id {told!r}"
     if answer.status != 200:
         return _problem_of_error(answer)

@@ -13,12 +13,13 @@ An engine that is told to die at a byte crashes when its peers have read that ma
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import msgspec
 from prometheus_client import disable_created_metrics
 
 from maitred.emulator import EngineConfig
-from maitred.emulator.engine import EngineApp
+from maitred.emulator.engine import REQUEST_ID, EngineApp
 from maitred.emulator.metrics import CONTENT_TYPE
 from maitred.instance import InstanceConfig
 from maitred.testing.world.loop import VirtualLoop
@@ -43,6 +44,8 @@ class Engine:
     def __init__(self, loop: VirtualLoop, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # They hold the real time.
         self.machine = machine
+        self.received: Counter[str] = Counter()
+        """How often each request has come, by its id."""
         self.hangs = self.fails = self.stalls_health = False
         self.dies_in_bytes: int | None = None
         """Bytes that its peers may still read before it crashes; None: as many as they like."""
@@ -98,6 +101,8 @@ class Engine:
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request, or do not."""
         app, path = self._app, exchange.path
+        if exchange.method == "POST":
+            self.received[(exchange.get_header(REQUEST_ID) or b"").decode("latin-1")] += 1
         if app is None or (path == "/health" and self.stalls_health):
             await _wait_until_gone(exchange)
         elif path == "/metrics" and self._old_page is not None:

@@ -7,7 +7,7 @@ decisions is run again, and nothing may be left: no task, timer, connection, des
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import msgspec
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import InvariantError
 from maitred.replay import replay
-from maitred.testing.world.clients import Fate, Sent
+from maitred.testing.world.clients import Fate, Sent, is_late_head
 from maitred.wire.loop_clock import LoopClock
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def check_end(stage: Stage) -> Iterator[str]:
     yield from _unhandled(stage)
     yield from _left_over(stage)
     yield from _requests(stage)
+    yield from _attempts(stage)
     yield from _decisions(stage)
 
 
@@ -76,8 +77,20 @@ def _requests(stage: Stage) -> Iterator[str]:
             yield f"request {mark} has never ended"
         elif len(told) > 1:
             yield f"request {mark} has ended several times for the gateway: {told}"
-        elif sent.fate is Fate.ANSWERED and not (told and _is_same_end(sent, told[0])):
+        elif sent.fate is Fate.ANSWERED and not is_late_head(sent) and not (told and _is_same_end(sent, told[0])):
             yield f"request {mark} was answered with {sent.status}, and for the gateway: {told}"
+
+
+def _attempts(stage: Stage) -> Iterator[str]:
+    """Yield which requests the engines have had too often."""
+    # A request that was lost with a kept connection is no attempt for the gateway, and the engine may have read it.
+    received: Counter[str] = Counter()
+    for engine in stage.engines:
+        received.update(engine.received)
+    most = 2 * stage.settings.gateway.max_attempts
+    for mark, count in received.items():
+        if count > most:
+            yield f"request {mark} has come to engines {count} times"
 
 
 def _is_same_end(sent: Sent, told: dict[str, Any]) -> bool:
