@@ -66,7 +66,7 @@ def test_a_tenant_leaves_room_for_others_and_each_of_its_addresses_for_its_other
     assert sum(taken(lease, 100) for lease in second) == 8  # of the 900 that are left
     for lease in (*first, *others, *second):
         lease.release()
-    assert (uploads.budget.parked_bytes, uploads.budget.leases, uploads.cut) == (0, set(), [])
+    assert (uploads.budget.parked_bytes, uploads.budget.leases, uploads.cut) == (0, {}, [])
 
 
 def test_the_only_body_of_a_tenant_may_have_all_that_is_left() -> None:
@@ -288,4 +288,4 @@ def test_who_holds_how_much_is_counted_while_memory_is_short() -> None:
     second.release()
     assert (budget.by_owner, budget.taken_bytes) == (None, 5)
     third.release()
-    assert budget.leases == set()
+    assert not budget.leases
