@@ -22,7 +22,7 @@ from maitred.core.yaml_schema import section_keys, type_at
 from maitred.gateway import error_responses
 from maitred.gateway.admin.reload import RELOADABLE_KEYS
 from maitred.gateway.routes import ROUTES
-from maitred.instance.latency import LinearLatency, RooflineLatency, TableLatency, TrainedPhysicsLatency
+from maitred.instance.latency import AIConfiguratorLatency, LinearLatency, RooflineLatency, TableLatency, TrainedPhysicsLatency
 from maitred.scheduler.failures import AnsweredError, BackendAbandoned, UsageRefused
 from maitred.wire import refusals
 from maitred.wire.errors import ConnectError, UpstreamError
@@ -65,7 +65,7 @@ def test_every_key_is_documented_with_its_default_and_nothing_else_is() -> None:
     keys = {key: value for key, value in defaults(msgspec.to_builtins(Config())).items() if ".classes." not in key}
     policy = defaults(msgspec.to_builtins(TenantPolicy()), "admission", "tenant_policies", "TENANT")
 
-    latencies = [LinearLatency(), RooflineLatency(), TrainedPhysicsLatency(), TableLatency()]
+    latencies = [LinearLatency(), RooflineLatency(), TrainedPhysicsLatency(), TableLatency(), AIConfiguratorLatency()]
     for latency in map(msgspec.to_builtins, latencies):
         policy |= defaults(latency, "instance", "latency", latency["model"])
 

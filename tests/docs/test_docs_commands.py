@@ -30,8 +30,9 @@ ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)
 
 ELSEWHERE = {
     r"\.ci/run": "it is what runs this test",
-    r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|run)\b.*": "a target of the Makefile; "
-    "CI runs check, test, compile and test-compiled, tests/demo runs what run does, and tests/stress what stress does",
+    r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|world|run)\b.*": "a target of the Makefile; "
+    "CI runs check, test, compile and test-compiled, tests/demo runs what run does, tests/stress what stress does, and "
+    "tests/testing plays worlds",
     r"(MAITRED_COMPILE=1 )?pip install .*": "it would change the environment of the tests; .ci/run installs the project",
     r"python -m tests\.conformance .*": "tests/conformance runs the same cases by the same runners",
     r"maitred calibrate --alpha-only .*": "tests/study/calibration/test_calibration_commands.py runs it on what clients saw",
@@ -43,6 +44,9 @@ ELSEWHERE = {
     r"pip download .*": "it fetches a package",
     r"python tools/vllm/check_interface\.py .*": "tests/plugins/test_vllm_interface.py runs it on what was read of the wheel",
     r"python -m maitred\.plugins\.vllm .*": "tests/plugins/test_step_log.py runs it on recorded steps",
+    r"python -m maitred\.testing\.world .*": "tests/testing/test_world_command.py runs it",
+    r"(maitred|python) .*(silicon\.py|aiconfigurator).*": "it needs the extra `silicon`; "
+    "tests/instance/catalogue/test_measured_kernels.py runs where it is installed",
     r"python bench/gateway\.py .*": "it compares with nginx and SMG, which need not be there",
     r"python tools/check_dashboard\.py": "it needs a Prometheus; tests/gateway/test_gateway_dashboard.py holds the dashboard "
     "against the metrics that there are",

@@ -11,6 +11,7 @@ has left).
 
     core.py              Admission: the inputs and their answers; how inputs settle what is due
     inputs.py            the inputs as data, as a log has them
+    adoption.py          requests that another core has decided on, taken over each in its state
     coordinator.py       settles what changes of one pool mean for the others, and what is due
     pool_directory.py    which pools there are, and which models use them
 

@@ -22,6 +22,7 @@ Files that are written for as long as a gateway serves have modules of their own
     background_writer    one batch after the other, in threads
     daemon_threads       threads for work that may hang
     undo                 what a start that fails has made, taken back
+    computed             results that are kept in the cache folder of the user, by their inputs
 """
 
 from __future__ import annotations

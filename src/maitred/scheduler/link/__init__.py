@@ -6,6 +6,7 @@
     gateway_end.py      the end of a gateway: its requests, its lease, and whom it obeys
     gateway_request.py  the life of one request at that end
     scheduler_end.py    the end of the scheduler that leads: grants by `Admission`, and what its gateways hold
+    linked_admission.py admission for the requests of all gateways
     gateway_books.py    what the scheduler knows of each gateway
     unaccounted.py      slots whose gateway is gone, until the engines show them gone
     learning.py         what a scheduler may grant that has just begun to lead

@@ -13,6 +13,7 @@ The world itself:
     network.py    names, addresses, listeners; the descriptors of programs
     transport.py  connections, as TCP makes them; streams.py: one direction of one
     machine.py    a machine, on which one program runs, and its disk
+    unsupported.py  what a program may ask of a loop and a world does not have
 
 What is played with the gateway in it (docs/world.md):
 

@@ -1,0 +1,48 @@
+"""`python -m maitred.testing.world`: what is printed of scenarios that hold, and how one that fails is repeated and shrunk."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from maitred.gateway import proxy
+from maitred.gateway.observe.request_observer import RequestObserver
+from maitred.testing.world import __main__ as command
+from maitred.testing.world.behaviours import ClientPlan
+from maitred.testing.world.scenario import Scenario
+from maitred.testing.world.simulation import Simulation
+from maitred.testing.world.streams import LinkConfig
+
+
+def test_scenarios_that_hold_are_summed_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["world", "--seed", "1", "--seeds", "2"])
+    assert command.main() == 0
+    scenarios, requests, faults = capsys.readouterr().out.splitlines()
+    assert scenarios.startswith("2 scenarios, 0 failed; ")
+    assert "answered 200 " in requests
+    assert faults.startswith("faults by the state of a request: ")
+
+
+@pytest.mark.skipif(not str(proxy.__file__).endswith(".py"), reason="compiled classes cannot be patched")
+def test_a_scenario_that_fails_is_named_and_shrunk_to_one_that_fails_as_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    end = RequestObserver.end
+
+    def told_twice(self: RequestObserver, record: object, exchange: object) -> None:
+        end(self, record, exchange)  # type: ignore[arg-type]
+        end(self, record, exchange)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RequestObserver, "end", told_twice)
+    monkeypatch.setattr(sys, "argv", ["world", "--seed", "3", "--shrink"])
+    assert command.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("seed 3: ")
+    assert "    again: python -m maitred.testing.world --seed 3 --trace" in lines
+    (printed,) = (line.removeprefix("    smaller: ") for line in lines if line.startswith("    smaller: "))
+    smaller = eval(printed, {"Scenario": Scenario, "ClientPlan": ClientPlan, "LinkConfig": LinkConfig})
+    assert isinstance(smaller, Scenario)
+    assert (len(smaller.clients), smaller.faults) == (1, ())
+    assert Simulation(smaller, tmp_path).run().violations
