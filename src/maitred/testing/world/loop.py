@@ -48,7 +48,6 @@ _MIN_CANCELLED: Final = 256
 """Cancelled timers from which on the queue of events is cleared of them."""
 log = logging.getLogger("maitred.testing")
 
-
 ThreadFate: TypeAlias = Callable[[Callable[..., object]], tuple[object, float | OSError | None]]
 """Returns what may hold up a piece of work; and its duration in seconds, what it raises, or None if it is held up."""
 
@@ -116,11 +115,7 @@ class VirtualLoop(UnsupportedCalls):
         self._ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        """Do as `call_soon` does: there are no threads."""
-        return self.call_soon(callback, *args, context=context)
+    call_soon_threadsafe = call_soon  # there are no threads
 
     def call_later(
         self,
@@ -384,13 +379,6 @@ class VirtualLoop(UnsupportedCalls):
     def get_exception_handler(self) -> Any:
         """Return the handler, or None."""
         return self._exception_handler
-
-    def get_debug(self) -> bool:
-        """Return False: handles keep no traces of where they were made."""
-        return False
-
-    def set_debug(self, enabled: bool) -> None:
-        """Do nothing."""
 
 
 def _fail(done: asyncio.Future[T], error: Exception) -> None:

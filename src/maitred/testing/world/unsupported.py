@@ -18,3 +18,10 @@ class UnsupportedCalls(asyncio.AbstractEventLoop):
     create_datagram_endpoint = create_unix_connection = create_unix_server = start_tls = _refuse
     sendfile = sock_sendfile = sock_accept = sock_connect = sock_sendall = sock_recv = sock_recv_into = _refuse
     sock_recvfrom = sock_recvfrom_into = sock_sendto = getnameinfo = set_default_executor = _refuse
+
+    def get_debug(self) -> bool:
+        """Return False: handles keep no traces of where they were made."""
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Do nothing."""
