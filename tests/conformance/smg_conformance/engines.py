@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -82,7 +84,12 @@ class MockServer:
     """An HTTP server. It is a backend's address from the start, and answers from `listen` to `deaf`."""
 
     def __init__(self) -> None:
-        self.port = 0
+        # Bound and not listening, it refuses connections and keeps the port from other programs while the server is deaf.
+        place = socket.socket()
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        weakref.finalize(self, place.close)
+        self.port: int = place.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._idle: set[asyncio.StreamWriter] = set()
         self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
@@ -97,7 +104,6 @@ class MockServer:
 
     async def listen(self) -> None:
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port, reuse_address=True)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     def deaf(self) -> None:
         """Take no more connections and no more requests; what is in flight ends."""
