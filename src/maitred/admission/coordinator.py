@@ -42,7 +42,8 @@ class PoolCoordinator:
         decisions = self._settle_pools(now)
         while agenda.limited:
             self._mark_others(agenda.limited.pop())
-            decisions += self._settle_pools(now)
+            if agenda.marked:
+                decisions += self._settle_pools(now)
         agenda.is_open = False
         for name in agenda.unscheduled:
             self._pools.by_name[name].schedule_waiters()
@@ -111,8 +112,9 @@ class PoolCoordinator:
         return min((due for pool in self._pools.by_name.values() if (due := pool.next_deadline()) is not None), default=NEVER)
 
     def _run_due_at(self, due: Micros) -> list[Decision]:
-        decisions: list[Decision] = []
+        decisions, agenda = list[Decision](), self._agenda
         for pool in self._pools.by_name.values():
             decisions += pool.advance(due)
-            decisions += self._settle_pools(due)
-        return decisions + self.settle(due)
+            if agenda.is_open:
+                decisions += self._settle_pools(due)
+        return decisions + self.settle(due) if agenda.is_open else decisions

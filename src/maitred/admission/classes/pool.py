@@ -95,9 +95,9 @@ class ClassPool(SlotPool):
         self._start_waiting(ticket)
         self.queues.enqueue(ticket, now)
         if blocked_by is Reason.BEHIND_QUEUE and self._reorders:
-            if self.priority.next_waiter() is ticket:
+            if self.slots.fits(lane, units) and self.priority.next_waiter() is ticket:
                 return [self._admit_waiter(ticket, _SLOT_FREE, now)]
-            if self.priority.next_preemptor() is ticket:
+            if self.rules.lanes[lane].can_preempt and self.priority.next_preemptor() is ticket:
                 victim = self.priority.choose_victim(ticket, self.victims, self._leaving.units)
                 if victim is not None:
                     return self._preempt_for_waiter(victim, ticket, now)
@@ -111,7 +111,8 @@ class ClassPool(SlotPool):
             self._free_slot(ticket, now)
             decisions = self._end_or_retry(ticket, release_reason, now)
             if was_victim:
-                self._leaving.update(ticket)
+                if preemptor is None:
+                    self._leaving.update(ticket)
                 self.lead.on_victim_left(ticket)
             self.lead.on_freed(ticket.slot_units)
             if preemptor is not None:
@@ -187,7 +188,8 @@ class ClassPool(SlotPool):
         return decisions
 
     def schedule_waiters(self) -> None:
-        self._agenda.schedule(self._next_admission_at())
+        if self.slots.in_use < self.slots.capacity:
+            self._agenda.schedule(self._next_admission_at())
 
     def _admit_waiters(self, now: Micros) -> list[Decision]:
         admitted: list[Decision] = []
@@ -308,8 +310,7 @@ class ClassPool(SlotPool):
         return self._claim_slot(victim, preemptor, now)
 
     def _admit_preemptor(self, preemptor: Ticket, victim: Ticket, now: Micros) -> list[Decision]:
-        """Give a preemptor the slot that its victim has given up; or let it queue, if it does not fit any more (after a shrink,
-        say)."""
+        """Give a preemptor the slot of its victim, which has left; or let it queue, if it no longer fits (after a shrink)."""
         if not self.priority.can_take_slot(preemptor):
             return [self._fall_back_to_queue(preemptor, Reason.NO_SLOT if may_hold(preemptor) else Reason.TENANT_LIMIT, now)]
         self.queues.pending_preemptors.remove(preemptor)
@@ -329,8 +330,7 @@ class ClassPool(SlotPool):
             self.on_tenant_slot_freed(preemptor.tenant_account.name)
 
     def _fall_back_to_queue(self, preemptor: Ticket, reason: Reason, now: Micros) -> Decision:
-        """Let a preemptor that gets no slot from its victim queue, first in its class; or reject it, if it has not queued
-        before and the queue is full."""
+        """Let a preemptor queue, first in its class; or reject it, if it has not queued before and the queue is full."""
         self._drop_claim(preemptor)
         self._agenda.note_freed(preemptor.tenant_account, self.name)
         if preemptor.queued_at == preemptor.submitted_at and self.queues.is_lane_full(preemptor.lane):
