@@ -39,7 +39,7 @@ class PoolCoordinator:
     def settle(self, now: Micros) -> list[Decision]:
         """Admit all that may enter, and preempt what may be, until nothing is marked any more."""
         agenda = self._agenda
-        decisions = self._settle_pools(now)
+        decisions = self._settle_pools(now) if agenda.marked or agenda.freed else []
         while agenda.limited:
             self._mark_others(agenda.limited.pop())
             if agenda.marked:

@@ -65,6 +65,7 @@ class PoolDirectory:
         self._config, self._make_pool = config, self._pool_factory(config)
         names = [SHARED_POOL] if self._is_shared else sorted(self._capacities)
         self.by_name = {name: self._make_pool(name) for name in names}
+        self._agenda.has_other_pools = len(names) > 1
         for model in self._capacities:
             self._assign_pool(model)
         for ticket in sorted(tickets, key=_adoption_order):
@@ -86,6 +87,7 @@ class PoolDirectory:
             if not self._is_shared:
                 self.by_name[model] = self._make_pool(model)
                 self.by_name = dict(sorted(self.by_name.items()))
+                self._agenda.has_other_pools = len(self.by_name) > 1
         self._capacities[model], self._leads[model] = capacity, lead
         self._assign_pool(model)
         return self.by_model[model]
@@ -104,6 +106,7 @@ class PoolDirectory:
         else:
             views = self.view(model).classes
             del self.by_name[model]
+            self._agenda.has_other_pools = len(self.by_name) > 1
         for c, view in views.items():
             former = self._former.setdefault(c, ClassView())
             former.merge(view)

@@ -95,7 +95,7 @@ class ClassPool(SlotPool):
         self._start_waiting(ticket)
         self.queues.enqueue(ticket, now)
         if blocked_by is Reason.BEHIND_QUEUE and self._reorders:
-            if self.slots.fits(lane, units) and self.priority.next_waiter() is ticket:
+            if self.slots.in_use < self.slots.capacity and self.priority.next_waiter() is ticket:
                 return [self._admit_waiter(ticket, _SLOT_FREE, now)]
             if self.rules.lanes[lane].can_preempt and self.priority.next_preemptor() is ticket:
                 victim = self.priority.choose_victim(ticket, self.victims, self._leaving.units)
@@ -176,8 +176,7 @@ class ClassPool(SlotPool):
                 decisions += self._preempt_for_lead(*overdue, now)
             self.watches_lead = bool(self.lead.watched)
         while self._may_preempt and self.queues.queued and (waiter := self.priority.next_preemptor()) is not None:
-            victim = self.priority.choose_victim(waiter, self.victims, self._leaving.units)
-            if victim is None:
+            if (victim := self.priority.choose_victim(waiter, self.victims, self._leaving.units)) is None:
                 break
             decisions += self._preempt_for_waiter(victim, waiter, now)
             decisions += self._admit_waiters(now)  # Its tenant may be at its limit now, and a request behind its own may fit.
@@ -261,8 +260,7 @@ class ClassPool(SlotPool):
             return []
         decisions: list[Decision] = []
         for _ in range(self.slots.num_slots(min(units, self.slots.units_beyond()))):
-            victim = self.victims.newest_below(overdue.lane, overdue.slot_units)
-            if victim is None:
+            if (victim := self.victims.newest_below(overdue.lane, overdue.slot_units)) is None:
                 break
             self._stop_victim(victim, overdue)
             self._leaving.update(victim)
@@ -350,8 +348,10 @@ class ClassPool(SlotPool):
         return decisions + super().set_stranded(ticket, stranded=stranded, now=now)
 
     def next_deadline(self) -> Micros | None:
-        times = [self.lead.next_due_at, self._next_admission_at(), self.queues.next_deadline() if self.waiting else None]
-        return min((due for due in times if due is not None), default=None)
+        due = self.lead.next_due_at if self.watches_lead else None
+        for other in (self._next_admission_at(), self.queues.next_deadline()) if self.waiting else ():
+            due = other if due is None or (other is not None and other < due) else due
+        return due
 
     def _next_admission_at(self) -> Micros | None:
         """Return when a waiting request may get a slot that is idle now, because it starves or the token bucket fills."""

@@ -31,7 +31,7 @@ NEVER: Final[Micros] = 1 << 61
 class Agenda:
     """The marks of all pools of one core, and the tickets that are there."""
 
-    __slots__ = ("freed", "is_open", "limited", "marked", "next_due_at", "tickets", "unscheduled")
+    __slots__ = ("freed", "has_other_pools", "is_open", "limited", "marked", "next_due_at", "tickets", "unscheduled")
 
     def __init__(self) -> None:
         self.tickets: dict[RequestId, Ticket] = {}
@@ -40,6 +40,8 @@ class Agenda:
         """The instant before which time changes nothing, which may be too early; NEVER if it never changes anything."""
         self.is_open = False
         """Whether there are marks."""
+        self.has_other_pools = False
+        """Whether there is more than one pool. A pool that is alone has nothing to settle for a tenant that it has freed."""
         self.freed: list[tuple[TenantAccount, str]] = []
         """Tenants with the pool in which they have given up a slot or a claim. The last one is settled first."""
         self.limited: list[str] = []
@@ -56,7 +58,7 @@ class Agenda:
 
     def note_freed(self, account: TenantAccount | None, pool: str) -> None:
         """Note that a tenant may hold more in other pools than `pool`, where it has given up a slot or a claim to one."""
-        if account is not None and account.max_in_flight is not None:
+        if account is not None and account.max_in_flight is not None and self.has_other_pools:
             self.freed.append((account, pool))
             self.is_open = True
 

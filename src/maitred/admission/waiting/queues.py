@@ -146,7 +146,7 @@ class _ServingOrder(LazyHeap[tuple[int, int, _TenantQueue]]):
             _, serial, queue = heap[0]
             if serial != queue.entry:
                 self._num_stale -= 1
-            elif queue.account is None or queue.account.has_room(queue.head.sequences):
+            elif queue.account is None or queue.account.has_room(next(iter(queue.waiting.values())).sequences):
                 return queue
             else:
                 # Its entry goes, or every look would pass it again; `put_back_tenant` gives the queue a new one.
