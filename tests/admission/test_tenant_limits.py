@@ -47,6 +47,17 @@ def test_a_limit_holds_over_all_models() -> None:
     assert t.release(1, "a0") == ["a1 admit slot_free"]
 
 
+def test_a_limit_holds_over_the_models_that_are_left() -> None:
+    t = Timeline(1, policies(a={"max_in_flight": 1}))
+    for pool in ("other", "third"):
+        t.resize(0, 1, pool=pool)
+    t.core.forget("third", 0)
+    t.submit(0, "a0", tenant="auth:a")
+    t.submit(0, "a1", tenant="auth:a", pool="other")
+
+    assert t.release(1, "a0") == ["a1 admit slot_free"]
+
+
 def test_a_tenant_at_its_limit_preempts_no_request() -> None:
     t = Timeline(2, policies(a={"max_in_flight": 1}))
     t.submit(0, "a0", INTERACTIVE, tenant="auth:a")
