@@ -247,7 +247,7 @@ def test_an_upload_that_stalls_is_told_so_when_its_memory_is_needed(monkeypatch:
             stalled = [await begin(w, BODY[:90], promised=100) for _ in range(2)]
             await w.wait_until(lambda: parked(w) == 180)
             in_a_minute = Clock(lambda: time.monotonic_ns() + 60 * SECOND * 1_000)
-            monkeypatch.setattr(w.gateway._intake._budget, "clock", in_a_minute)
+            monkeypatch.setattr(w.gateway._budget, "clock", in_a_minute)
             assert (await w.request(body=BODY))[0] == 200
             assert (await refused(stalled[0]))[:2] == (408, "body_too_slow")
             assert parked(w) == 90

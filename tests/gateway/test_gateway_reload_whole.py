@@ -56,7 +56,8 @@ def in_force(gateway: Gateway) -> tuple[object, ...]:
     """Return what a reload may change, as each part has it."""
     assert gateway.programs is not None
     rules, waits = gateway._intake._rules, gateway.programs.core.config.max_wait_secs
-    return gateway.settings(), gateway.core.config.mode, waits, rules.config, gateway._intake._budget.limit, gateway._cors
+    settings, mode = gateway.settings(), gateway.core.config.mode
+    return settings, mode, waits, rules.config, gateway._budget.limit, gateway._intake.cross_origins
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")

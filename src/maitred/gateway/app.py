@@ -9,41 +9,35 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from prometheus_client.core import Metric
 
 from maitred.admission import Admission, AdmissionConfig
-from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
 from maitred.core.errors import ConfigError
-from maitred.core.steps import Steps, run_at_once
-from maitred.files.append_file import AppendFile
-from maitred.files.line_file import LineFile
+from maitred.core.steps import run_at_once
 from maitred.files.undo import whole_or_nothing
 from maitred.gateway import error_responses
 from maitred.gateway.access.page_access import Page, Port
-from maitred.gateway.admin.cors import CrossOrigins
 from maitred.gateway.admin.endpoints import AdminEndpoints
 from maitred.gateway.admin.idle_checks import IdleChecks
-from maitred.gateway.admin.port_certificates import PortCertificates, PortFiles
+from maitred.gateway.admin.port_certificates import PortCertificates
 from maitred.gateway.admin.program_pages import ProgramPages
 from maitred.gateway.admin.reload import ConfigReloader, GatewaySettings
+from maitred.gateway.bodies.body_budget import BodyBudget
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.intake.request_intake import RequestIntake
-from maitred.gateway.observe.access_log import AccessLog
 from maitred.gateway.observe.descriptor_watch import DescriptorWatch
 from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.loop_lag import LoopLag
 from maitred.gateway.observe.metrics import GatewayCollector, ejection_families, upstream_families
-from maitred.gateway.observe.recording import TrafficRecorder
+from maitred.gateway.observe.outputs import Outputs
 from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.request_observer import RequestObserver
 from maitred.gateway.observe.shared_page import SharedPages
 from maitred.gateway.observe.state import GatewayCounters, GatewayState
-from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
+from maitred.gateway.observe.state_snapshots import StateSnapshots
 from maitred.gateway.observe.tenant_views import TenantViews
 from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
@@ -87,23 +81,27 @@ class Gateway(App):
         """
         if not config.backends:
             raise ConfigError("no backend is named", where="--backend", hint="--backend http://127.0.0.1:9001, once for each")
+        settings = GatewaySettings(
+            gateway=config,
+            admission=admission or AdmissionConfig(),
+            routing=routing or RoutingConfig(),
+            programs=programs or ProgramsConfig(),
+        )
         self.config = config
         self.machine = machine or Machine()
         self._clock = self.machine.clock
         self.send_timeout_secs = config.send_timeout_secs
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config, self._clock)
-        self._cors = _cross_origins(config)
         self._client = UpstreamClient(config.upstream, self.machine)
-        self._decision_file = _open_decision_log(config)
-        self.decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
+        self._outputs = Outputs(config, self._clock, log_output)
+        self.decisions = self._outputs.decisions
         """Every input and decision of the cores, or None if they are not logged."""
-        self._programs_config = programs or ProgramsConfig()
         self.scheduler = Scheduler(
             config,
-            admission=admission or AdmissionConfig(),
-            routing=routing or RoutingConfig(),
-            programs=self._programs_config,
+            admission=settings.admission,
+            routing=settings.routing,
+            programs=settings.programs,
             client=self._client,
             clock=self._clock,
             decisions=self.decisions,
@@ -112,10 +110,30 @@ class Gateway(App):
             default_state=default_state,
             file_mode=config.file_mode,
         )
-        self._program_pages = self._make_program_pages()
-        self._open_outputs(log_output)
-        self._snapshots = StateSnapshots(self.scheduler, self._client, self.counters)
-        self._intake = self._make_intake()
+        self._program_pages = _program_pages(settings, self.scheduler)
+        self._wire_requests(settings)
+        self._wire_pages(settings, reload)
+
+    def _wire_requests(self, settings: GatewaySettings) -> None:
+        """Build what takes requests in, forwards them and observes them."""
+        config, outputs = self.config, self._outputs
+        self._ids = RequestIds(self.machine.random.randbytes(6).hex())
+        self.request_metrics = RequestMetrics(config.model_metric_top_n)
+        self._observer = RequestObserver(self.request_metrics, self.counters, outputs.access_log, outputs.recorder, self._clock)
+        self._budget = BodyBudget(config.max_parked_body_bytes, self._clock)
+        signals = self.scheduler.signals
+        self._intake = RequestIntake(
+            config=config,
+            core=self.core,
+            fleet=self.scheduler.fleet,
+            counters=self.counters,
+            clock=self._clock,
+            budget=self._budget,
+            observer=self._observer,
+            ids=self._ids,
+            signals=signals if outputs.recorder is None else signals | Signals.SESSION,
+            programs=settings.programs,
+        )
         self._proxy = Proxy(
             config=config,
             intake=self._intake,
@@ -125,84 +143,43 @@ class Gateway(App):
             observer=self._observer,
             machine=self.machine,
         )
+
+    def _wire_pages(self, settings: GatewaySettings, reload: Callable[[], GatewaySettings] | None) -> None:
+        """Build what watches the gateway, shows it, and lets its operator change it."""
+        admission, fleet = self.scheduler.admission, self.scheduler.fleet
         self._descriptors, self._loop_lag = DescriptorWatch(self.machine), LoopLag(self._clock)
-        self._idle_checks = IdleChecks(self.scheduler.checks(), lambda: not self.scheduler.admission.leases)
-        self._server: ServerContext | None = None
-        self._reloader = self._make_reloader(routing or RoutingConfig(), reload)
-        self._endpoints = self._make_endpoints()
-
-    def _open_outputs(self, log_output: LogOutput | None) -> None:
-        """Open what is written: the log of decisions, the recording, the lines about requests; and what each request tells."""
-        config = self.config
-        self._recorder = None if config.record is None else TrafficRecorder(config.record, self._clock, config.file_mode)
-        self._log_output = log_output or LogOutput(config.log_format, file_mode=config.file_mode)
-        self._access_log = AccessLog(self._log_output, self._clock) if config.access_log else None
-        self.request_metrics = RequestMetrics(config.model_metric_top_n)
-        self._ids = RequestIds(self.machine.random.randbytes(6).hex())
-        self._observer = RequestObserver(self.request_metrics, self.counters, self._access_log, self._recorder, self._clock)
-
-    def _make_intake(self) -> RequestIntake:
-        """Return what turns the head and the body of a request into what the five questions ask about."""
-        signals = self.scheduler.signals if self._recorder is None else self.scheduler.signals | Signals.SESSION
-        return RequestIntake(
-            config=self.config,
-            core_config=lambda: self.core.config,
-            fleet=self.scheduler.fleet,
-            counters=self.counters,
-            clock=self._clock,
-            observer=self._observer,
-            ids=self._ids,
-            signals=signals,
-            programs=self._programs_config,
+        self._idle_checks = IdleChecks(self.scheduler.checks(), lambda: not admission.leases)
+        self._reloader = ConfigReloader(
+            settings,
+            reload,
+            scheduler=self.scheduler,
+            intake=self._intake,
+            certificates=self.certificates,
+            results=self.counters.reloads,
         )
-
-    def _make_reloader(self, routing: RoutingConfig, reload: Callable[[], GatewaySettings] | None) -> ConfigReloader:
-        """Return what reads the configuration again; now this one is in force."""
-        admission, programs = self.core.config, self._programs_config
-        settings = GatewaySettings(gateway=self.config, admission=admission, routing=routing, programs=programs)
-        return ConfigReloader(settings, reload, self._read_certificates, self._reconfigure, self.counters.reloads)
-
-    def _make_program_pages(self) -> ProgramPages | None:
-        """Build the pages of the programs, or return None if requests are routed one by one."""
-        scheduler = self.scheduler
-        if scheduler.program_parts is None:
-            return None
-        return ProgramPages(self._programs_config, scheduler, scheduler.program_parts, self.config.file_mode)
-
-    def _make_endpoints(self) -> AdminEndpoints:
-        """Return the paths that the gateway answers itself."""
-        programs = self._program_pages
+        self._snapshots = StateSnapshots(
+            self.scheduler, self._client, self.counters, self._budget, self._descriptors, self._outputs
+        )
+        programs, shared = self._program_pages, SharedPages()
+        tenants = TenantViews(admission, fleet, self.counters, self._budget, None if programs is None else programs.views)
         families: list[Callable[[], Iterable[Metric]]] = [self.request_metrics.families, self._loop_lag.families]
-        families.append(partial(upstream_families, self.scheduler.fleet.backends))
-        families.append(partial(ejection_families, self.scheduler.fleet))
+        families.append(partial(upstream_families, fleet.backends))
+        families.append(partial(ejection_families, fleet))
         if programs is not None:
             families.append(programs.metric_families)
-        tenants = TenantViews(
-            admission=self.scheduler.admission,
-            fleet=self.scheduler.fleet,
-            counters=self.counters,
-            parked_bytes=lambda: self._intake.parked_bytes,
-            programs=None if programs is None else programs.views,
-        )
-        shared = SharedPages()
-        self._collector = GatewayCollector(self.counters, self.take_snapshot, tenants, shared, families)
-        endpoints = AdminEndpoints(
-            fleet=self.scheduler.fleet,
+        self._collector = GatewayCollector(self.counters, self._snapshots.take, tenants, shared, families)
+        self._endpoints = AdminEndpoints(
+            scheduler=self.scheduler,
+            intake=self._intake,
             collector=self._collector,
-            take_snapshot=self.take_snapshot,
-            backends=self._snapshots.backends,
+            snapshots=self._snapshots,
             tenants=tenants,
             pages=shared,
             reloader=self._reloader,
-            settings=self.settings,
-            access=lambda: self._intake.access,
-            fallback=lambda: self.scheduler.capacity.fallback,
-            is_draining=lambda: self._server is not None and self._server.is_draining,
         )
         if programs is not None:
             pages = programs.endpoints(shared)
-            endpoints.add(pages.by_path, pages.by_prefix, programs.health_fields)
-        return endpoints
+            self._endpoints.add(pages.by_path, pages.by_prefix, programs.health_fields)
 
     @property
     def core(self) -> Admission:
@@ -217,16 +194,12 @@ class Gateway(App):
     async def start(self, server: ServerContext) -> None:
         """Start to poll the backends, and return when each has been polled, or after half a second. Connections that come
         before wait in the backlog of the listening socket, where they would find no backend up and get a 503."""
-        self._server = server
-        self._intake.watch_server(server)
+        self._budget.server = self._snapshots.server = server
         self._client.on_descriptor = server.make_room
         self._descriptors.start(server.make_room)
         self._loop_lag.start()
         self._idle_checks.start()
-        self._log_output.start()
-        for file in (self._decision_file, self._recorder):
-            if file is not None:
-                file.start()
+        self._outputs.start()
         if self._program_pages is not None:
             self._program_pages.start()
         self.scheduler.start()
@@ -241,30 +214,11 @@ class Gateway(App):
         if self._program_pages is not None:
             await self._program_pages.close()
         await self._client.close()
-        for file in (self._decision_file, self._recorder):
-            if file is not None:
-                await file.close()
-        await self._log_output.close()
+        await self._outputs.close()
 
     def state(self) -> GatewayState:
         """Return the state of requests, backends and capacity at this instant."""
-        return run_at_once(self.take_snapshot()).state
-
-    def take_snapshot(self) -> Steps[Snapshot]:
-        """Return in steps the state of requests, backends and capacity (`observe.state_snapshots`: what is of one instant)."""
-        decisions, requests = self._decision_file, self._recorder
-        return self._snapshots.take(
-            num_connections=0 if self._server is None else len(self._server.connections),
-            num_evicted_connections=0 if self._server is None else self._server.num_evicted,
-            parked_body_bytes=self._intake.parked_bytes,
-            is_out_of_descriptors=self._descriptors.is_exhausted,
-            decision_log_failed=decisions is not None and decisions.failed,
-            dropped_lines={
-                "decision_log": 0 if decisions is None else decisions.num_dropped,
-                "record": 0 if requests is None else requests.num_dropped,
-                "log": self._log_output.num_dropped,
-            },
-        )
+        return run_at_once(self._snapshots.take()).state
 
     def metric_families(self) -> Iterable[Metric]:
         """Return all metrics, as `/metrics` shows them."""
@@ -272,11 +226,12 @@ class Gateway(App):
 
     def settings(self) -> GatewaySettings:
         """Return the settings in force."""
-        return msgspec.structs.replace(self._reloader.settings, admission=self.core.config)
+        return self._reloader.in_force()
 
     def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
-        if self._cors is not None and self._cors.answer_preflight(exchange):
+        cross_origins = self._intake.cross_origins
+        if cross_origins is not None and cross_origins.answer_preflight(exchange):
             return asyncio.sleep(0)
         route = ROUTES.get(exchange.path)
         if route is None and self._endpoints.answers(exchange.path):
@@ -316,9 +271,10 @@ class Gateway(App):
         """Answer a request for a page of the gateway's own."""
         began_at, request_id = self._clock.now(), self._ids.mark_answer(exchange)
         error_code = await self._endpoints.answer_request(exchange, port)
-        if self._access_log is not None:
+        access_log = self._outputs.access_log
+        if access_log is not None:
             span, tenant = self._clock.now() - began_at, self._intake.access.tenant_of(exchange, port)
-            self._access_log.write_answer(exchange, exchange.status, error_code, span, request_id, tenant)
+            access_log.write_answer(exchange, exchange.status, error_code, span, request_id, tenant)
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         """Answer a request for a route of the engines with an error, before it is taken in."""
@@ -330,24 +286,8 @@ class Gateway(App):
     def request_reload(self) -> None:
         """Open anew the files that are written for long, and start to reload the configuration (SIGHUP). The log says how it
         went."""
-        for file in (self._decision_file, self._recorder, self._log_output):
-            if file is not None:
-                file.reopen()
+        self._outputs.reopen()
         self._reloader.request_reload()
-
-    def _read_certificates(self, config: GatewayConfig) -> PortFiles:
-        """Return the certificates that `config` names. Called in a thread. Raises ConfigError."""
-        return self.certificates.read(config, self._reloader.settings.gateway)
-
-    def _reconfigure(self, settings: GatewaySettings, certificates: PortFiles) -> None:
-        """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
-        cross_origins = _cross_origins(settings.gateway)
-        rules = self._intake.rules_of(settings.gateway, settings.programs)
-        self.scheduler.reconfigure(settings.gateway, settings.admission, settings.programs)
-        # From here on nothing fails.
-        self.certificates.use(certificates)
-        self._cors = cross_origins
-        self._intake.use(rules)
 
 
 def serve_gateway(
@@ -367,12 +307,7 @@ def serve_gateway(
     )
 
 
-def _cross_origins(config: GatewayConfig) -> CrossOrigins | None:
-    return CrossOrigins(config.cors_origins) if config.cors_origins else None
-
-
-def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
-    if config.decision_log is None:
-        return None
-    file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS, mode=config.file_mode)
-    return AppendFile(file, "decisions", gap_line=encode_gap)
+def _program_pages(settings: GatewaySettings, scheduler: Scheduler) -> ProgramPages | None:
+    """Build the pages of the programs, or return None if requests are routed one by one."""
+    parts = scheduler.program_parts
+    return None if parts is None else ProgramPages(settings.programs, scheduler, parts, settings.gateway.file_mode)

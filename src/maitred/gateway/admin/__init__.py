@@ -8,5 +8,4 @@ bounded_thread.py      reading files that may hang
 port_certificates.py   TLS of each port
 possible_tenants.py    rules about tenants that no request can come from
 idle_checks.py         the checks of the cores, while the gateway is idle
-cors.py                pages of other origins that may use the gateway
 """

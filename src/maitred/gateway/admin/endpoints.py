@@ -14,14 +14,15 @@ import msgspec
 from maitred.core.errors import ConfigError
 from maitred.core.steps import Steps
 from maitred.gateway import error_responses
-from maitred.gateway.access.page_access import Page, PageAccess, Port, Viewer
-from maitred.gateway.admin.reload import ConfigReloader, GatewaySettings
+from maitred.gateway.access.page_access import Page, Port, Viewer
+from maitred.gateway.admin.reload import ConfigReloader
+from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.gateway.observe.metrics import GatewayCollector
 from maitred.gateway.observe.shared_page import SharedPages, write_json
-from maitred.gateway.observe.state import BackendState, GatewayState
-from maitred.gateway.observe.state_snapshots import Snapshot
+from maitred.gateway.observe.state import GatewayState
+from maitred.gateway.observe.state_snapshots import StateSnapshots
 from maitred.gateway.observe.tenant_views import TenantViews
-from maitred.scheduler.interface import ANY_MODEL, Backend, FleetView
+from maitred.scheduler.interface import ANY_MODEL, Backend, Scheduler
 from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error, send_json
 
 MODEL_PATH_PREFIX: Final = "/v1/models/"
@@ -63,31 +64,23 @@ class AdminEndpoints:
 
     def __init__(
         self,
-        fleet: FleetView,
+        scheduler: Scheduler,
+        intake: RequestIntake,
         collector: GatewayCollector,
-        take_snapshot: Callable[[], Steps[Snapshot]],
-        backends: Callable[[], Steps[list[BackendState]]],
+        snapshots: StateSnapshots,
         tenants: TenantViews,
         pages: SharedPages,
         reloader: ConfigReloader,
-        settings: Callable[[], GatewaySettings],
-        access: Callable[[], PageAccess],
-        fallback: Callable[[], str | None],
-        is_draining: Callable[[], bool],
     ) -> None:
-        """`backends` returns in steps what they look like. `settings` and `access` return those in force; `fallback` returns
-        why less than the configuration is in force, or None; `is_draining` whether the gateway is about to end."""
-        self._fleet = fleet
+        """`intake` knows who may see which page."""
+        self._fleet = scheduler.fleet
+        self._capacity = scheduler.capacity
+        self._intake = intake
         self._collector = collector
-        self._take_snapshot = take_snapshot
-        self._backends = backends
+        self._snapshots = snapshots
         self._pages = pages
         self._tenants = tenants
         self._reloader = reloader
-        self._settings = settings
-        self._access = access
-        self._fallback = fallback
-        self._is_draining = is_draining
         self._endpoints = {
             "/health": Endpoint(self._health, Page.HEALTH),
             "/ready": Endpoint(self._ready, Page.HEALTH),
@@ -136,7 +129,7 @@ class AdminEndpoints:
             endpoint = self._endpoint(path)
             if endpoint is None:
                 raise error_responses.no_route(path)
-            viewer = self._access().viewer(endpoint.page, exchange, port)
+            viewer = self._intake.access.viewer(endpoint.page, exchange, port)
             if method not in endpoint.methods:
                 raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
             await endpoint.handler(exchange, viewer)
@@ -172,17 +165,17 @@ class AdminEndpoints:
         return {**self._health_status(names_problems=True), **fields}
 
     def _health_status(self, *, names_problems: bool) -> dict[str, Any]:
-        fallback = self._fallback()
+        fallback = self._capacity.fallback
         problems = {"problems": [fallback]} if names_problems and fallback is not None else {}
         return {"status": "ok" if fallback is None else "degraded", **problems}
 
     async def _ready(self, exchange: Exchange, viewer: Viewer) -> None:
-        is_ready = bool(self._fleet.healthy) and not self._is_draining()
+        is_ready = bool(self._fleet.healthy) and not self._snapshots.is_draining
         answer: dict[str, Any] = {"ready": is_ready}
         if viewer.sees_all:
-            fallback = self._fallback()
+            fallback = self._capacity.fallback
             answer |= {} if fallback is None else {"problems": [fallback]}
-            answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: write_json(self._backends())))
+            answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: write_json(self._snapshots.backends())))
         send_json(exchange, 200 if is_ready else 503, answer)
 
     async def _liveness(self, exchange: Exchange, viewer: Viewer) -> None:
@@ -191,7 +184,7 @@ class AdminEndpoints:
     async def _readiness(self, exchange: Exchange, viewer: Viewer) -> None:
         """Answer as SMG does: ready while a backend is, and the gateway has not been told to stop."""
         backends, healthy = self._fleet.backends, len(self._fleet.backends_serving(ANY_MODEL))
-        is_ready = healthy > 0 and not self._is_draining()
+        is_ready = healthy > 0 and not self._snapshots.is_draining
         status = {"status": "ready" if is_ready else "not_ready", "healthy_workers": healthy, "total_workers": len(backends)}
         send_json(exchange, 200 if is_ready else 503, status)
 
@@ -212,11 +205,11 @@ class AdminEndpoints:
         send_bytes(exchange, 200, page, b"application/json")
 
     def _state_steps(self) -> Steps[GatewayState]:
-        snapshot = yield from self._take_snapshot()
+        snapshot = yield from self._snapshots.take()
         return snapshot.state
 
     async def _config(self, exchange: Exchange, viewer: Viewer) -> None:
-        send_json(exchange, 200, self._settings().redacted())
+        send_json(exchange, 200, self._reloader.in_force().redacted())
 
     async def _drain(self, exchange: Exchange, viewer: Viewer) -> None:
         backend = await self._named_backend(exchange)

@@ -25,11 +25,13 @@ from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
 from maitred.gateway.admin.bounded_thread import BoundedThread
-from maitred.gateway.admin.port_certificates import PortFiles
+from maitred.gateway.admin.port_certificates import PortCertificates, PortFiles
 from maitred.gateway.admin.possible_tenants import tenant_warnings
 from maitred.gateway.config import GatewayConfig
+from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
+from maitred.scheduler.interface import Scheduler
 
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
@@ -94,22 +96,27 @@ class ConfigReloader:
         self,
         settings: GatewaySettings,
         read_settings: Callable[[], GatewaySettings] | None,
-        read_certificates: Callable[[GatewayConfig], PortFiles],
-        reconfigure: Callable[[GatewaySettings, PortFiles], object],
+        *,
+        scheduler: Scheduler,
+        intake: RequestIntake,
+        certificates: PortCertificates,
         results: Counter[str],
     ) -> None:
-        """`settings` are in force now. `read_settings` reads the sources again, or is None if there are none, and
-        `read_certificates` the certificates that they name; both in a thread. `reconfigure` puts settings and certificates in
-        force, or raises ConfigError and changes nothing. `results` counts `ok` and `failed`."""
-        self.settings = settings
-        self._read_settings, self._read_certificates = read_settings, read_certificates
-        self._reconfigure = reconfigure
+        """`settings` are in force now. `read_settings` reads the sources again, in a thread, or is None if there are none. The
+        scheduler, the intake and the certificates are what a reload may change. `results` counts `ok` and `failed`."""
+        self._settings = settings
+        self._read_settings = read_settings
+        self._scheduler, self._intake, self._certificates = scheduler, intake, certificates
         self._results = results
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         """What reloads as `request_reload` asks for it."""
         self._is_requested = False
         self._reading = BoundedThread("the files of the configuration", READ_SECS)
+
+    def in_force(self) -> GatewaySettings:
+        """Return the settings in force; those of admission are what it has fallen back to, if it has."""
+        return msgspec.structs.replace(self._settings, admission=self._scheduler.admission.core.config)
 
     def request_reload(self) -> None:
         """Start a reload, without waiting for it.
@@ -159,29 +166,37 @@ class ConfigReloader:
         # In a thread, because reading files would hold up every request. From there on nothing is awaited, so that no request
         # sees one half of the change.
         found, certificates = await self._reading.run(partial(self._read_sources, self._read_settings))
-        if self.settings.gateway.has_keys:
+        if self._settings.gateway.has_keys:
             _refuse_to_open(found.gateway)
-        gateway = _with_live_keys(self.settings.gateway, found.gateway)
-        fixed = {key: getattr(self.settings.programs, key) for key in FIXED_PROGRAM_KEYS}
+        gateway = _with_live_keys(self._settings.gateway, found.gateway)
+        fixed = {key: getattr(self._settings.programs, key) for key in FIXED_PROGRAM_KEYS}
         settings = GatewaySettings(
             gateway=gateway,
             admission=found.admission,
-            routing=self.settings.routing,
+            routing=self._settings.routing,
             programs=msgspec.structs.replace(found.programs, **fixed),
         )
         warnings = [
-            *_removed_keys(self.settings.gateway, gateway),
+            *_removed_keys(self._settings.gateway, gateway),
             *found.admission.warnings(),
             *tenant_warnings(gateway, found.admission),
         ]
         reloaded = ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
         self._reconfigure(settings, certificates)
-        self.settings = settings
+        self._settings = settings
         return reloaded
 
     def _read_sources(self, read_settings: Callable[[], GatewaySettings]) -> tuple[GatewaySettings, PortFiles]:
         found = read_settings()
-        return found, self._read_certificates(found.gateway)
+        return found, self._certificates.read(found.gateway, self._settings.gateway)
+
+    def _reconfigure(self, settings: GatewaySettings, certificates: PortFiles) -> None:
+        """Use `settings` from now on. Raises ConfigError, and changes nothing then."""
+        rules = self._intake.rules_of(settings.gateway, settings.programs)
+        self._scheduler.reconfigure(settings.gateway, settings.admission, settings.programs)
+        # From here on nothing fails.
+        self._certificates.use(certificates)
+        self._intake.use(rules)
 
 
 def _with_live_keys(in_force: GatewayConfig, found: GatewayConfig) -> GatewayConfig:

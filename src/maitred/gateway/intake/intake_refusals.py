@@ -6,10 +6,9 @@ the body was read. Its id is in the answer in any case.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from maitred.admission import AdmissionConfig
+from maitred.admission import Admission
 from maitred.core.units import Micros
 from maitred.gateway.bodies.request_fields import BodyFields
 from maitred.gateway.observe.request_ids import RequestIds
@@ -27,18 +26,18 @@ class IntakeRefusals:
 
     def __init__(
         self,
-        core_config: Callable[[], AdmissionConfig],
+        core: Admission,
         counters: GatewayCounters,
         observer: RequestObserver,
         ids: RequestIds,
     ) -> None:
-        """`core_config` returns the admission config in force. `observer` is told of each request that is refused."""
-        self._core_config, self._counters, self._observer, self._ids = core_config, counters, observer, ids
+        """`core` has the admission config in force. `observer` is told of each request that is refused."""
+        self._core, self._counters, self._observer, self._ids = core, counters, observer, ids
 
     def refuse(self, exchange: Exchange, error: ApiError, began_at: Micros, tenant: str | None, fields: BodyFields) -> None:
         """Answer with an error, and count it. `tenant` is None if it is not known."""
         request_id = self._ids.mark_answer(exchange)
-        if error.status == 401 and not self._core_config().preset.describes_unauthorized:
+        if error.status == 401 and not self._core.config.preset.describes_unauthorized:
             send_bytes(exchange, 401, b"", b"text/plain", error.headers)  # SMG sends the status alone.
         else:
             send_error(exchange, error, exchange.path)

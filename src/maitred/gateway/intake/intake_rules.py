@@ -6,6 +6,7 @@ Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 from maitred.gateway.access.auth import ApiKeys
+from maitred.gateway.access.cors import CrossOrigins
 from maitred.gateway.access.inbound_head import HeadReader
 from maitred.gateway.access.page_access import PageAccess
 from maitred.gateway.bodies.agent_headers import SessionReader
@@ -21,6 +22,7 @@ class IntakeRules:
 
     def __init__(self, config: GatewayConfig, programs: ProgramsConfig, signals: Signals, *, reads_usage: bool) -> None:
         self.config = config
+        self.cross_origins = CrossOrigins(config.cors_origins) if config.cors_origins else None
         sessions = SessionReader(programs.session_headers)
         self.programs = None if programs.mode == "off" else ProgramReader(sessions)
         self.hints = RoutingHintReader(signals, sessions) if signals & (Signals.SESSION | Signals.PROMPT) else None

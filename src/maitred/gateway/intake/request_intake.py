@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final, cast
 
-from maitred.admission import AdmissionConfig
+from maitred.admission import Admission
 from maitred.admission.terms.config import class_from_name
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.access.auth import resolve_tenant
+from maitred.gateway.access.cors import CrossOrigins
 from maitred.gateway.access.inbound_head import InboundHead
 from maitred.gateway.access.page_access import PageAccess, Viewer
 from maitred.gateway.bodies.body_budget import BodyBudget, BodyLease
@@ -50,7 +50,6 @@ from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
-from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
 _DEFAULT_CLASS: Final = PriorityClass.DEFAULT  # members of enums are slow to look up
@@ -62,28 +61,29 @@ class RequestIntake:
     def __init__(
         self,
         config: GatewayConfig,
-        core_config: Callable[[], AdmissionConfig],
+        core: Admission,
         fleet: FleetView,
         counters: GatewayCounters,
         clock: Clock,
+        budget: BodyBudget,
         observer: RequestObserver,
         ids: RequestIds,
         signals: Signals = Signals.NOTHING,
         programs: ProgramsConfig = ProgramsConfig(),
     ) -> None:
-        """`core_config` returns the admission config in force. `observer` is told of refused requests.
+        """`core` has the admission config in force. `budget` is that of all bodies. `observer` is told of refused requests.
         `signals` are those that the router reads."""
-        self._core_config = core_config
+        self._core = core
         self._fleet = fleet
         self._counters = counters
         self._clock = clock
         self._observer = observer
         self._signals = signals
-        self._budget = BodyBudget(config.max_parked_body_bytes, clock)
+        self._budget = budget
         self._large_bodies = LargeBodyReader()
         self.usual_outputs = UsualOutputs()
         self._ids = ids
-        self._refusals = IntakeRefusals(core_config, counters, observer, ids)
+        self._refusals = IntakeRefusals(core, counters, observer, ids)
         self._rules = self.rules_of(config, programs)
 
     @property
@@ -92,13 +92,9 @@ class RequestIntake:
         return self._rules.access
 
     @property
-    def parked_bytes(self) -> int:
-        """Size of all bodies that are being read or kept."""
-        return self._budget.parked_bytes
-
-    def watch_server(self, server: ServerContext) -> None:
-        """Count what `server` keeps of further requests as parked, too."""
-        self._budget.server = server
+    def cross_origins(self) -> CrossOrigins | None:
+        """The origins whose pages may use the gateway, as they are in force; None: no page of another origin."""
+        return self._rules.cross_origins
 
     def rules_of(self, config: GatewayConfig, programs: ProgramsConfig) -> IntakeRules:
         """Return the rules that follow from a configuration, for `use`."""
@@ -202,7 +198,7 @@ class RequestIntake:
             arrival=arrival,
             prompt_tokens=len(body) // BYTES_PER_TOKEN,
             max_output_tokens=limit,
-            sequences=sequences if sequences == 1 or self._core_config().counts_sequences else 1,
+            sequences=sequences if sequences == 1 or self._core.config.counts_sequences else 1,
             client_id=request_id.decode("latin-1"),
             model=model,
             priority_class=priority_class,
@@ -248,7 +244,7 @@ class RequestIntake:
 
     def _effective_class(self, inbound: InboundHead, fields: BodyFields, tenant: str) -> PriorityClass:
         """Return the lower of the requested class and the cap of the tenant. Counts unknown and lowered classes."""
-        config, tier = self._core_config(), fields.service_tier
+        config, tier = self._core.config, fields.service_tier
         named = inbound.requested_class
         if not inbound.names_class and isinstance(tier, str) and tier in config.service_tiers:
             named = class_from_name(config.service_tiers[tier])

@@ -7,6 +7,7 @@ request_metrics.py    metrics of requests by model
 recording.py          requests as a trace for the simulator
 access_log.py         a line for each request
 logs.py               where the lines of the log go
+outputs.py            these and the other files that are written, opened and closed together
 state.py              counters, and the state as `/maitred/state` shows it
 state_snapshots.py    the state of the whole gateway, taken in steps
 tenant_views.py       what a tenant sees of it

@@ -17,6 +17,9 @@ from maitred.admission.terms.config import MAX_SLOTS
 from maitred.core.request import PriorityClass
 from maitred.core.steps import Steps, in_batches
 from maitred.core.units import Micros, to_seconds
+from maitred.gateway.bodies.body_budget import BodyBudget
+from maitred.gateway.observe.descriptor_watch import DescriptorWatch
+from maitred.gateway.observe.outputs import Outputs
 from maitred.gateway.observe.state import (
     BackendState,
     ClassState,
@@ -31,6 +34,7 @@ from maitred.gateway.observe.state import (
 )
 from maitred.scheduler.interface import Backend, Circuit, CircuitState, Scheduler
 from maitred.wire.client import UpstreamClient
+from maitred.wire.server_context import ServerContext
 
 
 class Snapshot(NamedTuple):
@@ -49,23 +53,30 @@ _LEASES_IN_STEP: Final = 500
 class StateSnapshots:
     """Takes snapshots of a gateway, in steps."""
 
-    def __init__(self, scheduler: Scheduler, client: UpstreamClient, counters: GatewayCounters) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        client: UpstreamClient,
+        counters: GatewayCounters,
+        budget: BodyBudget,
+        descriptors: DescriptorWatch,
+        outputs: Outputs,
+    ) -> None:
+        self.server: ServerContext | None = None
+        """The server in front of the gateway; None before it serves."""
         self._client = client
         self._admission = scheduler.admission
         self._fleet = scheduler.fleet
         self._capacity = scheduler.capacity
         self._counters = counters
+        self._budget, self._descriptors, self._outputs = budget, descriptors, outputs
 
-    def take(
-        self,
-        *,
-        num_connections: int,
-        num_evicted_connections: int,
-        parked_body_bytes: int,
-        is_out_of_descriptors: bool,
-        decision_log_failed: bool,
-        dropped_lines: dict[str, int],
-    ) -> Steps[Snapshot]:
+    @property
+    def is_draining(self) -> bool:
+        """Whether the gateway is about to end."""
+        return self.server is not None and self.server.is_draining
+
+    def take(self) -> Steps[Snapshot]:
         """Return in steps the state, and what classes count. O(requests that are here)."""
         core, fleet = self._admission.core, self._fleet
         survey = yield from core.survey()
@@ -86,12 +97,12 @@ class StateSnapshots:
             models=models,
             tenants=tenants,
             backends=backends,
-            num_connections=num_connections,
-            num_evicted_connections=num_evicted_connections,
-            parked_body_bytes=parked_body_bytes,
-            is_out_of_descriptors=is_out_of_descriptors,
-            decision_log_failed=decision_log_failed,
-            dropped_lines=dropped_lines,
+            num_connections=0 if self.server is None else len(self.server.connections),
+            num_evicted_connections=0 if self.server is None else self.server.num_evicted,
+            parked_body_bytes=self._budget.parked_bytes,
+            is_out_of_descriptors=self._descriptors.is_exhausted,
+            decision_log_failed=self._outputs.decision_log_failed,
+            dropped_lines=self._outputs.dropped_lines(),
         )
         return Snapshot(state, survey.classes)
 

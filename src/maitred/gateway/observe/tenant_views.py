@@ -6,7 +6,6 @@ The fields that the whole page (`state.GatewayState`) has as well mean the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,6 +15,7 @@ from maitred.core.request import PriorityClass
 from maitred.core.steps import Steps
 from maitred.core.units import to_seconds
 from maitred.gateway.access.page_access import Shown, Viewer
+from maitred.gateway.bodies.body_budget import BodyBudget
 from maitred.gateway.observe.program_views import ProgramView, ProgramViews
 from maitred.gateway.observe.state import GatewayCounters, TenantRequests
 from maitred.scheduler.interface import FleetView, RealTimeAdmission
@@ -93,11 +93,11 @@ class TenantViews:
         admission: RealTimeAdmission,
         fleet: FleetView,
         counters: GatewayCounters,
-        parked_bytes: Callable[[], int],
+        budget: BodyBudget,
         programs: ProgramViews | None,
     ) -> None:
-        """`parked_bytes` returns the size of all bodies here. `programs` is None if requests are routed one by one."""
-        self._parked_bytes = parked_bytes
+        """`budget` is that of all bodies. `programs` is None if requests are routed one by one."""
+        self._budget = budget
         self._admission = admission
         self._fleet = fleet
         self._counters = counters
@@ -127,7 +127,7 @@ class TenantViews:
             models=dict(sorted(models.items())),
             limits=self._limits(tenant),
             refused=self._counters.refusals_of(tenant),
-            parked_body_bytes=self._parked_bytes(),
+            parked_body_bytes=self._budget.parked_bytes,
             programs=programs,
         )
 

@@ -1,0 +1,72 @@
+"""What a gateway writes for as long as it serves: the log of decisions, the recording of requests, the lines of its log.
+
+All are opened before anything is served, so that a start that fails leaves none behind (`files/undo.py`), and SIGHUP opens them
+anew, as tools that rotate files expect.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from maitred.core.decisions import LOG_BEGINS, DecisionLog, encode_gap
+from maitred.files.append_file import AppendFile
+from maitred.files.line_file import LineFile
+from maitred.gateway.config import GatewayConfig
+from maitred.gateway.observe.access_log import AccessLog
+from maitred.gateway.observe.logs import LogOutput
+from maitred.gateway.observe.recording import TrafficRecorder
+from maitred.wire.clock import Clock
+
+
+class Outputs:
+    """The files of one gateway that are written while it serves, from `start` to `close`."""
+
+    def __init__(self, config: GatewayConfig, clock: Clock, log_output: LogOutput | None = None) -> None:
+        """`log_output` takes the lines of the log; None: standard error. Raises ConfigError for a file that cannot be had."""
+        self._decision_file = _open_decision_log(config)
+        self.decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
+        """Every input and decision of the cores, or None if they are not logged."""
+        self.recorder = None if config.record is None else TrafficRecorder(config.record, clock, config.file_mode)
+        """What records the requests, or None if they are not recorded."""
+        self._log = log_output or LogOutput(config.log_format, file_mode=config.file_mode)
+        self.access_log = AccessLog(self._log, clock) if config.access_log else None
+        """What writes a line for each request, or None if there is none."""
+
+    def start(self) -> None:
+        """Write from now on, inside this event loop."""
+        self._log.start()
+        for file in (self._decision_file, self.recorder):
+            if file is not None:
+                file.start()
+
+    def reopen(self) -> None:
+        """Open each file anew under its name before the next line is written."""
+        for file in (self._decision_file, self.recorder, self._log):
+            if file is not None:
+                file.reopen()
+
+    async def close(self) -> None:
+        """Write what is left, and close the files; the log last, because the others may have something to say in it."""
+        for file in (self._decision_file, self.recorder, self._log):
+            if file is not None:
+                await file.close()
+
+    @property
+    def decision_log_failed(self) -> bool:
+        """Whether inputs and decisions are not written at present, or are lost."""
+        return self._decision_file is not None and self._decision_file.failed
+
+    def dropped_lines(self) -> dict[str, int]:
+        """Return how many lines each file has lost."""
+        return {
+            "decision_log": 0 if self._decision_file is None else self._decision_file.num_dropped,
+            "record": 0 if self.recorder is None else self.recorder.num_dropped,
+            "log": self._log.num_dropped,
+        }
+
+
+def _open_decision_log(config: GatewayConfig) -> AppendFile | None:
+    if config.decision_log is None:
+        return None
+    file = LineFile(Path(config.decision_log), where="gateway.decision_log", begins=LOG_BEGINS, mode=config.file_mode)
+    return AppendFile(file, "decisions", gap_line=encode_gap)
