@@ -18,6 +18,7 @@ from maitred.emulator.responses import CompletionFormat
 from maitred.emulator.schemas import CompletionBody
 from maitred.emulator.tokens import FinishReason, PlannedFinish
 from maitred.instance import Instance, InstanceConfig, LinearLatency
+from maitred.wire.machine import Machine
 
 LATENCY = LinearLatency((10_000.0, 100.0, 1_000.0))
 
@@ -30,9 +31,6 @@ class ManualClock:
         self.timers = []
 
     def time(self):
-        return self.now
-
-    def unix_time(self):
         return self.now
 
     def call_at(self, when, callback):
@@ -173,7 +171,9 @@ def test_a_request_that_arrives_during_a_step_joins_the_next_one():
 def test_with_async_scheduling_an_engine_has_planned_the_next_step_already(async_scheduling, running, waiting):
     """The second request arrives during the first step, which ends at 11 ms."""
     clock = ManualClock()
-    engine = EmulatedEngine(EngineConfig(), InstanceConfig(latency=LATENCY, async_scheduling=async_scheduling), clock)
+    engine = EmulatedEngine(
+        EngineConfig(), InstanceConfig(latency=LATENCY, async_scheduling=async_scheduling), Machine(), clock
+    )
     body = CompletionBody(model="emulated", prompt=list(range(10)), max_tokens=5)
     for arrival in (0, 5):
         clock.move_to(arrival)

@@ -8,7 +8,6 @@ sequences are aborted at once, whether they wait or run, and whether the respons
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -20,10 +19,11 @@ from maitred import __version__
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.errors import quote
 from maitred.core.request import Request
+from maitred.core.units import SECOND
 from maitred.emulator import metrics
 from maitred.emulator.config import EngineConfig
 from maitred.emulator.metrics import EmulatedMetrics
-from maitred.emulator.pacer import PacedAnswer, Pacer, PacerClock, PreciseClock
+from maitred.emulator.pacer import MachineClock, PacedAnswer, Pacer, PacerClock
 from maitred.emulator.responses import (
     BufferedResponse,
     ChatFormat,
@@ -47,6 +47,7 @@ from maitred.emulator.tokens import FinishSampler, PlannedFinish, answered_promp
 from maitred.instance import Instance, InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, Handler, send_bytes, send_error, send_json
+from maitred.wire.machine import Machine
 from maitred.wire.messages import Headers
 from maitred.wire.server import App
 
@@ -71,11 +72,12 @@ def _routing_key_of(exchange: Exchange, body: GenerationBody) -> str:
 class EngineApp(App):
     """The app of one engine."""
 
-    def __init__(self, config: EngineConfig, instance: InstanceConfig, clock: PacerClock | None = None) -> None:
-        """`clock` says when steps end; None: real time. Raises ConfigError for an unknown scheduler."""
+    def __init__(self, config: EngineConfig, instance: InstanceConfig, machine: Machine | None = None) -> None:
+        """`machine` is where it runs; None: on this one. Raises ConfigError for an unknown scheduler."""
         self._config = config
         self._instance = resolve_instance(instance)
-        self._engine = EmulatedEngine(config, self._instance, clock or PreciseClock())
+        machine = machine or Machine()
+        self._engine = EmulatedEngine(config, self._instance, machine, MachineClock(machine.clock))
         self._one_model: Route = (_GET, self._model)
         self._routes: dict[str, Route] = {
             "/v1/chat/completions": (_POST, self._chat),
@@ -205,18 +207,18 @@ class EngineState(msgspec.Struct, frozen=True):
 class EmulatedEngine:
     """One emulated engine."""
 
-    def __init__(self, config: EngineConfig, instance: InstanceConfig, clock: PacerClock) -> None:
-        """Raise ConfigError for an unknown scheduler."""
+    def __init__(self, config: EngineConfig, instance: InstanceConfig, machine: Machine, clock: PacerClock) -> None:
+        """`clock` says when steps end. Raises ConfigError for an unknown scheduler."""
         self.model = config.model
         self._model_len = instance.model_len
         paced = msgspec.structs.replace(instance, step_by_step=True)
         self._instance = Instance(paced, Random(f"{config.seed}/instance"), instance_rules(paced).new_parts(paced))
         self.metrics = EmulatedMetrics(config.model, instance, self._instance, speed=config.speed)
-        self._clock = clock
+        self._machine = machine
         self._pacer = Pacer(self._instance, clock, self.metrics, speed=config.speed)
         self._finish_sampler = FinishSampler(config.output_tokens, config.seed)
         self._ids = itertools.count()
-        self._id_suffix = secrets.token_hex(4)
+        self._id_suffix = machine.random.randbytes(4).hex()
         """A part of the ids of responses that differs between engines."""
         self._num_accepted = 0
         self._num_aborted = 0
@@ -241,7 +243,7 @@ class EmulatedEngine:
         plan = ResponsePlan(
             endpoint_format=endpoint_format,
             id=f"{endpoint_format.id_prefix}{request_id or f'{self._id_suffix}-{requests[0].id}'}",
-            created=int(self._clock.unix_time()),
+            created=self._machine.clock.wall() // SECOND,
             model=self.model,
             prompt_tokens=sum(request.prompt_tokens for request in requests),
             finishes=tuple(self._plan_finish(body, request) for request in requests),

@@ -14,9 +14,7 @@ no task, no queue and no timer per request or token.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 from maitred.core.request import PrefixKeys, Request, RequestId
@@ -24,6 +22,7 @@ from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.emulator.metrics import EmulatedMetrics, RequestInstants
 from maitred.emulator.tokens import FinishReason, PlannedFinish
 from maitred.instance import EventKind, Instance, InstanceEvent
+from maitred.wire.clock import Clock
 
 TIMER_GRAIN_SECS = 0.001
 """Resolution of uvloop's timers and of its `loop.time()`."""
@@ -43,27 +42,23 @@ class PacerClock(Protocol):
         """Return monotonic time in seconds."""
         ...
 
-    def unix_time(self) -> float:
-        """Return the time of day in seconds since 1970."""
-        ...
-
     def call_at(self, when: float, callback: Callable[[], object], /) -> PacerTimer: ...
 
 
-class PreciseClock:
-    """Monotonic time in full resolution, with the timers of the running loop, which fire late rather than early.
+class MachineClock:
+    """The clock of the machine, with the timers of the running loop, which fire late rather than early.
 
     A timer that fires a fraction too early would be set again for nothing, again and again until the instant has come.
     """
 
-    def time(self) -> float:
-        return time.monotonic()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
 
-    def unix_time(self) -> float:
-        return datetime.now(UTC).timestamp()
+    def time(self) -> float:
+        return to_seconds(self._clock.now())
 
     def call_at(self, when: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
-        delay = when - time.monotonic()
+        delay = when - self.time()
         return asyncio.get_running_loop().call_later(delay + TIMER_GRAIN_SECS / 2 if delay > 0 else 0, callback)
 
 

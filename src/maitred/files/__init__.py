@@ -15,6 +15,9 @@ of these is an error that says what the path leads to:
 A named pipe whose other end is not open within `PEER_SECS` is an error: by default, `open` would wait for ever and say nothing.
 What is wrong is raised as an OSError whose `strerror` completes "cannot be read: ...".
 
+These waits are in the system, for another process, so the system times them: the clock of an event loop, which may be made up,
+says nothing of them. They come before anything is served, or in a thread that the loop was asked for.
+
 Files that are written for as long as a gateway serves have modules of their own:
 
     append_file          lines, from an event loop that no disk may hold up

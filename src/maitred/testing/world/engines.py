@@ -22,7 +22,6 @@ from maitred.emulator import EngineConfig
 from maitred.emulator.engine import REQUEST_ID, EngineApp
 from maitred.emulator.metrics import CONTENT_TYPE
 from maitred.instance import InstanceConfig
-from maitred.testing.world.loop import VirtualLoop
 from maitred.testing.world.machine import MemoryMachine
 from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error
 from maitred.wire.server import App, running_server
@@ -30,18 +29,10 @@ from maitred.wire.server import App, running_server
 PORT = 8000
 
 
-class LoopPacerClock:
-    """The clock of an emulated engine: that of its loop."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.time = self.unix_time = loop.time
-        self.call_at = loop.call_at
-
-
 class Engine:
     """An engine, whose faults are switched on and off by setting its attributes."""
 
-    def __init__(self, loop: VirtualLoop, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig) -> None:
+    def __init__(self, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # They hold the real time.
         self.machine = machine
         self.received: Counter[str] = Counter()
@@ -49,7 +40,7 @@ class Engine:
         self.hangs = self.fails = self.stalls_health = False
         self.dies_in_bytes: int | None = None
         """Bytes that its peers may still read before it crashes; None: as many as they like."""
-        self._loop, self._config, self._instance = loop, config, instance
+        self._config, self._instance = config, instance
         self._app: EngineApp | None = None
         self._front = _Front(self)
         self._old_page: bytes | None = None
@@ -115,7 +106,7 @@ class Engine:
             await app(exchange)
 
     async def _serve(self, stopping: asyncio.Event) -> None:
-        self._app = EngineApp(self._config, self._instance, LoopPacerClock(self._loop))
+        self._app = EngineApp(self._config, self._instance, self.machine)
         place = self.machine.place
         async with running_server(self._front, host=place.address, port=PORT, drain_secs=0.0, machine=self.machine):
             await stopping.wait()

@@ -119,6 +119,6 @@ class Stage:
         limit = self.scenario.engine_limits[number]
         instance = InstanceConfig(latency=LinearLatency((8_000.0, 10.0, 200.0)), max_num_seqs=limit)
         config = EngineConfig(hide_slots=self.scenario.hides_slots, seed=self.scenario.seed)
-        engine = Engine(self.loop, machine, config, instance)
+        engine = Engine(machine, config, instance)
         self.tap.engines[machine.place.address, 8000] = engine
         return engine
