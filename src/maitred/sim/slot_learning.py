@@ -37,7 +37,7 @@ from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.replica import Replica
 
 
-class _Engine:
+class _LearnedEngine:
     """One instance, its controller, and the requests that it has."""
 
     def __init__(self, replica: Replica, controller: SlotController) -> None:
@@ -75,7 +75,7 @@ class SimulatedSlots:
     ) -> None:
         self._driver = driver
         self._event_queue = event_queue
-        self._engines = [_Engine(replica, SlotController(backend=replica.index, log=log)) for replica in fleet.replicas]
+        self._engines = [_LearnedEngine(replica, SlotController(backend=replica.index, log=log)) for replica in fleet.replicas]
         self._is_ticking = False
 
     def preferred(self, views: Sequence[InstanceView]) -> Sequence[InstanceView]:
@@ -119,7 +119,7 @@ class SimulatedSlots:
         if busy:
             self._event_queue.push(now + min(busy), SimEventKind.SLOTS)
 
-    def _look(self, engine: _Engine, demand: PoolDemand, now: Micros) -> bool:
+    def _look(self, engine: _LearnedEngine, demand: PoolDemand, now: Micros) -> bool:
         """Look at one instance. Return whether its slots have changed."""
         controller = engine.controller
         is_reading = now >= engine.next_reading
@@ -140,7 +140,7 @@ class SimulatedSlots:
         keeps_lead = len(demands) == len(self._engines) == 1 and demands[0].keeps_lead
         return PoolDemand(any(d.wanted for d in demands), max((d.held for d in demands), default=0), keeps_lead)
 
-    def _share_of(self, engine: _Engine, demand: PoolDemand) -> PoolDemand:
+    def _share_of(self, engine: _LearnedEngine, demand: PoolDemand) -> PoolDemand:
         total = sum(other.controller.slots for other in self._engines)
         return msgspec.structs.replace(demand, held=round(demand.held * engine.controller.slots / total))
 

@@ -49,12 +49,15 @@ GUESSED_SLOTS: Final = 32
 is off (`DEFAULT_SLOTS_PER_BACKEND`, 64): a wait in front of the engine is ordered by class and one inside is not, and the guess
 is corrected by the first reading or stream."""
 MOST_LEARNED: Final = 4096
+"""A bound for a search that never sees a queue. XXX: a guess; most engines run some hundreds of sequences."""
 LEAST_LEARNED: Final = 2
+"""With 1 the engine would idle between the end of each answer and the next dispatch."""
 BUSY_INTERVAL: Final = 200 * MILLISECOND
 """Time between two readings while all slots are used, or nearly."""
 CALM_INTERVAL: Final = SECOND
 """Time between two readings while there are slots to spare."""
 TICK_INTERVAL: Final = 100 * MILLISECOND
+"""Time between two looks at our own streams. A look walks over all requests in flight."""
 SEARCH_INTERVAL: Final = 50 * MILLISECOND
 """Time between two looks while the limit is searched for or probed: what is sent too much then waits in the engine."""
 BLIND_AFTER: Final = 1500 * MILLISECOND
@@ -62,6 +65,7 @@ BLIND_AFTER: Final = 1500 * MILLISECOND
 _FEWEST_STREAMS: Final = 2
 """Streams that answer while a page shows nothing running, from which on that is a contradiction: one may just have ended."""
 _MOST_CONTRADICTIONS: Final = 3
+"""See `_compare_with_streams`."""
 
 
 class SlotController:
@@ -194,6 +198,7 @@ class SlotController:
         """Look at our own streams. Return the change of slots, or None. Too early a call changes nothing."""
         if self._log is not None:
             return self._apply(inputs.Tick(now, self._backend, own, demand))
+        # Where tokens are slow, looks in between would see the same streams. A stream is silent after 10 gaps, so 8 at most.
         if self._tick_at is not None and now - self._tick_at < TICK_INTERVAL + 8 * own.token_gap:
             return None
         since, self._tick_at = 0 if self._tick_at is None else now - self._tick_at, now
@@ -219,6 +224,7 @@ class SlotController:
         """Return how long after a reading the next is due; None while nothing is in flight: an idle engine costs nothing."""
         if not in_flight:
             return None
+        # With a tenth to spare a burst could fill them before the next look. XXX: a guess.
         if wanted or in_flight >= 0.9 * self.slots:
             return SEARCH_INTERVAL if self._is_searching else BUSY_INTERVAL
         return CALM_INTERVAL
@@ -273,12 +279,15 @@ class SlotController:
         """Confirm a limit from two looks at our own streams, where it is searched for and readings are too slow."""
         search = self._search
         is_searching = (search.limit is None or search.is_probing) and not self._is_shared
+        # Only streams show that they answer. With too many other requests, what answers is not what runs. XXX: a guess.
         if not is_searching or own.unstreamed > 0.3 * own.in_flight or self._reading is None:
             self._overdue_look = None
             return
+        # A single first token may be late for other reasons than a queue, and so may a few of hundreds. XXX: a guess.
         if own.overdue <= lead_of(own) + 1 + 0.05 * own.answered:
             self._overdue_look = None
             return
+        # As in `LimitSearch._stands_still`.
         if self._overdue_look is not None and own.answered <= 1.03 * self._overdue_look + 1:
             search.confirm(own.answered, own, kv_usage=self._reading.kv_usage, now=now)
         self._overdue_look = own.answered

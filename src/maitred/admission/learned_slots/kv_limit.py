@@ -49,8 +49,10 @@ class KvLimit:
         self._kv_preemptions = reading.kv_preemptions
         # At a low usage it was one large request, and says nothing of how many fit.
         if has_preempted and reading.kv_usage > 0.8:
-            self._aim = max(_LOWEST_AIM, 0.98 * self._aim)
+            self._aim = max(_LOWEST_AIM, 0.98 * self._aim)  # From the highest to the lowest aim in seven readings.
         else:
+            # By 0.008 a second, so back in 15 s: an aim that is too high costs a preemption, one that is too low a part of the
+            # memory. XXX: guesses.
             self._aim = min(_HIGHEST_AIM, self._aim + 0.002 * min(4.0, 4.0 * period / SECOND))
         if reading.kv_usage < 0.05:  # Too little to be divided by: a page is rounded, and blocks are coarse.
             return None
@@ -58,6 +60,7 @@ class KvLimit:
             return self._by_request(reading, has_preempted=has_preempted)
         if own.held_tokens:
             measured = reading.kv_usage / own.held_tokens
+            # A mean over some five readings: pages are rounded, and `held_tokens` is of another instant.
             self._usage_per_token += (0.2 if self._usage_per_token else 1.0) * (measured - self._usage_per_token)
         size = self._size(own)
         # No request holds less than a token, whatever the means say of requests that have hardly begun.
@@ -66,12 +69,13 @@ class KvLimit:
     def _by_request(self, reading: EngineReading, *, has_preempted: bool) -> int | None:
         if reading.running:
             measured = reading.kv_usage / reading.running
+            # Over ten, because requests differ in size more than tokens do.
             self._usage_per_request += (0.1 if self._usage_per_request else 1.0) * (measured - self._usage_per_request)
         self._is_short = self._is_short or has_preempted or reading.kv_usage > 0.95
         return max(1, int(self._aim / self._usage_per_request)) if self._is_short and self._usage_per_request else None
 
     def _size(self, own: OwnLoad) -> float:
-        if own.ended >= 8 and own.output_age:
+        if own.ended >= 8 and own.output_age:  # XXX: a guess; with fewer, the mean is that of the short answers.
             return own.mean_prompt + own.output_age
         held = own.held_tokens / own.answered if own.answered else 0.0
         return max(held, own.mean_prompt + 2 * own.longest_output)

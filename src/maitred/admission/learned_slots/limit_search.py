@@ -32,6 +32,7 @@ from maitred.core.units import MILLISECOND, SECOND, Micros
 _FIRST_TRUST: Final = 4 * SECOND
 """Short, because a first estimate may be wrong; it grows, because a probe gives idle reservations away for a moment."""
 _LONGEST_TRUST: Final = 120 * SECOND
+"""An engine that runs more than before, say after a restart that was not seen, is found out in this time. XXX: a guess."""
 _TRUST_AT_FULL_MEMORY: Final = 2 * SECOND
 """A limit seen at full memory says what fitted then. Answers end, and others are shorter."""
 _SHRINK_TIME: Final = 750 * MILLISECOND
@@ -68,6 +69,7 @@ class LimitSearch:
         self.reason = SlotReason.RAISED
         """Why `slots` was last changed."""
         self._recent: deque[int] = deque(maxlen=8)
+        """What ran in the last looks that found a queue. 8 (XXX: a guess) span a few steps of the engine, and so its dips."""
         self._previous: tuple[int, int] | None = None
         self._confirmed: int | None = None
         self._confirmed_at: Micros = 0
@@ -109,6 +111,7 @@ class LimitSearch:
 
     def is_full(self, own: OwnLoad, demand: PoolDemand) -> bool:
         """Return whether all slots are in use or held back, and a request waits for one."""
+        # Slots are freed and taken all the time, so a few of them are between two requests at any instant. XXX: a guess.
         return demand.wanted and own.in_flight + demand.held >= self.slots - max(1, 0.02 * self.slots)
 
     def look(
@@ -160,6 +163,7 @@ class LimitSearch:
             recent.clear()
             recent.extend(last)
             limit = max(last)
+        # The same limit once more: where KV memory binds, what fits differs by a few requests from look to look. XXX: a guess.
         if self._confirmed is not None and abs(limit - self._confirmed) <= max(1, 0.05 * self._confirmed):
             self._extend_trust(own, now)
         else:
@@ -200,12 +204,15 @@ class LimitSearch:
         return _TRUST_AT_FULL_MEMORY if self._confirmed_at_full_memory else self._trust_time(own)
 
     def _trust_time(self, own: OwnLoad) -> Micros:
+        # What an engine runs changes as requests end and others take their places: within a few service times looks say the
+        # same. XXX: 4 is a guess.
         return self._trust if self._trust == _FIRST_TRUST else max(self._trust, 4 * own.service_time)
 
     def _probe(self, limit: int, lead: int, demand: PoolDemand, now: Micros) -> None:
         # Reservations are shares of the slots, rounded up, so those of the probe hold back more as well.
         share = min(0.5, demand.held / self.slots)
         self.is_probing, self._raised_at, self._probed_limit = True, now, limit
+        # What is lent may have to wait in the engine, before any chat that comes then: so little, as long as it can be seen.
         self._probe_looks = self._filled_looks = 0
         wanted = ceil((limit + max(1.0, 0.03 * limit) + lead) / (1 - share)) + bool(demand.held)
         self._num_lent = max(self.slots, wanted) - limit - lead
@@ -223,6 +230,7 @@ class LimitSearch:
         self._set(self.limit + lead, SlotReason.PROBE_ENDED)
 
     def _extend_trust(self, own: OwnLoad, now: Micros) -> None:
+        # A queue that stands confirms the limit with each look, so trust grows at most once in half of its time.
         if now - self._confirmed_at > self._trust_time(own) / 2:
             self._trust = min(max(_LONGEST_TRUST, 16 * own.service_time), 2 * self._trust_time(own))
 

@@ -71,6 +71,7 @@ class OwnRequests:
         """Pieces of streams since the last summary, and the time in which they gave them, µs."""
         self._summary_at: Micros | None = None
         self._ttft_excesses: deque[Micros] = deque(maxlen=32)
+        """How late the last first tokens came, µs. Of 32 the median is that of a queue, and not of a single late one."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -108,7 +109,7 @@ class OwnRequests:
         self._ended += request.sequences
         self._failed += request.sequences if failed else 0
         if completed:
-            share = 0.05 if self._service_time else 1.0
+            share = 0.05 if self._service_time else 1.0  # A mean over some twenty: answers differ by factors.
             self._service_time += share * (now - request.sent_at - self._service_time)
             if request.is_streamed:
                 self._note_output(request.pieces // request.sequences)
@@ -173,6 +174,7 @@ class OwnRequests:
                 self._account(request, now)
             request.seen_pieces = request.pieces
         if self._gained:
+            # A mean over some three summaries: a step with a long prompt in it stretches the gaps of all for once.
             self._token_gap += (0.3 if gap else 1.0) * (self._answering / self._gained - gap)
         self._gained = self._answering = 0
         self._summary_at = now
@@ -190,6 +192,6 @@ class OwnRequests:
 
     def _note_output(self, tokens: int) -> None:
         self._longest_output = max(self._longest_output, tokens)
-        share = max(0.01, 1 / self._ended)
+        share = max(0.01, 1 / self._ended)  # Of all that have ended, and from 100 on of the last hundred or so.
         self._mean_output += share * (tokens - self._mean_output)
         self._mean_squared_output += share * (tokens * tokens - self._mean_squared_output)

@@ -25,6 +25,7 @@ then. XXX: a guess."""
 _STANDING_TIME: Final = 60 * SECOND
 """Not for ever: if those others begin to yield, so do we."""
 _MOST_SIGHTINGS: Final = 8
+"""So the engine is ours again after six looks without strangers, however long they were there."""
 
 
 class SharedEngine:
@@ -62,17 +63,22 @@ class SharedEngine:
         if self._slots is None:
             self._slots, self._calm_at, self._top = float(slots), now, 0.0
         share = self._slots
+        # What the engine can run: the most that ran, and slowly less, because it may have shrunk.
         self._top = top = max(float(running), 0.99 * self._top)
+        # A queue of a few is that of gateways that yield, each of which tries for more. XXX: a guess.
         if waiting <= lead + 0.15 * running:
             self._calm_at = now
         if now - self._calm_at > _PATIENCE and share <= top / 2:
             self._stands_until = now + _STANDING_TIME
         if waiting > lead + 0.02 * running:
+            # From what is used, because unused slots put nothing into that queue; half of our part, because others take back
+            # theirs at the same time; 3 % at least, so that the smallest shrinks, too; and never below a tenth of the engine,
+            # from which we could not tell how it fares. XXX: guesses, but for the form of it.
             used = min(share, max(own.in_flight, slots - demand.held))
             ours = 0.5 * (waiting - lead) * own.in_flight / (running + waiting)
             share = max(0.1 * top, used - max(0.03 * share, ours))
         elif waiting <= lead and full:
-            share += max(0.25, running / 64)
+            share += max(0.25, running / 64)  # The same for all gateways, whatever they have: that makes shares equal.
         if now < self._stands_until:
             share = max(share, top)
         self._slots = share

@@ -38,8 +38,10 @@ class StreamLooks:
         if 2 * own.unstreamed > own.in_flight:
             self._estimate(search, own, demand, now)
             return None
+        # Within a service time, what was sent before the last change is still there.
         interval = max(own.service_time, SECOND)
         if own.silent > max(1, 0.02 * own.in_flight):
+            # 0.9, because what answers fits, but grows with its answers; then in smaller steps. XXX: guesses.
             if self._cap is None or now - self._cap_at >= interval:
                 self._cap = 0.9 * own.answered if self._cap is None else 0.93 * self._cap
                 self._cap_at = now

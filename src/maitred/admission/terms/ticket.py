@@ -147,6 +147,8 @@ class Ticket:
         sequences: int = 1,
         client_id: str = "",
     ) -> None:
+        # All in one function, and no defaults in the class: those would cost every request a call each, and these a look-up in
+        # the type at each read.
         self.id, self.client_id = id, client_id  # the second one, by which its client knows it, for logs
         self.pool = pool
         """The model that it asks a slot of."""

@@ -86,7 +86,7 @@ class _MemoryQuery(msgspec.Struct, frozen=True, kw_only=True):
     memory_share: float
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _FoundTable(msgspec.Struct, frozen=True):
     """What the package says of a deployment: its table, or why there is none."""
 
     table: SiliconTable | None = None
@@ -134,7 +134,7 @@ def silicon_table(query: SiliconQuery) -> SiliconTable:
     """Return the step times of a deployment. Raises ConfigError if the package is missing, or knows nothing of it."""
     require_package()
     query = msgspec.structs.replace(query, package=installed_version())
-    answer = computed("aiconfigurator", query, _Answer, lambda: _ask_table(query))
+    answer = computed("aiconfigurator", query, _FoundTable, lambda: _ask_table(query))
     if answer.table is None:
         raise _unknown(query, answer.problem)
     return answer.table
@@ -176,7 +176,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _ask_table(query: SiliconQuery) -> _Answer:
+def _ask_table(query: SiliconQuery) -> _FoundTable:
     from aiconfigurator_core.sdk.engine import EngineHandle
 
     problem = ""
@@ -185,10 +185,10 @@ def _ask_table(query: SiliconQuery) -> _Answer:
             try:
                 handle = EngineHandle.compile(query.model, query.system, query.engine, **{**query.arguments(), **attention})
                 ranks = query.data_parallel_size * query.pipeline_parallel_size
-                return _Answer(table=build_table(handle, ranks, _source(query)))
+                return _FoundTable(table=build_table(handle, ranks, _source(query)))
             except Exception as error:  # the package raises whatever its parts raise
                 problem = problem or _first_line(error)
-    return _Answer(problem=problem)
+    return _FoundTable(problem=problem)
 
 
 def _attention_precisions(query: SiliconQuery) -> list[dict[str, str]]:
