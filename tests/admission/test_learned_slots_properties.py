@@ -60,6 +60,7 @@ def drive(controller: SlotController, inputs: list[tuple[int, EngineReading | No
         else:
             controller.on_reading(reading, own, demand, now)
         assert isinstance(controller.slots, int)
+        controller.check()
         assert 2 <= controller.slots <= 4096
         assert demand.wanted or controller.slots <= before
         assert isinstance(controller.state, SlotState)
@@ -120,6 +121,7 @@ def test_a_limit_is_reached_from_any_start(limit: int, start: int, seed: int, ha
     )
     World(engine, gateway).run(25)
     assert gateway.controller is not None
+    gateway.controller.check()
     settled = sorted(gateway.slots_between(12, 25))
     assert abs(settled[len(settled) // 2] - limit) <= 1 + 0.1 * limit
     assert gateway.most_beyond <= 0

@@ -12,6 +12,7 @@ from maitred.core.errors import InvariantError
 from maitred.gateway import app
 from maitred.gateway.admin import idle_checks
 from maitred.gateway.admin.idle_checks import IdleChecks
+from maitred.scheduler.interface import Backend as BackendInFleet
 
 
 async def mute(received: BackendRequest) -> None:
@@ -30,6 +31,36 @@ def test_a_problem_is_logged_once_and_the_other_cores_are_checked_as_well(caplog
         checks.run()
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == ["admission: a slot is counted twice"]
     assert checked == ["programs", "programs"]
+
+
+def miscount_fleet(backend: BackendInFleet) -> None:
+    backend.in_flight += 1
+
+
+def miscount_own_requests(backend: BackendInFleet) -> None:
+    backend.own_requests._in_flight += 1
+
+
+def lose_slots(backend: BackendInFleet) -> None:
+    assert backend.learned_slots is not None
+    backend.learned_slots._search.slots = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [(miscount_fleet, "1 in flight are counted"), (miscount_own_requests, "1 sequences are counted"), (lose_slots, "0 slots")],
+)
+def test_what_is_wrong_with_a_backend_is_found(spoil: Callable[[BackendInFleet], None], told: str) -> None:
+    async def scenario() -> None:
+        async with world(Backend(), slots=None, admission={"mode": "priority"}) as w:
+            assert (await w.request())[0] == 200
+            check = w.gateway.scheduler.checks()["fleet"]
+            check()
+            spoil(w.gateway.scheduler.fleet.backends[0])
+            with pytest.raises(InvariantError, match=told):
+                check()
+
+    run(scenario())
 
 
 def test_a_gateway_checks_its_cores_only_while_it_has_no_request(

@@ -111,10 +111,11 @@ class Scheduler:
             await self.program_parts.close()
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
-        """Return the `check` of every core, by name: each raises InvariantError if the core contradicts itself."""
+        """Return the `check` of every core and of the fleet, by name: each raises InvariantError if it contradicts itself."""
         checks: dict[str, Callable[[], None]] = {
             "admission": self.admission.core.check,
             "ejection": self.fleet.ejection.detector.check,
+            "fleet": self.fleet.check,
         }
         if self.programs is not None:
             checks["programs"] = self.programs.core.check

@@ -38,6 +38,7 @@ from maitred.admission.learned_slots.without_metrics import StreamLooks
 from maitred.admission.terms.config import MAX_SLOTS
 from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.decisions import DecisionLog, Recorder
+from maitred.core.errors import InvariantError
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 START_SLOTS: Final = 8
@@ -252,6 +253,13 @@ class SlotController:
         self._reading = self._reading_at = None
         self._contradictions = 0
         self._forget()
+
+    def check(self) -> None:
+        """Raise InvariantError if the slots, or those of them that are kept for urgent requests, are out of their bounds."""
+        if not self.least <= self.slots <= self.most:
+            raise InvariantError(f"backend {self._backend}: {self.slots} slots are not from {self.least} to {self.most}")
+        if not 0 <= self.lead.kept <= self.slots:
+            raise InvariantError(f"backend {self._backend}: a lead of {self.lead.kept} of {self.slots} slots")
 
     def _forget(self) -> None:
         self._search.forget()

@@ -25,6 +25,7 @@ from statistics import median
 from typing import Final
 
 from maitred.admission.learned_slots.signals import OwnLoad
+from maitred.core.errors import InvariantError
 from maitred.core.units import MILLISECOND, SECOND, Micros
 
 _RATE_WINDOW: Final = 2.0
@@ -160,6 +161,13 @@ class OwnRequests:
             token_gap=round(gap),
             ttft_excess=round(median(self._ttft_excesses)) if self._ttft_excesses else 0,
         )
+
+    def check(self) -> None:
+        """Raise InvariantError if the sequences in flight are not those of the requests."""
+        sequences = sum(request.sequences for request in self._requests)
+        if not self._in_flight == sequences <= self._most_in_flight:
+            counted = f"{self._in_flight} sequences are counted, and {self._most_in_flight} at most"
+            raise InvariantError(f"{counted}, where requests have {sequences}")
 
     def _measure(self, now: Micros) -> None:
         """Update the gap between tokens and the rate of completions, over the time since the last summary."""

@@ -30,6 +30,7 @@ from typing import Any
 
 from maitred.admission import fleet_load
 from maitred.core.contracts import FleetLoad
+from maitred.core.errors import InvariantError
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend, BackendObserver, UpstreamRequest
 from maitred.scheduler.backends.ejection_driver import RealTimeEjection
@@ -242,6 +243,16 @@ class FleetView:
     def tell_slots_changed(self, pools: Iterable[str]) -> None:
         """Say that these pools may have another number of slots."""
         self._listener.on_slots_changed(pools)
+
+    def check(self) -> None:
+        """Raise InvariantError if what is counted of a backend is not what it has, or its learned slots are out of bounds."""
+        for backend in self.backends:
+            sequences = sum([sent.request.sequences for sent in backend.requests])
+            if backend.in_flight != sequences:
+                raise InvariantError(f"{backend.url}: {backend.in_flight} in flight are counted, and requests have {sequences}")
+            backend.own_requests.check()
+            if backend.learned_slots is not None:
+                backend.learned_slots.check()
 
     def _tell_observer(self, backend: Backend) -> None:
         if self._observer is not None:
