@@ -271,7 +271,8 @@ def _about_sender(live: LiveRun) -> str:
 
 
 def _predictor(flags: BenchFlags) -> Callable[[_LiveLoad, LiveRun], None] | None:
-    """Return what prints a prediction, or None without --predict. Reads the file at once, so that mistakes show early."""
+    """Return the function that prints a prediction, or None without --predict. Reads the file at once, so that mistakes show
+    early."""
     if flags.predict is None:
         return None
     if flags.max_concurrency is not None:

@@ -267,7 +267,7 @@ def _missing_signals(load: Load, *, caching: bool) -> Signals:
 
 
 def breakdown(flags: FileFlags) -> By:
-    """Return what `--per` asks for. Raises ConfigError."""
+    """Return the rows into which `--per` splits the tables. Raises ConfigError."""
     from maitred.report import By
 
     if flags.per is None:

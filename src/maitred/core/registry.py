@@ -121,7 +121,7 @@ class Registry(Generic[T]):
         raise ConfigError(f"unknown {self.kind} {name!r}", hint=self._hint_for(name))
 
     def _hint_for(self, name: str) -> str:
-        """Return what may be written in place of an unknown name."""
+        """Return the hint for an unknown name: what may be written in its place."""
         hint = nearest_name_hint(name, self)
         is_near = hint.startswith("did you mean")
         if not is_near:

@@ -39,15 +39,15 @@ class EndpointFormat(Protocol):
     chunk_object: str
 
     def opening_delta(self) -> Json | None:
-        """Return what a stream says of a choice before its first token, or None."""
+        """Return the fields of a choice in a stream before its first token, or None."""
         ...
 
     def delta(self, text: str | None) -> Json:
-        """Return what a stream says of a choice with more text, or of its end if `text` is None."""
+        """Return the fields of a choice in a stream with more text, or at its end if `text` is None."""
         ...
 
     def complete(self, text: str) -> Json:
-        """Return what a response that does not stream says of a choice."""
+        """Return the fields of a choice in a response that does not stream."""
         ...
 
 

@@ -37,7 +37,7 @@ def model_unavailable(fleet: FleetView, model: str) -> ApiError:
 
 
 def abbreviate(text: str) -> str:
-    """Return what a client has sent as an error repeats it: a model may have a name of megabytes."""
+    """Return the part of a client's text that an error repeats: a model may have a name of megabytes."""
     return text if len(text) <= _MAX_REPEATED_CHARS else f"{text[:_MAX_REPEATED_CHARS]}..."
 
 
@@ -57,7 +57,7 @@ def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, time
 
 
 def retry_after_secs(span: Micros | None) -> int:
-    """Return what `Retry-After` says for `span`: whole seconds, rounded up, at least 1, at most `MAX_RETRY_AFTER_SECS`; 2 if
+    """Return the seconds of `Retry-After` for `span`: whole ones, rounded up, at least 1, at most `MAX_RETRY_AFTER_SECS`; 2 if
     the span is unknown."""
     return 2 if span is None else min(max(1, ceil(to_seconds(span))), MAX_RETRY_AFTER_SECS)
 
@@ -77,7 +77,7 @@ class RejectionAnswers:
         """By the reason, and by the seconds of `Retry-After`. Only of this configuration."""
 
     def of(self, refused: AdmissionRejected, config: AdmissionConfig) -> ApiError:
-        """Return what `admission_rejected` does. It must not be raised: a traceback would stay with it."""
+        """Return the error for a rejection (`admission_rejected`). It must not be raised: a traceback would stay with it."""
         if refused.refusal is not None:  # An admission policy may have other words each time.
             return admission_rejected(refused, config, self._timeout_status)
         if config is not self._config:

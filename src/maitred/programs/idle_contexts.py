@@ -59,7 +59,7 @@ class IdleContexts:
         return self._contexts[-1].tokens if self._contexts else 0
 
     def beside(self, under_way: int) -> int:
-        """Return what the program needs with `under_way` tokens of requests."""
+        """Return the tokens that the program needs with `under_way` tokens of requests."""
         return max(self.tokens, under_way) if self._is_one else self.tokens + under_way
 
     def begin_request(self, tokens: int, *, is_first: bool) -> None:

@@ -164,7 +164,7 @@ class ModelPool:
                 return
 
     def _rooms_beside(self, held: BackendMemory | None) -> list[Room]:
-        """Return what the open backends but `held` have left, where that is more than a buffer."""
+        """Return the rooms at the open backends but `held`, where more than a buffer is left."""
         rooms = (Room(b.index, self.room(b), b.active_tokens) for b in self.open_backends if b is not held)
         return [room for room in rooms if room.tokens > self._buffer]
 

@@ -50,7 +50,7 @@ class TimeInvariantPriority(PriorityPolicy, Protocol):
     """A priority policy with an order that time does not change."""
 
     def rank(self, request: Request) -> float:
-        """Return what is larger wherever `compute` is larger, at every instant, and equal where it is equal."""
+        """Return a number that orders requests at every instant as `compute` does."""
         ...
 
 

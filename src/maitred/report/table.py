@@ -122,7 +122,7 @@ def _selected(table: Table, columns: Sequence[Column]) -> Table:
 
 
 def print_to_text(print_it: Callable[[Console], None]) -> str:
-    """Return what `print_it` prints on a console of 80 columns, without colours."""
+    """Return the text that `print_it` prints on a console of 80 columns, without colours."""
     out = StringIO()
     print_it(Console(file=out, width=_COLUMNS, color_system=None))
     return out.getvalue().rstrip()

@@ -88,7 +88,8 @@ class Assessment(msgspec.Struct, frozen=True):
 
 
 def assess(results: Results, summary: Summary, setup: RunSetup) -> Assessment:
-    """Return what a run was and what to think of it. Queues and KV are judged by the samples of `results`, if it has any."""
+    """Return a run in one line, with its utilisation and the verdicts on it. Queues and KV are judged by the samples of
+    `results`, if it has any."""
     used = measure_utilisation(results, summary.total, summary.all_instances.utilisation, setup)
     return Assessment(setup.in_one_line(), used, tuple(find_verdicts(results, summary, setup)))
 

@@ -216,7 +216,7 @@ class MessageFraming:
 
 
 def _fault_in_callback(error: httptools.HttpParserCallbackError) -> FramingError:
-    """Return what a callback of the parser has raised, without its traceback: its frames refer to the connection."""
+    """Return the error that a callback of the parser has raised, without its traceback: its frames refer to the connection."""
     cause = error.__context__
     if isinstance(cause, FramingError):
         return FramingError(str(cause), cause.status)

@@ -69,7 +69,7 @@ class LoopClock:
         return self._loop.call_at(at + self._lost, callback)
 
     def loop_time(self, at: float) -> float:
-        """Return what the loop's own clock shows when this one shows `at`, if there is no further stall."""
+        """Return the time of the loop's own clock when this one shows `at`, if there is no further stall."""
         return at + self._lost
 
     def _set_beat(self) -> None:

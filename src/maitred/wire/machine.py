@@ -80,7 +80,7 @@ class Machine:
         return list(dict.fromkeys(_address_text(family, address) for family, _, _, _, address in found))
 
     def watch_sockets(self, loop: asyncio.AbstractEventLoop) -> SocketWatch:
-        """Return what tells of the sockets of `loop`."""
+        """Return the watch over the sockets of `loop`."""
         return SystemSocketWatch(loop)
 
     def descriptor_limit(self) -> int:

@@ -343,7 +343,7 @@ class ServerConnection(asyncio.Protocol):
             self._set_timer(look)
 
     def _next_deadline(self) -> tuple[float, Callable[[], None]]:
-        """Return what will be too late, unless the client does something, and what is done then."""
+        """Return the next deadline of the client, and what is done if it passes."""
         if self._unsent is not None:
             return self._unsent[0] + self._context.send_timeout_secs, self._check_unsent
         if self._is_refused:

@@ -30,7 +30,7 @@ SaturationDetector: TypeAlias = Callable[[FleetLoad, FlowControlConfig], Saturat
 
 
 def fleet_load(views: Sequence[InstanceView]) -> FleetLoad:
-    """Return what admission may know of the instances that a router sees. O(instances)."""
+    """Return the load of the instances that a router sees, as admission may know it. O(instances)."""
     return FleetLoad(tuple(InstanceLoad(v.in_flight, v.waiting, v.running, v.kv_usage, v.index) for v in views))
 
 

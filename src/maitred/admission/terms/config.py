@@ -214,7 +214,7 @@ class AdmissionConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
                     raise ValueError(f"tenant_policies: {problem}")
 
     def class_rules(self, c: PriorityClass) -> ClassRules:
-        """Return what class `c` may count on, complete. A floor without a share reserves the floor alone, as in SMG's files; if
+        """Return the complete rules of class `c`. A floor without a share reserves the floor alone, as in SMG's files; if
         such floors are all that is given, no class reserves a share that was not asked for."""
         entry: ClassConfig | None = getattr(self.classes, c.label)
         defaults = self.preset.classes[c]

@@ -97,7 +97,7 @@ class HeadReader:
         return known
 
     def sort_headers(self, headers: Headers) -> InboundHead:
-        """Return what the headers alone say."""
+        """Return the part of a head that follows from its headers alone."""
         inbound = InboundHead(self)
         forward: Headers = []
         connection = b""

@@ -82,7 +82,7 @@ class Row(NamedTuple):
     guest: Shown
 
     def of(self, sender: PageSender) -> Shown:
-        """Return what `sender` gets."""
+        """Return how much of the page `sender` gets."""
         return self[_SENDERS.index(sender)]
 
 

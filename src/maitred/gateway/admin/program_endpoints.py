@@ -117,7 +117,7 @@ class ProgramEndpoints:
 
 
 def _shown_to(viewer: Viewer) -> str | None:
-    """Return what tells the pages of one viewer from those of others: a tenant, or None for all that there is."""
+    """Return the viewer's part of the key of a page: its tenant, or None if it sees all."""
     return None if viewer.sees_all else viewer.tenant
 
 

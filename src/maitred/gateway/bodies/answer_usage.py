@@ -208,8 +208,8 @@ class _GzipReader:
         self._has_begun = False
 
     def read(self, piece: bytes, *, more: bool) -> bytes:
-        """Return what has become readable. Raises ProtocolError for what is no gzip, ends in the middle of it, or becomes too
-        large."""
+        """Return the bytes that can be read now. Raises ProtocolError for what is no gzip, ends in the middle of it, or becomes
+        too large."""
         read, room = [], _MAX_PIECE_BYTES
         self._has_begun |= bool(piece)
         try:
@@ -250,7 +250,7 @@ def read_usage(fields: Fields) -> Usage | None:
 
 
 def read_ends(first: bytes, last: bytes) -> UsageCounts:
-    """Return what all usages say that stand whole in the first pieces of a stream, or in its last ones. What a model has
+    """Return the counts of all usages that stand whole in the first pieces of a stream, or in its last ones. What a model has
     written cannot be taken for one: its quotes are escaped."""
     counts = NO_COUNTS
     for pieces in (first, last):
@@ -261,7 +261,7 @@ def read_ends(first: bytes, last: bytes) -> UsageCounts:
 
 
 def read_last(last: bytes) -> UsageCounts:
-    """Return what the usage says with which `last`, the end of an answer that is no stream, begins."""
+    """Return the counts of the usage with which `last`, the end of an answer that is no stream, begins."""
     found = _USAGE.match(last)
     return NO_COUNTS if found is None else read_counts(_object(msgspec.Raw(found[1])))
 

@@ -59,7 +59,8 @@ class Decoder(Protocol):
         ...
 
     def decode(self, data: bytes) -> bytes:
-        """Return what comes next of what was given and of `data`, about a piece at most. Raises the errors of its coding."""
+        """Return the next decoded bytes of what was given and of `data`, about a piece at most. Raises the errors of its
+        coding."""
         ...
 
 

@@ -44,8 +44,8 @@ class Turns:
         self._lock = asyncio.Lock()  # First come, first served; so those that wait take turns.
 
     async def run(self, steps: Steps[T], exchange: Exchange) -> T:
-        """Return what `steps` for a request return. Raises what they raise, and ClientDisconnected as soon as its client has
-        left."""
+        """Run the steps of a request, and return their result. Raises what they raise, and ClientDisconnected as soon as its
+        client has left."""
         while not exchange.is_disconnected:
             async with self._lock:
                 try:
@@ -80,7 +80,7 @@ class LargeBody:
 
     @classmethod
     def of_values(cls, values: Mapping[str, str]) -> LargeBody:
-        """Return what has been read of a body that is no JSON, and has these values."""
+        """Return a body that is no JSON, and of which these values have been read."""
         return cls({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items()})
 
     def fill(self, kind: type[S], max_bytes: int | None = None) -> S:

@@ -89,8 +89,8 @@ class ProgramReader:
     def read(
         self, headers: Headers, body: bytes, route: Route, *, stream: bool, large: LargeBody | None = None
     ) -> ProgramOfRequest:
-        """Return what a request says. `body` is a JSON object, and a `large` one has been read. Raises ApiError 400 for an id
-        that is none."""
+        """Return the program that a request names, and how it is forwarded. `body` is a JSON object, and a `large` one has been
+        read. Raises ApiError 400 for an id that is none."""
         fields = _decode_fields(body) if large is None else large.fill(_ProgramFields)
         extra = _object_members(fields.extra_body)
         program, parent = self._read_ids(headers, fields, extra)

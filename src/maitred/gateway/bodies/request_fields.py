@@ -169,7 +169,7 @@ def of_usual_size(value: msgspec.Raw) -> msgspec.Raw:
 
 
 def read_credentials(headers: Headers) -> bytes | None:
-    """Return what names the key of a request, as a value of `Authorization`, or None if nothing does. The first of several
+    """Return the key of a request, as a value of `Authorization`, or None if it has none. The first of several
     headers counts that is not empty."""
     bearer = b""
     for name, value in headers:

@@ -84,7 +84,7 @@ def read_counts(fields: Fields, *, has_begun: bool = False) -> UsageCounts:
 
 
 def merged(before: UsageCounts, after: UsageCounts) -> UsageCounts:
-    """Return what two usages of one stream say together, the later one last."""
+    """Return the counts of two usages of one stream together, the later one last."""
     return UsageCounts(*map(_latest, before, after))._replace(total=_total_of_both(before, after))
 
 

@@ -195,8 +195,8 @@ class Attempts:
         return self._client.request(backend.origin, proxied.method, proxied.path, headers, proxied.body, block=block)
 
     def _forwarder(self, response: UpstreamResponse, proxied: ProxyRequest, writer: ResponseWriter) -> ResponseForwarder:
-        """Return what forwards a response; where the usage of an answer is of interest, it is read on the way, and the programs
-        are told how far the answer to a step has come."""
+        """Return the forwarder of a response; where the usage of an answer is of interest, it is read on the way, and the
+        programs are told how far the answer to a step has come."""
         forwarder = ResponseForwarder(proxied, response, writer, proxied.record)
         lease, programs = proxied.memory_lease, self._programs
         if lease is not None or (proxied.route.generates and self._reads_usage):

@@ -229,7 +229,7 @@ class ResponseForwarder:
         return headers
 
     def _client_part(self) -> _ClientPart:
-        """Return what the client receives of the head."""
+        """Return the part of the head that the client receives."""
         headers, memo = self._response.headers, self._response.memo
         if memo is None:
             return _ClientPart(headers)
@@ -239,7 +239,7 @@ class ResponseForwarder:
         return known
 
     def _piece_writer(self, writer: ResponseWriter) -> PieceWriter:
-        """Return what sends a piece of the body as soon as it arrives, without waking a task."""
+        """Return the function that sends each piece of the body as soon as it arrives, without waking a task."""
         reader, send = self.reader, writer.send_piece
         on_data = self._record.on_stream_piece if self._is_stream else self._record.on_body_piece
         if reader is None:

@@ -36,8 +36,8 @@ class LargeBodyReader:
         return await self._turns.run(decode_body(body, coding, limit, lease), exchange)
 
     async def read(self, exchange: Exchange, body: bytes, route: Route | None) -> LargeBody:
-        """Return what is read of a body. Raises ApiError 400 for one that is no JSON object and should be one, and
-        ClientDisconnected."""
+        """Read a body in steps, and return what was found. Raises ApiError 400 for one that is no JSON object and should be
+        one, and ClientDisconnected."""
         must_be_json = route is not None and route.is_json
         content_type = exchange.get_header(b"content-type") or b""
         steps = _read_form(body, content_type) if not must_be_json and is_form(content_type) else _read_json(body)

@@ -98,8 +98,8 @@ class AccessLog:
         self._output.write(line + b"\n")
 
     def _time(self) -> str:
-        """Return what time it is in UTC, to the millisecond, by the wall clock, as the other lines of the log have it: that
-        clock may be set while the gateway serves. The text of each second is made once."""
+        """Return the time of day in UTC, to the millisecond, as the other lines of the log have it: the clock may be set while
+        the gateway serves. The text of each second is made once."""
         second, micros = divmod(self._clock.wall(), 1_000_000)
         if second != self._second:
             self._second, self._second_text = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))

@@ -57,7 +57,7 @@ class GatewayCollector:
         self._pages = pages
 
     async def render(self, viewer: Viewer) -> bytes:
-        """Return what `viewer` gets of the metrics, in the text format."""
+        """Return the metrics that `viewer` may see, in the text format."""
         key = viewer if viewer.shown is Shown.OWN else viewer.shown
         return await self._pages.page(("metrics", key), lambda: self._write(viewer))
 

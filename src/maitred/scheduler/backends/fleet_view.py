@@ -112,7 +112,7 @@ class FleetView:
         return self._models.is_known(model)
 
     def list_models(self) -> Sequence[dict[str, Any]]:
-        """Return what `/v1/models` lists: the models of the healthy backends, each once."""
+        """Return the entries of `/v1/models`: the models of the healthy backends, each once."""
         return self._models.list_models()
 
     def pool_load(self, pool: str, now: Micros) -> FleetLoad:

@@ -77,7 +77,7 @@ class FleetWatch:
         return health if polling is None or polling.interval_secs is None else min(polling.interval_secs, health)
 
     def metrics_reader(self, backend: Backend) -> MetricsReader:
-        """Return what reads the metrics of `backend`."""
+        """Return the reader of the metrics of `backend`."""
         return self._pollers[backend.index].metrics
 
     def start(self) -> None:

@@ -100,7 +100,7 @@ class ServedModels:
             del self._former[next(iter(self._former))]
 
     def list_models(self) -> Sequence[dict[str, Any]]:
-        """Return what `/v1/models` lists: the models of the healthy backends, each once."""
+        """Return the entries of `/v1/models`: the models of the healthy backends, each once."""
         merged: dict[str, dict[str, Any]] = {}
         for backend in self._backends:
             if backend.healthy:

@@ -103,7 +103,7 @@ class SlotLearning:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def demand(self, backend: Backend) -> PoolDemand:
-        """Return what waits for the slots of a backend, over all pools that it serves."""
+        """Return the demand for the slots of a backend, over all pools that it serves."""
         core, fleet, wanted, held, keeps_lead = self._admission.core, self._fleet, False, 0, False
         slots = fleet.pools.backend_slots(backend).slots
         pools = fleet.pools.of_backend(backend)

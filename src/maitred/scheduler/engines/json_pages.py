@@ -69,8 +69,8 @@ class Iteration(msgspec.Struct, rename="camel"):
 
 
 def read_trtllm(page: bytes | bytearray) -> EngineReport | None:
-    """Return what the last iteration of each rank says, or None if `page` is no list of iterations. Without an iteration since
-    the page was last read the report is empty."""
+    """Return the report of the last iteration of each rank, or None if `page` is no list of iterations. Without an iteration
+    since the page was last read the report is empty."""
     try:
         iterations = msgspec.json.decode(page, type=list[Iteration])
     except JSON_ERRORS:
@@ -110,7 +110,7 @@ class _SkyPage(msgspec.Struct):
 
 
 def read_skyrl(page: bytes | bytearray) -> EngineReport | None:
-    """Return what the engines behind SkyRL say, or None if `page` has none."""
+    """Return the report of the engines behind SkyRL, or None if `page` has none."""
     try:
         engines = [engine for engine in msgspec.json.decode(page, type=_SkyPage).engines if engine.error is None]
     except JSON_ERRORS:

@@ -128,7 +128,7 @@ _PATTERN: Final = samples_pattern(METRIC_NAMES)
 
 
 def parse_engine_report(body: bytes | bytearray) -> EngineReport | None:
-    """Return what `body`, the answer to /metrics, says; or None if it says nothing of an engine that the table has."""
+    """Return the report in `body`, the answer to /metrics, or None if it is of no engine that the table has."""
     first = body.lstrip()[:1]
     if first == b"{":
         return read_skyrl(body)
@@ -149,7 +149,7 @@ class _Reader:
         self._misfits: list[str] = []
 
     def report(self) -> EngineReport:
-        """Return what the page says."""
+        """Return the report on the page."""
         engine = self._engine
         running, waiting, usage = (self._gauge(names) for names in (engine.running, engine.waiting, engine.kv_usage))
         configs = self._page.samples(engine.cache_config)

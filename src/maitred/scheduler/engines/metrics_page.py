@@ -104,6 +104,6 @@ class MetricsPage:
 
 
 def samples_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Return what finds the rows of these metrics. A page has a thousand more lines, most of them buckets, and to parse them
-    all would take the event loop 10 ms."""
+    """Return the pattern of the rows of these metrics. A page has a thousand more lines, most of them buckets, and to parse
+    them all would take the event loop 10 ms."""
     return re.compile(rf"^({'|'.join(map(re.escape, names))})(\{{.*\}})?[ \t]+(\S+)", re.MULTILINE)

@@ -119,7 +119,7 @@ class BackendPoller:
         return PollResult(self._usable_models(models), slots_in_metrics if self._slots is None else self._slots)
 
     def kv_report(self) -> EngineReport | None:
-        """Return what the backend last reported of its KV memory, or None if it reports nothing."""
+        """Return the last report of the backend on its KV memory, or None if there is none."""
         kind = "auto" if self._kv_polling is None else self._kv_polling.backend_type
         return kv_report(self.metrics.report, kind, self._info_capacities)
 
@@ -215,6 +215,6 @@ def _is_model_id(value: object) -> bool:
 
 
 def parse_reported_load(page: bytes | bytearray) -> EngineReport | None:
-    """Return what routing and flow control go by on a `/metrics` page, or None if it does not say how many requests run."""
+    """Return the load on a `/metrics` page, for routing and flow control, or None if it does not say how many requests run."""
     report = parse_engine_report(page)
     return report if report is not None and report.has_load else None

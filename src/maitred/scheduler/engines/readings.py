@@ -136,7 +136,7 @@ class MetricsReader:
 
 
 def parse_engine_reading(page: bytes | bytearray) -> EngineReading | None:
-    """Return what learned slots go by on a page, or None if it has no gauge of running requests of a known engine."""
+    """Return the reading of a page for learned slots, or None if it has no gauge of running requests of a known engine."""
     report = parse_engine_report(page)
     return None if report is None else report.reading
 

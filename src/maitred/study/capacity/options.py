@@ -206,7 +206,7 @@ class OptionSearch:
             self._rates.tell(0, known.holds)
 
     def next_probe(self) -> Probe | None:
-        """Return what is to be tried next, or None if the search has ended."""
+        """Return the next probe, or None if the search has ended."""
         if self._problem:
             return None
         if self._size is None:
@@ -217,7 +217,7 @@ class OptionSearch:
         return None if step is None else self._probe(self._size, step)
 
     def _next_size(self) -> Probe | None:
-        """Return what is to be tried next to find the size. None: it is known now, or no size is enough."""
+        """Return the next probe for the size, or None if the size is known now, or no size is enough."""
         number = self._sizes.next_probe()
         if number is not None:
             return self._probe(-number, 0)
@@ -267,7 +267,7 @@ class OptionSearch:
         return self._rate(probe.step) <= probe.size * find_throughput_limit(self._resolved, replace(mix, cached=hits)).rate
 
     def result(self) -> CapacityOption:
-        """Return what was found."""
+        """Return the result of the search."""
         instance, size, step = self._candidate.instance, self._size, self._rates.largest
         found = size is not None and not self._problem
         problem = self._problem or ("" if step is not None else "it holds at no rate")

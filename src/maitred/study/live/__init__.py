@@ -67,7 +67,7 @@ def bench(
 
 
 def live_setup(plan: BenchPlan, live: LiveRun, *, seed: int, workload: str = "", command: str = "") -> RunSetup:
-    """Return what was measured."""
+    """Return the measured run."""
     chats = "chats" if plan.endpoint.path.endswith("/chat/completions") else "completions"
     parts = [f"{live.model} at {plan.endpoint.origin}", f"{chats}, {'streaming' if plan.stream else 'not streaming'}"]
     if plan.max_concurrency is not None:
