@@ -69,19 +69,6 @@ def test_a_half_computed_prompt_makes_its_duplicates_wait() -> None:
     assert requests[1].estimated_reusable_tokens == 30
 
 
-def test_a_dry_run_changes_no_request() -> None:
-    kv_cache = KvCacheManager({1000: 50}, 10, enable_block_reuse=True)
-    first, second = EngineRequest(0, 35, 10), EngineRequest(1, 35, 10)
-    first.block_hashes = second.block_hashes = [1, 2, 3]
-    kv_cache.add_sequence(first)
-    kv_cache.store_context(first)
-    kv_cache.remove_sequence(first)
-    scheduler = SimpleScheduler(GuaranteedNoEvict(4, kv_cache), TokenBudgetScheduler(4))
-    assert scheduler.can_schedule([second])
-    assert second.estimated_reusable_tokens == 0
-    assert not scheduler.can_schedule([EngineRequest(2, 35, 500)])
-
-
 @pytest.mark.parametrize(("policy", "fitting"), [(MaxUtilization, [1]), (StrictMaxUtilization, [])])
 def test_a_request_that_made_another_pause_does_not_wait_for_itself(policy: type[MaxUtilization], fitting: list[int]) -> None:
     kv_cache = KvCacheManager({100: 5}, 10, enable_block_reuse=True)

@@ -17,7 +17,8 @@ from test_gateway_programs import driver, program
 from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
 
 from maitred.gateway.bodies import answer_usage
-from maitred.gateway.bodies.answer_usage import AnswerReader, read_usage
+from maitred.gateway.bodies.answer_usage import AnswerReader
+from maitred.gateway.bodies.usage_counts import read_counts
 from maitred.programs import ProgramPhase, Usage
 from maitred.programs.token_estimator import MAX_REPORTED_TOKENS
 from maitred.wire.errors import ProtocolError
@@ -72,7 +73,7 @@ LAST = b'{"choices":[],"usage":%b}' % USAGE
     ],
 )
 def test_a_usage_in_the_words_of_each_api(fields: dict[str, Any], wanted: Usage | None) -> None:
-    assert read_usage(fields) == wanted
+    assert read_counts(fields).usage() == wanted
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from maitred.core.request import Request
-from maitred.gateway.bodies.answer_usage import AnswerReader, read_usage
+from maitred.gateway.bodies.answer_usage import AnswerReader
+from maitred.gateway.bodies.usage_counts import read_counts
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.programs import Usage
@@ -165,4 +166,4 @@ def test_a_message_that_breaks_off_at_once_has_told_its_prompt_only(reads: bool)
 def test_what_a_proxy_tells_in_both_words_is_counted_once() -> None:
     """In OpenAI's words the prompt has what was cached in it; Anthropic's members stand beside them (litellm)."""
     told = {"prompt_tokens": 1234, "completion_tokens": 4, "total_tokens": 1238, "cache_read_input_tokens": 1000}
-    assert read_usage(told) == Usage(1234, 1238, 1000)
+    assert read_counts(told).usage() == Usage(1234, 1238, 1000)

@@ -123,11 +123,6 @@ class RequestScheduler(ABC):
         """Return why `request` waited at the last decision, as the rest of a sentence, or None if that is not known."""
         return None
 
-    def can_schedule(self, requests: RequestList) -> bool:
-        """Return whether all `requests` would have memory at once. Nothing changes. Raises NotImplementedError where a
-        scheduler cannot tell."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it could schedule")
-
 
 class SimpleScheduler(RequestScheduler):
     """A capacity scheduler and then a micro-batch scheduler."""
@@ -155,13 +150,6 @@ class SimpleScheduler(RequestScheduler):
         if fitting is None or context is None:
             return None
         return SchedulerOutput(context, generating, [], [], len(generating) + len(fitting))
-
-    def can_schedule(self, requests: RequestList) -> bool:
-        estimates = [request.estimated_reusable_tokens for request in requests]
-        fitting, disagg_gen_init, _ = capacity_lists(self.capacity_scheduler.schedule_request(requests))
-        for request, estimate in zip(requests, estimates, strict=True):
-            request.estimated_reusable_tokens = estimate
-        return len(fitting) + len(disagg_gen_init) == len(requests)
 
 
 def _repeats(scheduler: CapacityScheduler | MicroBatchScheduler, decision: str) -> bool:

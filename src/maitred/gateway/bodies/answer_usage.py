@@ -244,11 +244,6 @@ def count_plain_events(piece: bytes) -> int:
     return num_events if is_plain else 0
 
 
-def read_usage(fields: Fields) -> Usage | None:
-    """Return the usage in the words of any of the APIs, or None if there is none to be believed."""
-    return read_counts(fields).usage()
-
-
 def read_ends(first: bytes, last: bytes) -> UsageCounts:
     """Return the counts of all usages that stand whole in the first pieces of a stream, or in its last ones. What a model has
     written cannot be taken for one: its quotes are escaped."""

@@ -190,11 +190,6 @@ class JsonSlices:
         """Whether what has been read ends within a string."""
         return self._place.in_string
 
-    @property
-    def open_begin(self) -> int:
-        """Where the value of `open_member` begins, or may begin as far as is known."""
-        return self._open.begin
-
     def feed(self, text: bytes) -> None:
         """Read what comes next."""
         text = self._carried + text
