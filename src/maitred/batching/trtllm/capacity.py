@@ -242,7 +242,7 @@ class MaxUtilization(BlockCountingScheduler):
             if kv_cache is not None
         ]
         adapters = AdapterPages(self.peft_cache_manager)
-        scheduled, paused = self._take_leading(active_requests, budgets, adapters), RequestList()
+        scheduled, paused = self._take_leading(active_requests, budgets), RequestList()
         index, end, is_retry = len(scheduled), len(active_requests), False
         while index < end:
             request = active_requests[index]
@@ -281,7 +281,7 @@ class MaxUtilization(BlockCountingScheduler):
             fitting.append(request)
         return fitting
 
-    def _take_leading(self, active_requests: RequestList, budgets: list[StepBlocks], adapters: AdapterPages) -> RequestList:
+    def _take_leading(self, active_requests: RequestList, budgets: list[StepBlocks]) -> RequestList:
         """Return the requests at the head of the list that generate, if they all fit, else none. They are taken together, since
         mostly they are all that runs; if they do not fit, they are tried one by one."""
         leading = list(takewhile(lambda request: request.state == _GENERATING, active_requests))
