@@ -12,6 +12,7 @@ state.py              counters, and the state as `/maitred/state` shows it
 state_snapshots.py    the state of the whole gateway, taken in steps
 tenant_views.py       what a tenant sees of it
 metrics.py            the metrics of the gateway
+metric_families.py    a metric, made of its samples
 metric_rows.py        which rows of them a tenant sees
 program_views.py      programs as pages show them
 program_metrics.py    the metrics of programs

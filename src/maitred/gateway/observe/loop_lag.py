@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from maitred.core.histogram import Histogram
 from maitred.core.units import Micros
-from maitred.gateway.observe.metrics import histogram
+from maitred.gateway.observe.metric_families import histogram
 from maitred.wire.clock import Clock
 
 INTERVAL_SECS: Final = 0.25

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from maitred.admission import ClassView
 from maitred.core.histogram import DURATION_BOUNDS, ERROR_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 from maitred.core.steps import Steps, run_at_once
 from maitred.gateway.access.page_access import Shown, Viewer
+from maitred.gateway.observe.metric_families import Samples, counter, gauge, histogram
 from maitred.gateway.observe.metric_rows import rows_of_tenant, summary_rows
 from maitred.gateway.observe.shared_page import SharedPages, without_text, write_metrics
 from maitred.gateway.observe.state import ClassState, GatewayCounters, GatewayState, TenantRequests
@@ -27,8 +28,6 @@ from maitred.gateway.observe.state_snapshots import Snapshot
 from maitred.gateway.observe.tenant_views import TenantViews
 from maitred.scheduler.interface import Backend, FleetView
 
-_Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
-"""The values of the labels, and the value."""
 SCHEDULER_PREFIX: Final = "maitred_scheduler_"
 CLASS_HISTOGRAMS: Final = {
     "queue_wait": ("queue_wait", "Time in the queue, of those that queued.", DURATION_BOUNDS),
@@ -274,32 +273,7 @@ def learned_families(state: GatewayState) -> Iterator[Metric]:
     yield gauge("maitred_backend_slots_age_seconds", "Time since learned slots last changed.", ["backend"], changes)
 
 
-def counter(name: str, help_text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    """Return a counter with its samples."""
-    family = CounterMetricFamily(name, help_text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def gauge(name: str, help_text: str, labels: Sequence[str], samples: _Samples) -> Metric:
-    """Return a gauge with its samples."""
-    family = GaugeMetricFamily(name, help_text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def histogram(name: str, help_text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], Histogram]]) -> Metric:
-    """Return a histogram with its samples, in Prometheus' form."""
-    family = HistogramMetricFamily(name, help_text, labels=labels)
-    for values, durations in samples:
-        buckets, total = durations.prometheus_buckets()
-        family.add_metric(values, buckets, total)
-    return family
-
-
-def _per_class(state: GatewayState, value_of: Callable[[ClassState], float]) -> _Samples:
+def _per_class(state: GatewayState, value_of: Callable[[ClassState], float]) -> Samples:
     return (([name], value_of(c)) for name, c in state.classes.items())
 
 

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from maitred.core.histogram import DURATION_BOUNDS, Histogram
 from maitred.core.request import PriorityClass, RequestId
 from maitred.core.units import Micros, from_seconds
-from maitred.gateway.observe.metrics import counter, gauge, histogram
+from maitred.gateway.observe.metric_families import counter, gauge, histogram
 from maitred.programs import BackendMemory, Program, ProgramAction, ProgramDecision, ProgramPhase, ProgramState
 from maitred.scheduler.interface import MemoryLease, ProgramMemories, RealTimePrograms
 

@@ -25,7 +25,7 @@ from prometheus_client.core import Metric
 from maitred.core.histogram import DURATION_BOUNDS, Histogram
 from maitred.core.request import PriorityClass
 from maitred.core.units import from_seconds
-from maitred.gateway.observe.metrics import counter, histogram
+from maitred.gateway.observe.metric_families import counter, histogram
 
 OTHER_MODELS: Final = "other"
 _SERIES_IN_STEP: Final = 12
