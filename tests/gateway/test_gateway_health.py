@@ -338,7 +338,7 @@ def test_a_gateway_that_is_about_to_end_is_not_ready_and_serves_on(path: str) ->
     async def scenario() -> None:
         async with world() as w:
             assert (await w.request(path, method="GET"))[0] == 200
-            server = w.gateway._server
+            server = w.gateway._snapshots.server
             assert server is not None
             server.is_draining = True  # as after SIGTERM
             status, headers, _ = await w.request(path, method="GET")
