@@ -178,6 +178,11 @@ def test_a_retry_after_is_passed_on_if_no_other_backend_takes_the_request(progra
         b"retry-after: 600\r\n",
         b"retry-after: 600\r\nretry-after-ms: 600000\r\n",
         b"date: Thu, 26 Nov 2026 01:00:00 GMT\r\nretry-after: Thu, 26 Nov 2026 02:00:00 GMT\r\n",
+        b"retry-after: Thu, 26 Nov 2099 02:00:00 GMT\r\n",
+        b"retry-after: 90.5\r\n",
+        b"retry-after: " + b"9" * 30 + b"\r\n",
+        b"retry-after-ms: 60000\r\n",
+        b"retry-after: 1\r\nretry-after-ms: 120000.0\r\n",
     ],
 )
 def test_a_long_retry_after_is_told_as_one_that_every_sdk_obeys(headers: bytes) -> None:
@@ -236,18 +241,32 @@ def test_what_an_engine_says_in_a_503() -> None:
 
 @pytest.mark.parametrize(
     ("value", "span"),
-    [(b"7", 7 * SECOND), (b" 0 ", 0), (b"soon", None), (b"-1", None), (b"1.5", None), (b"9" * 30, None), (b"", None)],
+    [
+        *((b"7", 7 * SECOND), (b" 0 ", 0), (b"soon", None), (b"-1", None), (b"1.5", 1_500_000), (b"inf", None), (b"", None)),
+        (b"9" * 30, 10**9 * SECOND),
+    ],
 )
 def test_a_retry_after_in_seconds(value: bytes, span: int | None) -> None:
-    assert read_retry_after([(b"retry-after", value)]) == span
+    assert read_retry_after([(b"retry-after", value)], wall=0) == span
 
 
 def test_a_retry_after_that_is_a_date_counts_from_the_date_of_the_answer() -> None:
     date, until = b"Wed, 21 Oct 2015 07:28:00 GMT", b"Wed, 21 Oct 2015 07:28:30 GMT"
-    assert read_retry_after([(b"date", date), (b"retry-after", until)]) == 30 * SECOND
-    assert read_retry_after([(b"retry-after", until)]) is None
+    assert read_retry_after([(b"date", date), (b"retry-after", until)], wall=0) == 30 * SECOND
     beyond = b"Mon, 99999999999999999999 Jan 2020 00:00:00 GMT"
-    assert read_retry_after([(b"date", date), (b"retry-after", beyond)]) is None
+    assert read_retry_after([(b"date", date), (b"retry-after", beyond)], wall=0) is None
+
+
+def test_a_retry_after_that_is_a_date_counts_from_the_time_of_day_in_an_answer_without_a_date() -> None:
+    until, noon = b"Thu, 01 Jan 1970 12:00:30 GMT", 12 * 3600 * SECOND
+    assert read_retry_after([(b"retry-after", until)], wall=noon) == 30 * SECOND
+    assert read_retry_after([(b"retry-after", until)], wall=2 * noon) == 0
+
+
+def test_of_two_pauses_the_longer_one_counts() -> None:
+    assert read_retry_after([(b"retry-after-ms", b"1500")], wall=0) == 1_500_000
+    assert read_retry_after([(b"retry-after", b"2"), (b"retry-after-ms", b"1500")], wall=0) == 2 * SECOND
+    assert read_retry_after([(b"retry-after", b"soon"), (b"retry-after-ms", b"250")], wall=0) == 250_000
 
 
 def test_an_answer_that_is_held_is_let_go_with_its_client() -> None:

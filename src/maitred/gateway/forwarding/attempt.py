@@ -50,7 +50,7 @@ class Attempt:
         """Return an answer that another backend may better. It stays open until it is closed."""
         response, self.response = self.response, None
         assert response is not None
-        return HeldAnswer(self.sent, forwarder, response)
+        return HeldAnswer(self.sent, forwarder, response, self._clock.wall())
 
     def _count(self, error: BaseException) -> None:
         """Count a failure of the backend. Raises BackendAbandoned for the cancellation that is one."""

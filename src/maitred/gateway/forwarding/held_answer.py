@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from maitred.core.units import Micros
 from maitred.gateway.forwarding.response_forwarder import ResponseForwarder
 from maitred.gateway.forwarding.retries import is_busy, read_retry_after
 from maitred.scheduler.interface import AnsweredError, UpstreamRequest
@@ -19,10 +20,11 @@ _ERROR: Final = 500
 class HeldAnswer(AnsweredError):  # noqa: N818  (an answer)
     """Such an answer, of which the first data has come."""
 
-    def __init__(self, sent: UpstreamRequest, forwarder: ResponseForwarder, response: UpstreamResponse) -> None:
+    def __init__(self, sent: UpstreamRequest, forwarder: ResponseForwarder, response: UpstreamResponse, wall: Micros) -> None:
+        """`wall` is the time of day."""
         told = forwarder.first_error
         status = response.status if told is None else told.status or _ERROR
-        retry_after = read_retry_after(response.headers)
+        retry_after = read_retry_after(response.headers, wall)
         super().__init__(
             f"it answers {response.status}" if told is None else f"it answers 200 with an error: {told.message}",
             is_busy=is_busy(status, retry_after, forwarder.withheld),

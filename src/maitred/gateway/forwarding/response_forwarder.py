@@ -217,7 +217,7 @@ class ResponseForwarder:
         received = self._response.headers
         headers = [received[place] for place in part.places]
         if self._response.status >= _BAD_REQUEST:
-            headers = cap_retry_after(headers)
+            headers = cap_retry_after(headers, self._record.clock.wall())
         if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:

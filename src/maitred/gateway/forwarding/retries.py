@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from maitred.core.units import Micros, from_seconds
+from maitred.core.units import Micros, from_ms, from_seconds
 from maitred.gateway.config import RetryConfig
 from maitred.gateway.error_responses import MAX_RETRY_AFTER_SECS, retry_after_header
 from maitred.gateway.forwarding.retry_budget import RetryBudget
@@ -40,6 +41,9 @@ _UNAVAILABLE: Final = 503
 _BUSY_WORDS: Final = re.compile(rb"queue[\w ]{0,20} full|full[\w ]{0,20} queue|overload|too many|at capacity|queue_full", re.I)
 """How engines say in a 503 that they have no room, as SGLang's "The request queue is full."."""
 _MAX_READ_BYTES: Final = 2_048
+_NUMBER: Final = re.compile(rb"\s*\d+(?:\.\d*)?\s*")
+_LONGEST_PAUSE: Final = 1e9
+"""What a longer pause of an engine counts for, in seconds or milliseconds."""
 
 
 def is_busy(status: int, retry_after: Micros | None, body: bytes) -> bool:
@@ -49,28 +53,47 @@ def is_busy(status: int, retry_after: Micros | None, body: bytes) -> bool:
     return retry_after is not None or _BUSY_WORDS.search(body[:_MAX_READ_BYTES]) is not None
 
 
-def read_retry_after(headers: Headers) -> Micros | None:
-    """Return the `Retry-After` of an answer, or None if there is none that can be read. A date counts from the `Date` of the
-    answer, so the clocks of the two machines need not agree."""
+def read_retry_after(headers: Headers, wall: Micros) -> Micros | None:
+    """Return the pause that an answer asks for, or None if it asks for none: the longer one of `Retry-After` and the
+    `retry-after-ms` that SDKs prefer to it. A date counts from the `Date` of the answer, so the clocks of the two machines need
+    not agree; without that, from `wall`, the time of day."""
     values = dict(headers)
-    text = values.get(b"retry-after", b"").strip()
-    if text.isdigit() and len(text) < 10:
-        return from_seconds(int(text))
+    span, in_ms = _read_pause(values, wall), _as_number(values.get(b"retry-after-ms", b""))
+    return span if in_ms is None else max(span or 0, from_ms(in_ms))
+
+
+def _read_pause(values: Mapping[bytes, bytes], wall: Micros) -> Micros | None:
+    """Return what `Retry-After` says."""
+    text = values.get(b"retry-after", b"")
+    number = _as_number(text)
+    if number is not None:
+        return from_seconds(number)
+    until = _as_date(text)
+    if until is None:
+        return None
+    answered = _as_date(values.get(b"date", b""))
+    return max(0, until - (wall if answered is None else answered))
+
+
+def _as_date(text: bytes) -> Micros | None:
+    """Return a date as microseconds since the epoch, or None for what is none."""
     try:
-        until = parsedate_to_datetime(text.decode("latin-1"))
-        answered = parsedate_to_datetime(values.get(b"date", b"").decode("latin-1"))
-        return from_seconds(max(0.0, (until - answered).total_seconds()))
+        return from_seconds(parsedate_to_datetime(text.decode("latin-1")).timestamp())
     except (ValueError, TypeError, OverflowError):
         return None
 
 
-def cap_retry_after(headers: Headers) -> Headers:
-    """Return the headers of an engine's error, with a `Retry-After` of at most `MAX_RETRY_AFTER_SECS`: some SDKs give up at a
-    longer one, and others come back at once."""
-    span, longest = read_retry_after(headers), from_seconds(MAX_RETRY_AFTER_SECS)
-    if span is None or span <= longest:
+def _as_number(text: bytes) -> float | None:
+    """Return a number without a sign, which may have a fraction, at most `_LONGEST_PAUSE`; None for anything else."""
+    return min(float(text), _LONGEST_PAUSE) if _NUMBER.fullmatch(text) else None
+
+
+def cap_retry_after(headers: Headers, wall: Micros) -> Headers:
+    """Return the headers of an engine's error, with a pause of at most `MAX_RETRY_AFTER_SECS`: some SDKs give up at a longer
+    one, and others come back at once. `wall` is the time of day."""
+    span = read_retry_after(headers, wall)
+    if span is None or span <= from_seconds(MAX_RETRY_AFTER_SECS):
         return headers
-    # `retry-after-ms`, which an engine may send beside it and SDKs prefer, says the same.
     kept = [header for header in headers if header[0] not in (b"retry-after", b"retry-after-ms")]
     return [*kept, *retry_after_header(span)]
 

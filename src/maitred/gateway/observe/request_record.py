@@ -113,7 +113,8 @@ class RequestRecord:
     def __init__(self, request: Request, series: RequestSeries, clock: Clock, *, generates: bool) -> None:
         """`generates` says that the answer is generated token by token."""
         self.request = request
-        self._clock = clock
+        self.clock = clock
+        """What tells its instants."""
         self.generates = generates
         self.series = series
         self.is_stored = False
@@ -143,7 +144,7 @@ class RequestRecord:
 
     def on_first_data(self, piece: bytes) -> None:
         """Take note of what has come of the answer up to its first data."""
-        self.first_data_at = self.last_data_at = now = self._clock.now()
+        self.first_data_at = self.last_data_at = now = self.clock.now()
         self.num_bytes, self._last_piece, self._last_pieces = len(piece), piece, b""
         if not self.is_stream:
             self.error = error_in_body(piece) if not self.is_stored else None
@@ -160,7 +161,7 @@ class RequestRecord:
 
     def on_stream_piece(self, piece: bytes) -> None:
         """Take note of a further piece of a stream."""
-        now, last = self._clock.now(), self._last_piece
+        now, last = self.clock.now(), self._last_piece
         # `count`, because `in` first takes the bytes for a number, which costs as much again.
         if piece.startswith(self._usual) and not piece.count(_EVENT):
             self._count_events(1, now)
@@ -265,7 +266,7 @@ class RequestRecord:
 
     def end(self) -> None:
         """Note that the request has ended, in whatever way, and read the tokens that the backend has reported."""
-        self.ended_at = self.ended_at or self._clock.now()
+        self.ended_at = self.ended_at or self.clock.now()
         self.on_events = None  # It refers to what refers to this record.
         if self.first_data_at is None:
             return
