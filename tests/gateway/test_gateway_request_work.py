@@ -11,8 +11,11 @@ import pytest
 from world import Backend, BackendRequest, GatedAnswer, run, whole, world
 
 from maitred.core.decisions import DecisionLog
+from maitred.core.steps import run_at_once
+from maitred.gateway.bodies.large_body import LARGE_BYTES
 from maitred.gateway.bodies.request_fields import parse_body_fields
 from maitred.gateway.bodies.request_work import MAX_SEQUENCES, UsualOutputs, count_sequences, output_limit
+from maitred.gateway.intake.large_body_reader import _read_json
 from maitred.gateway.routes import ROUTES
 from maitred.replay import replay
 
@@ -56,6 +59,10 @@ def work(path: str, body: dict[str, Any] | bytes) -> tuple[int, int | None]:
         ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "best_of": 4}, 8),
         ("/v1/completions", {"prompt": [TEXT, '","', "b"], "stream": {}}, 3),
         ("/v1/completions", {"prompt": {"a": [1, 2]}}, 1),
+        ("/v1/completions", {"prompt_embeds": ["AAAA", "AAAA", "AAAA"], "n": 2}, 6),
+        ("/v1/completions", {"prompt": "a", "prompt_embeds": "AAAA"}, 1),
+        ("/generate", {"input_embeds": [[0.5, 1.5], [2.5, 3.5], [4.5, 5.5]]}, 1),
+        ("/generate", {"input_embeds": [[[0.5, 1.5], [2.5, 3.5]], [[4.5, 5.5]]]}, 2),
         ("/v1/embeddings", {"input": ["x"] * 2_048, "n": 2}, 2_048),
         ("/v1/embeddings", {"input": ["x"] * 3, "n": 2}, 3),
         ("/v1/embeddings", {"input": [TEXT] + ["x"] * 1_500}, 1_501),
@@ -82,6 +89,7 @@ def test_the_sequences_that_a_request_makes(path: str, body: dict[str, Any], seq
         ("/v1/chat/completions", {"max_tokens": "inf"}, None),
         ("/v1/chat/completions", {"max_tokens": True, "max_output_tokens": 3}, 3),
         ("/v1/chat/completions", {"max_tokens": [5], "stream": "x"}, None),
+        ("/v1/chat/completions", {"max_tokens": 1, "n_predict": 500}, 500),
         ("/generate", {"sampling_params": {"max_new_tokens": 7}, "max_tokens": 5}, 7),
         ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": "7"}}, 7),
         ("/v1/chat/completions", {}, None),
@@ -101,6 +109,26 @@ def test_a_list_of_a_million_items_is_counted_without_an_object_for_each(item: b
     tracemalloc.stop()
     assert sequences == (1 if item == b"1" else MAX_SEQUENCES)
     assert peak < len(body) + 4_000_000
+
+
+@pytest.mark.parametrize("size", [10, 1_100_000])
+@pytest.mark.parametrize(
+    ("path", "name", "item", "sequences"),
+    [
+        ("/v1/chat/completions/batch", "messages", b'[{"role":"user","content":"x"}]', 3),
+        ("/v1/embeddings", "messages", b'{"role":"user","content":"x"}', 1),
+        ("/v1/completions", "prompt", b"1", 1),
+        ("/generate", "input_embeds", b"[ [0.5]]", 3),
+        ("/generate", "input_embeds", b"[ 0.5]", 1),
+    ],
+)
+def test_white_space_hides_no_prompts(path: str, name: str, item: bytes, sequences: int, size: int) -> None:
+    body = b'{"model":"m","%b":[%b%b],"x":"%b"}' % (name.encode(), b" " * 200, b",".join([item] * 3), b"x" * size)
+    route, large = ROUTES[path], run_at_once(_read_json(body)) if size > LARGE_BYTES else None
+    assert count_sequences(parse_body_fields(body, route, large), route, large) == sequences
+    padded = body.replace(b" " * 200, b" " * 1_200_000)
+    large = run_at_once(_read_json(padded))
+    assert count_sequences(parse_body_fields(padded, route, large), route, large) >= sequences
 
 
 def test_answers_without_a_limit_are_expected_to_be_as_long_as_the_last_ones() -> None:

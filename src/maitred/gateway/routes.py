@@ -44,7 +44,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     route.path: route
     for route in (
         Route("/v1/chat/completions", reports_usage_on_demand=True),
-        Route("/v1/completions", reports_usage_on_demand=True, prompts_in=("prompt",)),
+        Route("/v1/completions", reports_usage_on_demand=True, prompts_in=("prompt", "prompt_embeds")),
         Route("/v1/embeddings", generates=False, prompts_in=("input", "messages"), has_output=False),
         Route("/v2/embed", needs_model=False, generates=False, prompts_in=("texts", "images", "inputs"), has_output=False),
         Route("/v1/responses"),
@@ -59,7 +59,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         Route("/cohere/v2/chat"),
         Route("/inference/v1/generate", needs_model=False, reports_usage_on_demand=True, prompts_in=("token_ids",)),
         Route("/invocations", needs_model=False, reports_usage_on_demand=True, prompts_in=("prompt", "input", *_SCORED)),
-        Route("/generate", needs_model=False, prompts_in=("prompt", "text", "input_ids", "inputs")),
+        Route("/generate", needs_model=False, prompts_in=("prompt", "text", "input_ids", "input_embeds", "inputs")),
         Route("/rerank", needs_model=False, generates=False, prompts_in=("documents",), has_output=False),
         Route("/v2/rerank", needs_model=False, generates=False, prompts_in=("documents",), has_output=False),
         Route("/score", needs_model=False, generates=False, prompts_in=_SCORED, has_output=False),

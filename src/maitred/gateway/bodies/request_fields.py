@@ -66,6 +66,8 @@ class BodyFields(msgspec.Struct, gc=False):
     max_completion_tokens: _Number = None
     max_tokens: _Number = None
     max_output_tokens: _Number = None
+    n_predict: _Number = None
+    """llama.cpp's name, which beats `max_tokens` there."""
     n: _Number = None
     best_of: _Number = None
 
@@ -75,10 +77,12 @@ class BatchFields(BodyFields, gc=False):
     is empty if absent."""
 
     prompt: msgspec.Raw = msgspec.Raw()
+    prompt_embeds: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
     input_ids: msgspec.Raw = msgspec.Raw()
+    input_embeds: msgspec.Raw = msgspec.Raw()
     token_ids: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
@@ -103,7 +107,7 @@ _FIELD_DECODERS: Final[Mapping[str, Callable[[msgspec.Raw], object]]] = {
     "model": _decode_text,
     "stream": _decode_flag,
     "service_tier": _decode_text,
-    **dict.fromkeys(("max_completion_tokens", "max_tokens", "max_output_tokens", "n", "best_of"), _decode_number),
+    **dict.fromkeys(("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "n", "best_of"), _decode_number),
 }
 
 

@@ -15,6 +15,7 @@ one only the first `MAX_SEQUENCES` are looked at. A list of numbers is one promp
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -53,6 +54,12 @@ _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _MAX_OBJECT_BYTES: Final = 262_144
 """Largest object of which the members are counted."""
 _WHITE_SPACE: Final = b" \t\r\n"
+_BEFORE_FIRST: Final = re.compile(rb"\[[ \t\r\n]{0,65536}+(?![ \t\r\n])")
+"""What is before the first item of a list; not more white space than is searched in half a millisecond."""
+_BEGINNING_BYTES: Final = 64
+_BATCH_BEGINS: Final = {"messages": re.compile(rb"\["), "input_embeds": re.compile(rb"\[\s*\[")}
+"""How the first item begins of a list that is a batch, where a list may also be one prompt: a conversation is a list of
+objects, and embeddings are a list of lists of numbers."""
 _BEGINS_NUMBER: Final = frozenset(b"%c" % digit for digit in b"-0123456789")
 
 
@@ -65,7 +72,7 @@ class _SamplingFields(msgspec.Struct, gc=False):
     max_new_tokens: msgspec.Raw = msgspec.Raw()
 
 
-_NO_LIMITS: Final[list[object]] = [None, None, None]
+_NO_LIMITS: Final[list[object]] = [None, None, None, None]
 _decode_sampling: Final = msgspec.json.Decoder(_SamplingFields).decode
 _decode_number: Final = msgspec.json.Decoder(int | float | str).decode
 
@@ -73,7 +80,7 @@ _decode_number: Final = msgspec.json.Decoder(int | float | str).decode
 def output_limit(fields: BodyFields) -> int | None:
     """Return the limit that the client sets for an answer, in tokens, or None if it sets none. At most `MAX_OUTPUT_LIMIT`,
     because clients may send any number."""
-    limits: list[object] = [fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens]
+    limits: list[object] = [fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens, fields.n_predict]
     if limits == _NO_LIMITS and type(fields) is BodyFields:
         return None
     if isinstance(fields, BatchFields):
@@ -140,19 +147,21 @@ def _count_prompts(name: str, raw: msgspec.Raw, large: LargeBody | None) -> int:
     """Return how many prompts the field `name` holds: the items of a list, at least 1; 1 for anything else, and for token
     ids."""
     first = _first_byte(raw)
-    counted = None if large is None or first != b"[" else large.num_items(name)
-    if counted is not None:
-        is_one = _holds_numbers(raw) or (name == "messages" and _beginning(raw)[:1] != b"[")
-        return 1 if is_one else counted
     try:
         if first == b"{" and name == "questions":
             return _count_members(raw)
-        items = _first_items(raw) if first == b"[" else ()
+        if first != b"[" or _is_one_prompt(name, _beginning(raw)):
+            return 1
+        counted = None if large is None else large.num_items(name)
+        return max(1, len(_first_items(raw)) if counted is None else counted)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 1
-    if name == "messages" and items and _first_byte(items[0]) != b"[":
-        return 1  # one conversation
-    return max(1, len(items))
+
+
+def _is_one_prompt(name: str, first: bytes) -> bool:
+    """Return whether the list in the field `name` is one prompt, by the beginning of its first item; not if that is unknown."""
+    batch = _BATCH_BEGINS.get(name)
+    return _is_number(first) or (batch is not None and first != b"" and batch.match(first) is None)
 
 
 def _count_members(raw: msgspec.Raw) -> int:
@@ -163,27 +172,18 @@ def _count_members(raw: msgspec.Raw) -> int:
 
 
 def _first_items(raw: msgspec.Raw) -> Sequence[msgspec.Raw]:
-    """Return the first items of a list; none of token ids."""
-    view = memoryview(raw)
-    if _holds_numbers(raw):
-        return ()
-    if len(view) <= MAX_SEQUENCES * _MIN_ITEM_BYTES:
-        found = _decode_short_list(raw)
-    else:
-        items, names = _decode_items(raw), _Items.__struct_fields__
-        number = bisect_left(names, True, key=lambda name: not getattr(items, name))
-        found = [getattr(items, name) for name in names[:number]]
-    return () if found and _is_number(_first_byte(found[0])) else found
-
-
-def _holds_numbers(raw: msgspec.Raw) -> bool:
-    """Return whether a list begins with a number, as far as its beginning shows."""
-    return _is_number(_beginning(raw))
+    """Return the first items of a list."""
+    if len(memoryview(raw)) <= MAX_SEQUENCES * _MIN_ITEM_BYTES:
+        return _decode_short_list(raw)
+    items, names = _decode_items(raw), _Items.__struct_fields__
+    number = bisect_left(names, True, key=lambda name: not getattr(items, name))
+    return [getattr(items, name) for name in names[:number]]
 
 
 def _beginning(raw: msgspec.Raw) -> bytes:
-    """Return the beginning of the first item of a list; nothing if there is none near the beginning of the list."""
-    return bytes(memoryview(raw)[1:64]).lstrip(_WHITE_SPACE)
+    """Return the beginning of the first item of a list; nothing if more white space is before it than is looked at."""
+    found = _BEFORE_FIRST.match(raw)
+    return b"" if found is None else bytes(memoryview(raw)[found.end() : found.end() + _BEGINNING_BYTES])
 
 
 def _is_number(text: bytes) -> bool:

@@ -40,7 +40,10 @@ READ_PATHS: Final = frozenset(
 READ_PREFIXES: Final = ("/v1/responses/",)
 """What clients have stored themselves, under any method: `GET /v1/responses/ID`, `POST /v1/responses/ID/cancel`."""
 _METHODS: Final = frozenset(("DELETE", "GET", "PATCH", "POST", "PUT"))
-_PROMPTS_IN: Final = ("prompt", "text", "input", "inputs", "input_ids", "documents", "queries", "items", "text_1", "text_2")
+_PROMPTS_IN: Final = (
+    *("prompt", "prompt_embeds", "text", "input", "inputs", "input_ids", "input_embeds"),
+    *("documents", "queries", "items", "text_1", "text_2"),
+)
 """Where a route that the gateway does not know may have several prompts."""
 _WITH_MODEL: Final = Route("", needs_model=False, generates=False, is_json=False, prompts_in=_PROMPTS_IN)
 _WITHOUT_MODEL: Final = Route("", needs_model=False, generates=False, is_json=False, needs_slot=False, asks_each=True)
