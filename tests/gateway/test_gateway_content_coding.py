@@ -180,6 +180,19 @@ def test_a_bomb_is_refused_within_the_limits(budget: int, expected: int) -> None
     run(scenario())
 
 
+@pytest.mark.parametrize("path", ["/admin/drain", "/admin/undrain", "/programs/release"])
+def test_pages_of_the_gateway_say_that_they_take_no_coding(path: str) -> None:
+    async def scenario() -> None:
+        async with world(programs={"backend_capacity_tokens": 1_000}) as w:
+            asked = msgspec.json.encode({"backend": w.backends[0].url, "program_id": "p"})
+            status, headers, body = await w.request(path, gzip.compress(asked), content_encoding="gzip")
+            assert (status, headers["accept-encoding"]) == (415, "identity")
+            assert msgspec.json.decode(body)["error"]["code"] == "unsupported_content_encoding"
+            assert (await w.request(path, asked, content_encoding="identity"))[0] == 200
+
+    run(scenario())
+
+
 def test_the_list_of_models_has_a_trailing_slash_too() -> None:
     async def scenario() -> None:
         async with world() as w:

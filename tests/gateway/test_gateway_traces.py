@@ -124,18 +124,21 @@ def test_a_body_that_its_connection_refuses_is_told_with_the_status_of_the_answe
     assert list(map(told, output.lines)) == [(400, "bad_request", "auth:acme", None, "r")]
 
 
-def test_a_client_that_leaves_while_its_body_comes() -> None:
+@pytest.mark.parametrize("path", [CHAT, "/admin/drain", "/programs/release"])
+def test_a_client_that_leaves_while_its_body_comes(path: str, caplog: pytest.LogCaptureFixture) -> None:
     output = Lines()
 
     async def scenario() -> None:
-        async with world(access_log=True, log_output=output) as w:
+        async with world(access_log=True, log_output=output, programs={"backend_capacity_tokens": 1_000}) as w:
             connection = await w.connect()
-            connection.writer.write(b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{" % CHAT.encode())
-            await w.wait_until(lambda: w.state.parked_body_bytes)
+            head = b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
+            connection.writer.write(head % path.encode())
+            assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             connection.disconnect()
             await w.wait_until(lambda: output.lines)
 
     run(scenario())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     (line,) = output.lines
     assert (line["status"], line["tenant"], line["id"][:8]) == (499, "ip:127.0.0.1", "maitred-")
 

@@ -35,6 +35,7 @@ from maitred.gateway.observe.outputs import Outputs
 from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.request_observer import RequestObserver
+from maitred.gateway.observe.request_record import CLIENT_GONE
 from maitred.gateway.observe.shared_page import SharedPages
 from maitred.gateway.observe.state import GatewayCounters, GatewayState
 from maitred.gateway.observe.state_snapshots import StateSnapshots
@@ -274,7 +275,8 @@ class Gateway(App):
         access_log = self._outputs.access_log
         if access_log is not None:
             span, tenant = self._clock.now() - began_at, self._intake.access.tenant_of(exchange, port)
-            access_log.write_answer(exchange, exchange.status, error_code, span, request_id, tenant)
+            status = exchange.status or (CLIENT_GONE if exchange.refusal is None else exchange.refusal.status)
+            access_log.write_answer(exchange, status, error_code, span, request_id, tenant)
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         """Answer a request for a route of the engines with an error, before it is taken in."""

@@ -16,6 +16,7 @@ from maitred.core.steps import Steps
 from maitred.gateway import error_responses
 from maitred.gateway.access.page_access import Page, Port, Viewer
 from maitred.gateway.admin.reload import ConfigReloader
+from maitred.gateway.bodies.content_coding import coding_not_taken
 from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.gateway.observe.metrics import GatewayCollector
 from maitred.gateway.observe.shared_page import SharedPages, write_json
@@ -23,7 +24,7 @@ from maitred.gateway.observe.state import GatewayState
 from maitred.gateway.observe.state_snapshots import StateSnapshots
 from maitred.gateway.observe.tenant_views import TenantViews
 from maitred.scheduler.interface import ANY_MODEL, Backend, Scheduler
-from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error, send_json
+from maitred.wire.exchange import ApiError, ClientDisconnected, Exchange, send_bytes, send_error, send_json
 
 MODEL_PATH_PREFIX: Final = "/v1/models/"
 """The path of one model without its name, which may contain slashes."""
@@ -52,6 +53,15 @@ class NamedBackend(msgspec.Struct, frozen=True):
 _decode_named_backend = msgspec.json.Decoder(NamedBackend).decode
 _MAX_BODY_BYTES: Final = 64 * 1024
 """Largest body of a request to these paths."""
+
+
+async def read_page_body(exchange: Exchange) -> bytes:
+    """Return the body of a request for a page, which has at most 64 KiB. Raises ApiError 415 for one that is compressed, and
+    what `Exchange.read_body` raises."""
+    coding = (exchange.get_header(b"content-encoding") or b"").strip().lower()
+    if coding not in (b"", b"identity"):
+        raise coding_not_taken(coding.decode("latin-1"), ())
+    return await exchange.read_body(_MAX_BODY_BYTES)
 
 
 def _send_draining(exchange: Exchange, backend: Backend) -> None:
@@ -136,6 +146,8 @@ class AdminEndpoints:
         except ApiError as error:
             send_error(exchange, error, path)
             return error.code or ""
+        except ClientDisconnected:
+            return "" if exchange.refusal is None else exchange.refusal.code or ""
         return ""
 
     async def _models(self, exchange: Exchange, viewer: Viewer) -> None:
@@ -224,7 +236,7 @@ class AdminEndpoints:
     async def _named_backend(self, exchange: Exchange) -> Backend:
         """Return the backend that the body names. Raises ApiError 400 for a body that names none, 404 for an unknown one."""
         try:
-            named = _decode_named_backend(await exchange.read_body(_MAX_BODY_BYTES)).backend
+            named = _decode_named_backend(await read_page_body(exchange)).backend
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise error_responses.no_backend_named(str(error)) from error
         for backend in self._fleet.backends:

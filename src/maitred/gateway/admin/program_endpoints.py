@@ -18,15 +18,13 @@ from urllib.parse import unquote
 import msgspec
 
 from maitred.gateway.access.page_access import Page, Viewer
-from maitred.gateway.admin.endpoints import WRITE_METHODS, Endpoint
+from maitred.gateway.admin.endpoints import WRITE_METHODS, Endpoint, read_page_body
 from maitred.gateway.observe.program_views import ProgramViews
 from maitred.gateway.observe.shared_page import SharedPages, write_json, write_json_object
 from maitred.scheduler.interface import RealTimePrograms
-from maitred.wire.exchange import ClientDisconnected, Exchange, send_bytes, send_json
+from maitred.wire.exchange import Exchange, send_bytes, send_json
 
 PROFILE_PATH_PREFIX: Final = "/profiles/"
-_MAX_BODY_BYTES: Final = 64 * 1024
-"""Largest body of a request to release a program."""
 
 
 class ProgramEndpoints:
@@ -64,11 +62,9 @@ class ProgramEndpoints:
 
     async def _release(self, exchange: Exchange, viewer: Viewer) -> None:
         try:
-            fields = msgspec.json.decode(await exchange.read_body(_MAX_BODY_BYTES))
+            fields = msgspec.json.decode(await read_page_body(exchange))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             _send_detail(exchange, "Invalid JSON")
-            return
-        except ClientDisconnected:
             return
         if not isinstance(fields, dict):
             _send_detail(exchange, "The body must be a JSON object")

@@ -19,7 +19,7 @@ import contextlib
 import importlib
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -180,7 +180,8 @@ def decode_body(body: bytes, coding: bytes, limit: int, lease: BodyLease) -> Ste
         return body
     found = CODINGS.get(_ALIASES.get(name, name))
     if found is None:
-        raise _not_taken(name)
+        _tell_of_extra(name)
+        raise coding_not_taken(name, CODINGS)
     decoded = BytesIO()
     decoder, at = found.start(body), 0
     num_left, size = _FEW_STREAMS + len(body) // _BYTES_PER_STREAM, PIECE_BYTES
@@ -218,11 +219,16 @@ def _invalid(name: str, problem: str) -> ApiError:
     return ApiError(400, message, kind="invalid_request_error", code="invalid_content_encoding")
 
 
-def _not_taken(name: str) -> ApiError:
+def _tell_of_extra(name: str) -> None:
+    """Say in the log, once, that a coding needs the extra."""
     if name in _OF_EXTRA and name not in _told_of:
         _told_of.add(name)
         log.warning("a client has sent a body in %s, which is refused: `pip install 'maitred[encodings]'` lets it in", name)
-    taken = ", ".join(CODINGS)
-    message = f"the Content-Encoding {name[:40]!r} is not taken here; taken is one of: {taken}"
-    headers = [(b"accept-encoding", taken.encode())]
+
+
+def coding_not_taken(name: str, taken: Iterable[str]) -> ApiError:
+    """Return the error for a body in the coding `name`, where those in `taken` are decoded."""
+    names = ", ".join(taken) or "identity"
+    message = f"the Content-Encoding {name[:40]!r} is not taken here; taken is one of: {names}"
+    headers = [(b"accept-encoding", names.encode())]
     return ApiError(415, message, kind="invalid_request_error", code="unsupported_content_encoding", headers=headers)
