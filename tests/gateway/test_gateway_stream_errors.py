@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import CHAT, STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatewayWorld, chunk, run, whole, world
+from world import CHAT, STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatewayWorld, apart, chunk, run, whole, world
 
 from maitred.gateway.forwarding.stream_dialects import dialect_of, error_object
 from maitred.wire.exchange import messages_error_type
@@ -233,24 +233,34 @@ def test_a_whole_answer_in_place_of_a_stream(path: str, is_shown: bool) -> None:
 REFUSALS = [
     whole(b'{"error":{"message":"Unrecognized request argument supplied: stream_options"}}', b"400 Bad Request"),
     whole(b'{"detail":[{"loc":["body","stream_options"]}]}', b"422 Unprocessable Entity"),
+    STREAM_HEAD + chunk(b'data: {"error":{"message":"no stream_options here","code":400}}\n\n') + chunk(b""),
 ]
 
 
 class Strict:
     """Refuses every `stream_options`."""
 
-    def __init__(self, refusal: bytes) -> None:
+    def __init__(self, refusal: bytes, *, in_pieces: bool = False) -> None:
         self.refusal = refusal
+        self.first_bytes = refusal.index(b"stream_options") if in_pieces else 0
 
     async def __call__(self, received: BackendRequest) -> None:
-        asks = b"stream_options" in received.body
-        await received.send(self.refusal if asks else STREAM_HEAD + chunk(b"data: 1\n\n") + chunk(b""))
+        if b"stream_options" not in received.body:
+            await received.send(STREAM_HEAD + chunk(b"data: 1\n\n") + chunk(b""))
+            return
+        if self.first_bytes:
+            await received.send(self.refusal[: self.first_bytes])
+            await apart()
+        await received.send(self.refusal[self.first_bytes :])
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_refused_question_for_the_usage_is_taken_back(refusal: bytes) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "in_pieces"), [*((refusal, False) for refusal in REFUSALS), *((refusal, True) for refusal in REFUSALS[:2])]
+)
+def test_a_refused_question_for_the_usage_is_taken_back(refusal: bytes, in_pieces: bool) -> None:
     async def scenario() -> None:
-        async with world(Backend(Strict(refusal)), Backend(Strict(refusal)), programs={}) as w:
+        strict = Strict(refusal, in_pieces=in_pieces)
+        async with world(Backend(strict), Backend(strict), programs={}) as w:
             status, _, said = await w.request(body={**STREAM, "program_id": "p", "temperature": 0.5})
             assert (status, said) == (200, b"data: 1\n\n")
             asked = [received.body for backend in w.backends for received in backend.received]

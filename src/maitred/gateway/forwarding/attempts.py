@@ -153,8 +153,10 @@ class Attempts:
             forwarder = self._forwarder(response, proxied, writer)
             if not forwarder.take_arrived():
                 await forwarder.wait_for_data()
-            if proxied.hides_usage and response.status in _REFUSALS and STREAM_OPTIONS in forwarder.withheld:
-                raise self._withdraw_usage(sent, proxied)
+            if proxied.hides_usage and (response.status in _REFUSALS or forwarder.first_error is not None):
+                await forwarder.wait_for_words()
+                if STREAM_OPTIONS in forwarder.withheld:
+                    raise self._withdraw_usage(sent, proxied)
             if response.status in RETRYABLE_STATUSES or (record.error is not None and forwarder.can_be_replaced):
                 raise attempt.hold(forwarder)
             self._outcomes.on_answer(sent, is_whole=not record.is_stream)

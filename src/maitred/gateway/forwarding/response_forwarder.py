@@ -135,6 +135,13 @@ class ResponseForwarder:
             self._withheld = await self._read_piece()
         self._note_first_data()
 
+    async def wait_for_words(self) -> None:
+        """Return when an error of the backend has come whole, or as much of it as is withheld. Raises UpstreamError."""
+        while not (self._is_stream or self._response.is_complete or len(self._withheld) >= MAX_WITHHELD_BYTES):
+            piece = await self._read_piece()
+            self._withheld += piece
+            self._record.on_body_piece(piece)
+
     def forward(self) -> Awaitable[None] | None:
         """Send the whole response. Return what must be awaited for the rest of it, or None if all was sent. Awaiting raises
         UpstreamError if it breaks off."""
