@@ -182,6 +182,14 @@ SAME_PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"system": [block("x-anthropic-billing-header: v=1; cch=00abc;"), block(LONG)], "messages": said("hi")},
         {"system": [block("x-anthropic-billing-header: v=1; cch=f00ba;"), block(LONG)], "messages": said("hi", TURN)},
     ),
+    "the header of a bill as a string": (
+        {"system": "x-anthropic-billing-header: v=1; cch=00abc;", "messages": said(LONG)},
+        {"system": "x-anthropic-billing-header: v=1; cch=f00ba;", "messages": said(LONG, TURN)},
+    ),
+    "the header of a bill in front of a system prompt": (
+        {"messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=00abc;\n\n" + LONG}, *said("hi")]},
+        {"messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=f00ba;\n\n" + LONG}, *said("hi", TURN)]},
+    ),
     "marks of tools": (
         {"tools": [{"name": "t", "description": LONG, **MARK}], "messages": said("hi")},
         {"tools": [{"name": "t", "description": LONG}], "messages": said("hi", TURN)},
@@ -218,8 +226,9 @@ def test_the_next_turn_begins_as_the_last_one_whatever_no_engine_computes(what: 
         ({"prompt": [1, 2] * 200}, {"prompt": [1, 3] * 200}),
         ({"prompt": LONG}, {"prompt": "x" + LONG}),
         ({"messages": said(LONG.replace("exact", '\\"role\\": \\"x\\"'))}, {"messages": said(LONG)}),
+        ({"system": f"x-anthropic-billing-header: v=1;\n{LONG}"}, {"system": f"x-anthropic-billing-header: v=1;\nx{LONG}"}),
     ],
-    ids=["roles", "images", "token ids", "texts", "quotes"],
+    ids=["roles", "images", "token ids", "texts", "quotes", "behind the header of a bill"],
 )
 def test_prompts_that_an_engine_computes_differently_differ(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert prompt_keys(one)[0:9] != prompt_keys(other)[0:9]

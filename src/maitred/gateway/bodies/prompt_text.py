@@ -3,7 +3,8 @@ r"""The text of a prompt, for comparing prompts: what an engine computes of a bo
 A router that sends a conversation where its beginning is cached compares the bytes of prompts. Two bodies of one conversation
 differ in bytes that no engine computes, and some by design in each request:
 
-    x-anthropic-billing-header: ...; cch=1a2b3;     the first system block of Claude Code, which engines strip
+    x-anthropic-billing-header: ...; cch=1a2b3;     the first system block of Claude Code, which engines strip, or its first
+                                                    line where a proxy has joined the blocks
     "cache_control": {"type": "ephemeral"}          a mark that moves to the newest message with each turn
     "content": "hi" or [{"type": "text", ...}]      the same text, as a string or as a list of blocks
 
@@ -38,6 +39,8 @@ _MEMBERS: Final = re.compile(
 _MARK: Final = rb'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
 _MARKS: Final = re.compile(rb",\s*" + _MARK + rb"|" + _MARK + rb"\s*,?")
 _BILLING: Final = b"x-anthropic-billing-header"
+_BILLING_LINE: Final = re.compile(_BILLING + rb"[^\\]*+(?:\\n)*+")
+"""That header, with the line ends behind it as JSON has them."""
 
 
 class PromptText(msgspec.Struct, frozen=True, gc=False):
@@ -56,8 +59,15 @@ class PromptText(msgspec.Struct, frozen=True, gc=False):
 def _text_of(part: msgspec.Raw) -> bytes:
     """Return the strings that matter in a part of a prompt, or the part itself if it is no list of messages or blocks."""
     raw = _beginning(part)
-    found = [text for text in _MEMBERS.findall(raw) if not text.startswith(_BILLING)] if raw.startswith(b"[") else []
-    return b"\0".join(found) if found else raw.strip(b'"')
+    found = _MEMBERS.findall(raw) if raw.startswith(b"[") else []
+    if not found:
+        return _without_billing(raw.strip(b'"'))
+    return b"\0".join(text for text in map(_without_billing, found) if text)
+
+
+def _without_billing(text: bytes) -> bytes:
+    """Return a text without the header of a bill in front."""
+    return _BILLING_LINE.sub(b"", text, count=1) if text.startswith(_BILLING) else text
 
 
 def _beginning(raw: msgspec.Raw) -> bytes:
