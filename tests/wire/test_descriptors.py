@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
 import socket
+import ssl
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -13,7 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvloop
+from test_certificate import make_certificate
 
+from maitred.wire.certificate import ServerCertificate
 from maitred.wire.descriptors import DescriptorRoom, choose_idlest
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.server import App, running_server
@@ -96,6 +100,15 @@ class Client:
         await self.send(REQUEST)
         return await self.receive()
 
+    async def ask_over_tls(self, trusted: ssl.SSLContext) -> bytes:
+        """Connect, with a handshake, and return the answer to a request."""
+        await self.connect()
+        reader, writer = await asyncio.open_connection(sock=self._socket, ssl=trusted, server_hostname="localhost")
+        writer.write(REQUEST)
+        answer = await reader.readuntil(b"hello")
+        writer.close()
+        return answer
+
     async def is_closed(self) -> bool:
         """Return whether the server closes the connection soon."""
         try:
@@ -106,13 +119,15 @@ class Client:
 
 
 @asynccontextmanager
-async def short_of_descriptors(free: int, num_clients: int) -> AsyncIterator[tuple[Server, list[Client]]]:
+async def short_of_descriptors(
+    free: int, num_clients: int, certificate: ServerCertificate | None = None
+) -> AsyncIterator[tuple[Server, list[Client]]]:
     """Run a server to which `free` descriptors are left, and make clients that are not connected."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num_clients)]
         stack.enter_context(limited(free))
         server = Server()
-        async with running_server(server) as url:
+        async with running_server(server, certificate=certificate) as url:
             where = urlsplit(url)
             assert where.hostname is not None
             assert where.port is not None
@@ -130,6 +145,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
         runner.run(asyncio.wait_for(scenario, 60))
 
 
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the open descriptors are counted in /proc")
 
 
@@ -147,6 +163,26 @@ def test_a_client_with_idle_connections_shuts_out_nobody() -> None:
             assert server.context.num_evicted > 80
             assert await idle[0].is_closed()
             assert not await idle[-1].is_closed()
+
+    run(scenario())
+
+
+@needs_proc
+@needs_openssl
+def test_a_client_that_begins_no_handshakes_shuts_out_nobody(tmp_path: Path) -> None:
+    files = make_certificate(tmp_path, "localhost")
+    certificate, trusted = ServerCertificate(*files, where="gateway"), ssl.create_default_context(cafile=files[0])
+
+    async def scenario() -> None:
+        async with short_of_descriptors(120, 203, certificate) as (server, (*silent, one, other)):
+            for client in silent:
+                await client.connect()
+            assert (await one.ask_over_tls(trusted)).endswith(b"hello")
+            assert (await other.ask_over_tls(trusted)).endswith(b"hello")
+            assert server.context.num_evicted > 80
+            assert await silent[0].is_closed()
+            assert not await silent[-1].is_closed()
+            assert len(server.context.handshakes) < 120
 
     run(scenario())
 

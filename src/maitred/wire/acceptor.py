@@ -8,7 +8,7 @@ accepted one connection, it asks here for the protocol of that one, and all othe
     600 streams, turns of 8 ms, 300 clients at once: accepted within 3 turns instead of 300
 
 For a client that comes alone this is one look more, which finds the queue empty. (A reader of the listening socket that accepts
-all connections itself would make such a client a third dearer.)
+all connections itself would make such a client a third dearer. Over TLS that is not felt: `handshakes`.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, cast
 
-from maitred.wire.certificate import FLUSH_SECS, HANDSHAKE_SECS, ServerCertificate
 from maitred.wire.machine import BACKLOG, ListeningSocket
 
 MAX_PER_TURN: Final = 128
@@ -34,30 +33,25 @@ class Acceptor:
         listener: ListeningSocket,
         loop: asyncio.AbstractEventLoop,
         make_protocol: Callable[[], asyncio.Protocol],
-        certificate: ServerCertificate | None = None,
         descriptor_mark: int = sys.maxsize,
     ) -> None:
-        """`make_protocol` is called for each connection. With a `certificate` they speak TLS. Once a descriptor has the number
-        `descriptor_mark`, further connections wait for the next turn, when others have been closed (`descriptors`)."""
+        """`make_protocol` is called for each connection. Once a descriptor has the number `descriptor_mark`, further
+        connections wait for the next turn, when others have been closed (`descriptors`)."""
         self._listener = listener
         self._loop = loop
         self._make_protocol = make_protocol
         self._descriptor_mark = descriptor_mark
-        self._tls: dict[str, Any] = {}
-        if certificate is not None:
-            self._tls = {"ssl": certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECS}
-            self._tls["ssl_shutdown_timeout"] = FLUSH_SECS
         self._opening: set[Coroutine[Any, Any, Any]] = set()
-        """Accepted connections that are not made yet; over TLS, until the handshake has ended."""
+        """Accepted connections that are not made yet."""
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Accept connections from now on."""
         listener = cast(Any, self._listener)  # of the loop's own kind
-        self._server = await self._loop.create_server(self._on_accepted, sock=listener, backlog=BACKLOG, **self._tls)
+        self._server = await self._loop.create_server(self._on_accepted, sock=listener, backlog=BACKLOG)
 
     def close(self) -> None:
-        """Accept no more connections, and close the listening socket. Handshakes under way go on."""
+        """Accept no more connections, and close the listening socket."""
         if self._server is not None:
             self._server.close()
 
@@ -68,7 +62,7 @@ class Acceptor:
             if connection is None:
                 break
             descriptor = connection.fileno()
-            self._open(self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls))
+            self._open(self._loop.connect_accepted_socket(self._make_protocol, connection))
             if descriptor >= self._descriptor_mark:
                 break
         return self._make_protocol()
@@ -77,7 +71,7 @@ class Acceptor:
         """Go on to make a connection. A task would do the same, but begin with the next turn of the loop."""
         try:
             waits_for: asyncio.Future[Any] = opening.send(None)
-        except (StopIteration, OSError):  # It is made; or the client has left, or its handshake has failed.
+        except (StopIteration, OSError):  # It is made, or the client has left.
             self._opening.discard(opening)
         else:
             self._opening.add(opening)

@@ -8,7 +8,7 @@ be counted:
     from `last` to the limit    a client for whom no connection can be closed is turned away: what is left is for connections
                                 to backends, and for files
 
-A connection is idle while it has no request, or has begun to send the head of one.
+A connection is idle while it has no request, or has begun to send the head of one; over TLS also until its handshake has ended.
 
 Example: a limit of 256 makes `mark` 224 and `last` 240. A client with 400 idle connections is at 224 of them, less some, since
 each further one closes the oldest. Another client's connection is the newest, and stays.

@@ -32,6 +32,7 @@ from maitred.core.errors import ConfigError
 from maitred.wire.acceptor import Acceptor
 from maitred.wire.certificate import ServerCertificate
 from maitred.wire.exchange import Exchange, Handler
+from maitred.wire.handshakes import TlsAcceptor
 from maitred.wire.machine import ListeningSocket, Machine
 from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
@@ -175,7 +176,7 @@ class _Server:
         self._is_announced = False
         """Whether the end is to be announced for `_delay_secs`."""
         self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs, machine)
-        self._acceptors: list[Acceptor] = []
+        self._acceptors: list[Acceptor | TlsAcceptor] = []
         self._told_twice = asyncio.Event()
 
     async def start(self, ports: Sequence[OpenPort]) -> None:
@@ -184,9 +185,15 @@ class _Server:
         context = self._context
         for port in ports:
             make_protocol = partial(ServerConnection, context, port.listener.handler)
-            acceptor = Acceptor(port.socket, context.loop, make_protocol, port.listener.certificate, context.descriptors.mark)
+            acceptor = self._make_acceptor(port, make_protocol)
             self._acceptors.append(acceptor)
             await acceptor.start()
+
+    def _make_acceptor(self, port: OpenPort, make_protocol: Callable[[], ServerConnection]) -> Acceptor | TlsAcceptor:
+        context, certificate = self._context, port.listener.certificate
+        if certificate is not None:
+            return TlsAcceptor(port.socket, context, make_protocol, certificate)
+        return Acceptor(port.socket, context.loop, make_protocol, context.descriptors.mark)
 
     async def announce_stop(self) -> None:
         """Serve on for a while, as a server that is not ready, if SIGTERM has said to stop."""
@@ -216,8 +223,8 @@ class _Server:
                 await asyncio.wait(context.tasks, timeout=CANCEL_SECS)
             log.info("shut down")
             await self._app.stop()
-        for connection in tuple(context.connections):
-            connection.abort()
+        for each in (*context.handshakes, *context.connections):
+            each.abort()
         context.close()
 
     def _close_connections(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import chain
 from typing import Final, Protocol
 
 from maitred.wire.descriptors import DescriptorRoom, choose_idlest
@@ -20,12 +21,8 @@ _TELL_SECS: Final = 60.0
 log = logging.getLogger("maitred.wire")
 
 
-class OpenConnection(Protocol):
-    """A connection from a client."""
-
-    def drain(self) -> None:
-        """Close the connection now if it is idle, else after the response under way."""
-        ...
+class DescriptorOwner(Protocol):
+    """What holds the descriptor of a connection from a client."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -34,6 +31,14 @@ class OpenConnection(Protocol):
     @property
     def idle_since(self) -> float | None:
         """Since when it has no request, in seconds of the clock of deadlines, or None while one is answered."""
+        ...
+
+
+class OpenConnection(DescriptorOwner, Protocol):
+    """A connection from a client, made."""
+
+    def drain(self) -> None:
+        """Close the connection now if it is idle, else after the response under way."""
         ...
 
     def watch(self) -> None:
@@ -59,6 +64,8 @@ class ServerContext:
         # Dictionaries, which keep their order, rather than sets, whose order is that of addresses in memory: what the gateway
         # does must follow from what it was told.
         self.connections: dict[OpenConnection, None] = {}
+        self.handshakes: dict[DescriptorOwner, None] = {}
+        """Connections over TLS that are not made yet."""
         self._unwatched: dict[OpenConnection, None] = {}
         """Those that are to have a timer soon."""
         self._watch_timer: asyncio.TimerHandle | None = None
@@ -76,7 +83,7 @@ class ServerContext:
         self.num_evicted = 0
         """Idle connections that were closed because descriptors were short."""
         self._tells_next = 0.0
-        self._evicted: set[OpenConnection] = set()
+        self._evicted: set[DescriptorOwner] = set()
         """Those of them that are not gone yet."""
 
     def watch_soon(self, connection: OpenConnection) -> None:
@@ -107,13 +114,18 @@ class ServerContext:
         if not self.connections:
             self.all_closed.set()
 
+    def on_handshake_end(self, handshake: DescriptorOwner) -> None:
+        """Forget a handshake: its connection is made, or closed."""
+        self.handshakes.pop(handshake, None)
+        self._evicted.discard(handshake)
+
     def make_room(self, descriptor: int) -> bool:
         """Close idle connections if this new descriptor has a number so high that few are left (`descriptors`). Return whether
         it may be that of a client."""
         count = self.descriptors.num_missing(descriptor, len(self._evicted))
         if count:
             self._tell_shortage()
-            others = (each for each in self.connections if each not in self._evicted)
+            others = (each for each in chain(self.handshakes, self.connections) if each not in self._evicted)
             idle = ((since, each) for each in others if (since := each.idle_since) is not None)
             for connection in choose_idlest(idle, count):
                 self._evicted.add(connection)
