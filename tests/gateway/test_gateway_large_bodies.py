@@ -12,10 +12,12 @@ from typing import Any, cast
 import pytest
 from world import CHAT, run, world
 
+from maitred.gateway.bodies import prompt_text
 from maitred.gateway.bodies.agent_headers import SessionReader
 from maitred.gateway.bodies.json_slices import SLICE_BYTES
 from maitred.gateway.bodies.large_body import LARGE_BYTES, LargeBody, Steps, Turns
 from maitred.gateway.bodies.program_fields import ProgramReader, withdraw_usage
+from maitred.gateway.bodies.prompt_text import PromptText
 from maitred.gateway.bodies.request_fields import RoutingHintReader, decode_body_fields, parse_body_fields
 from maitred.gateway.bodies.request_work import count_sequences, output_limit
 from maitred.gateway.intake.large_body_reader import LargeBodyReader, _read_json
@@ -195,6 +197,40 @@ def test_the_loop_runs_between_any_two_slices() -> None:
         return turns[0]
 
     assert run(scenario()) >= len(body) // SLICE_BYTES
+
+
+PROMPTS = {
+    "text": {"messages": [{"role": "user", "content": "hello " * 200_000}]},
+    "roles": {"messages": [{"role": ""}] * 100_000},
+    "short texts": {
+        "messages": [{"text": "a"}] * 100_000,
+        "system": [{"text": "b"}] * 100_000,
+        "tools": [{"name": "t"}] * 100_000,
+    },
+}
+
+
+@pytest.mark.parametrize("keeps_parts", [False, True])
+@pytest.mark.parametrize("what", PROMPTS)
+def test_what_routers_ask_of_a_large_prompt_is_computed_in_steps(
+    what: str, keeps_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, body = RoutingHintReader(Signals.PROMPT), encoded(model="m", **PROMPTS[what])
+
+    def prompt() -> PromptText:
+        prefix = reader.read_hints([], body, "m", finished(_read_json(body))).prefix
+        assert isinstance(prefix, PromptText)
+        return prefix
+
+    expected = {size: list(prompt().block_keys(size)) for size in (16, 32)}
+    prepared = prompt()
+    num_steps = sum(1 for _ in prepared.prepare(keeps_parts=keeps_parts))
+    assert num_steps >= sum(map(len, expected.values())) // 1024 + body.count(b'"role"') // 2048 + body.count(b'"text"') // 2048
+    made = prompt_text.hash_text_blocks
+    monkeypatch.setattr(prompt_text, "hash_text_blocks", None)  # Nothing is left to compute.
+    assert {size: list(prepared.block_keys(size)) for size in expected} == expected
+    monkeypatch.setattr(prompt_text, "hash_text_blocks", made)
+    assert list(prepared.block_keys(64)) == list(prompt().block_keys(64))  # another size, which was not known
 
 
 def test_of_many_large_bodies_one_step_is_done_in_a_turn_and_they_take_turns() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import gzip
 import tracemalloc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +22,7 @@ from test_gateway_programs import driver
 from world import STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatedAnswer, GatewayWorld, chunk, run, whole, world
 
 from maitred.gateway.config import RetryConfig
+from maitred.routing import RoutingConfig
 from maitred.scheduler.ejection import EjectionConfig
 from maitred.wire.errors import UpstreamLimits
 
@@ -29,6 +31,7 @@ REQUESTS = 6
 PAD = "x" * SIZE
 SWEPT_LATER = {"IdleContext", "IdleContexts", "InFlightOrder", "Program", "ProgramKey", "Ticket", "ToolTimes", "_TenantQueue"}
 """What a heap or a cache drops when it has many of them; none of it refers to a body."""
+LARGE = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"pad":"' + b"x" * 1_200_000 + b'"}'
 QUEUE = {"classes": {"default": {"queue_size": 0}, "bulk": {"queue_size": 100, "queue_timeout_secs": 0.01}}}
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
 
@@ -114,6 +117,65 @@ def test_a_request_that_is_answered_at_once(status: int, payload: object, config
     leaves_nothing(expect(status, payload), **config)
 
 
+@pytest.mark.parametrize(
+    ("status", "payload", "headers"),
+    [
+        (415, body(), {"content_encoding": "nonsense"}),
+        (400, body(), {"content_encoding": "gzip"}),
+        (400, gzip.compress(b"[" * SIZE), {"content_encoding": "gzip"}),
+        (200, gzip.compress(LARGE), {"content_encoding": "gzip"}),
+        (200, LARGE, {}),
+        (404, LARGE.replace(b'"m"', b'"n"'), {}),
+        (400, LARGE[:-1], {}),
+        (400, b"[" * len(LARGE), {}),
+        (400, {"program_id": 5, **body()}, {}),
+        (400, LARGE.replace(b'"pad"', b'"program_id":5,"pad"'), {}),
+    ],
+)
+@pytest.mark.parametrize("programs", [None, {"backend_capacity_tokens": 10_000_000}])
+def test_a_body_that_is_large_or_encoded(
+    status: int, payload: Any, headers: dict[str, str], programs: dict[str, Any] | None
+) -> None:
+    has_id = b"program_id" in payload if isinstance(payload, bytes) else "program_id" in payload
+    routing = RoutingConfig(policy="cache-aware")
+    leaves_nothing(
+        expect(200 if has_id and programs is None else status, payload, **headers), programs=programs, routing=routing
+    )
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_form(unknown: bool) -> None:
+    parts = b"--b\r\ncontent-disposition: form-data; name=model\r\n\r\n%b\r\n--b\r\n\r\n" % (b"n" if unknown else b"m")
+
+    async def once(w: GatewayWorld) -> None:
+        form = {"content_type": "multipart/form-data; boundary=b"}
+        status, _, _ = await w.request("/v1/audio/transcriptions", parts + b"x" * len(LARGE), **form)
+        assert status == (404 if unknown else 200)
+
+    leaves_nothing(once)
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/admin/drain", "/programs/release", "/v1/responses/x"])
+@pytest.mark.parametrize("key", ["tenant", "shared"])
+def test_a_path_of_the_operator(path: str, key: str) -> None:
+    async def once(w: GatewayWorld) -> None:
+        await w.request(path, body(), authorization=f"Bearer {key}")
+
+    keys = {"api_key": "shared", "tenant_api_keys": {"t": "tenant"}}
+    leaves_nothing(once, programs={"backend_capacity_tokens": 10_000_000}, **keys)
+
+
+async def refuse_options(received: BackendRequest) -> None:
+    if b"stream_options" in received.body:
+        await received.send(whole(b'{"error":"no stream_options"}', b"400 Bad Request"))
+    else:
+        await stream(received)
+
+
+def test_a_question_for_the_usage_that_is_taken_back() -> None:
+    leaves_nothing(expect(200, body(stream=True)), Backend(refuse_options), programs={"backend_capacity_tokens": 10_000_000})
+
+
 async def break_off(received: BackendRequest) -> None:
     raise ConnectionError
 
@@ -155,6 +217,9 @@ NO_PAUSE = {"retry": RetryConfig(initial_backoff_secs=0), "ejection": EjectionCo
         ((stall,), 504, {"upstream": UpstreamLimits(head_secs=0.02)}),
         ((fail,), 500, {}),
         ((fail, fail), 500, {}),
+        ((fail, stream), 200, {}),
+        ((break_off, stream), 200, {}),
+        ((answer_error_in_stream, stream), 200, {}),
         ((stream,), 200, {}),
         ((answer_error_in_stream,), 200, {}),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from world import Backend, BackendRequest, run, world
 
@@ -9,6 +11,7 @@ from maitred.core.errors import ConfigError
 from maitred.gateway import refusal_pace
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.refusal_pace import RefusalPace
+from maitred.routing import RoutingConfig
 
 SECOND = 1_000_000
 
@@ -75,6 +78,26 @@ def test_a_refusal_that_waits_holds_neither_a_body_nor_a_slot_and_delays_nobody_
             assert 0 < bytes_of_one < 1000
             assert (await w.request(x_smg_tenant_id="patient"))[0] == 429
             assert (await w.request("/health", method="GET"))[0] == 200
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("size", [200_000, 400_000, 1_200_000])
+@pytest.mark.parametrize("policy", ["cache-aware", "prefix-hash", "least-loaded"])
+def test_a_refusal_that_waits_holds_no_prompt_for_the_router(policy: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusal_pace, "MAX_DELAY", 3600 * SECOND)
+
+    async def scenario() -> None:
+        routing = RoutingConfig(policy=policy)
+        async with world(Backend(silent), slots=1, admission=FULL, refusals_per_sec=1, routing=routing) as w:
+            await w.start_request()
+            await w.wait_until(lambda: w.state.in_flight == 1)
+            tracemalloc.start()
+            for refused in range(1, 9):
+                await w.start_request({"model": "m", "messages": [{"role": "user", "content": "x" * size}]})
+                await w.wait_until(lambda refused=refused: w.state.classes["default"].queue_full == refused)
+            await w.wait_until(lambda: tracemalloc.get_traced_memory()[0] < 2 * size)
+            tracemalloc.stop()
 
     run(scenario())
 

@@ -20,9 +20,12 @@ import msgspec
 from maitred.core.contracts import PrefixCacheView
 from maitred.core.request import Request
 from maitred.core.sequence import SequenceState
+from maitred.core.steps import Steps, run_at_once
 
 BYTES_PER_TOKEN = 4
 """Bytes of UTF-8 text that count as a token, by the usual rule of thumb."""
+_BLOCKS_IN_STEP = 1_024
+"""Blocks that are hashed in a step: less than a millisecond."""
 
 
 class PromptTokenIds(msgspec.Struct, frozen=True, gc=False):
@@ -45,11 +48,18 @@ class PromptTextBytes(msgspec.Struct, frozen=True, gc=False):
         return len(self.text) // BYTES_PER_TOKEN
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        so_far, step, hashes = blake2b(digest_size=8), block_size * BYTES_PER_TOKEN, []
-        for end in range(step, len(self.text) + 1, step):
-            so_far.update(self.text[end - step : end])
-            hashes.append(int.from_bytes(so_far.copy().digest()))
-        return hashes
+        return run_at_once(hash_text_blocks(self.text, block_size))
+
+
+def hash_text_blocks(text: bytes, block_size: int) -> Steps[list[int]]:
+    """Return in steps the hashes of the full blocks of `text`, of `block_size * BYTES_PER_TOKEN` bytes each."""
+    so_far, step, hashes = blake2b(digest_size=8), block_size * BYTES_PER_TOKEN, list[int]()
+    for end in range(step, len(text) + 1, step):
+        so_far.update(text[end - step : end])
+        hashes.append(int.from_bytes(so_far.copy().digest()))
+        if not len(hashes) % _BLOCKS_IN_STEP:
+            yield
+    return hashes
 
 
 def extend_block_hashes(block_hashes: Sequence[int], tokens: Sequence[int], block_size: int) -> list[int]:

@@ -22,15 +22,19 @@ escaped in JSON, so the name of a member is never found inside one. Prompts that
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from maitred.kv.block_hashes import PromptTextBytes
+from maitred.core.steps import Steps, run_at_once
+from maitred.kv.block_hashes import hash_text_blocks
 
 MAX_PROMPT_BYTES: Final = 1024 * 1024
 """Size of the beginning of a prompt that is compared: enough to recognise a prompt, and images in prompts are large."""
+LARGE_PROMPT_BYTES: Final = 256 * 1024
+"""Size of a body from which on its prompt is looked through in steps."""
 _STRING: Final = rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)'
 _MEMBERS: Final = re.compile(
     rb'"(?:role|text|content|name|arguments|output|url|image_url|data|file_id|file_data)"\s*:\s*' + _STRING, re.DOTALL
@@ -38,31 +42,69 @@ _MEMBERS: Final = re.compile(
 """The strings that an engine computes; the last one may be cut off, also within an escape."""
 _MARK: Final = rb'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
 _MARKS: Final = re.compile(rb",\s*" + _MARK + rb"|" + _MARK + rb"\s*,?")
+_STRINGS_IN_STEP: Final = 2_048
+"""Strings that are found in a step: a millisecond."""
 _BILLING: Final = b"x-anthropic-billing-header"
 _BILLING_LINE: Final = re.compile(_BILLING + rb"[^\\]*+(?:\\n)*+")
 """That header, with the line ends behind it as JSON has them."""
 
 
-class PromptText(msgspec.Struct, frozen=True, gc=False):
-    """The `PrefixKeys` of a prompt, computed when they are asked for."""
+class PromptText:
+    """The `PrefixKeys` of a prompt, computed when they are asked for, and kept."""
 
-    model: bytes
-    tools: msgspec.Raw
-    parts: tuple[msgspec.Raw, ...]
-    """System prompt, messages and what else a body has as its prompt, in the order in which an engine puts them."""
+    def __init__(self, model: bytes, tools: msgspec.Raw, parts: tuple[msgspec.Raw, ...], asked_sizes: set[int]) -> None:
+        """`parts` are system prompt, messages and what else a body has as its prompt, in the order in which an engine puts
+        them. `asked_sizes` are those for which keys were asked before, of any prompt."""
+        self._model, self._tools, self._parts, self._asked_sizes = model, tools, parts, asked_sizes
+        self._text: bytes | None = None
+        self._keys: dict[int, Sequence[int]] = {}
 
     def block_keys(self, block_size: int) -> Sequence[int]:
-        texts = [self.model, _MARKS.sub(b"", _beginning(self.tools)), *map(_text_of, self.parts)]
-        return PromptTextBytes(b"\0".join(filter(None, texts))[:MAX_PROMPT_BYTES]).block_keys(block_size)
+        self._asked_sizes.add(block_size)
+        return run_at_once(self._make_keys(block_size))
+
+    def prepare(self, *, keeps_parts: bool) -> Steps[None]:
+        """Compute in steps what a router is going to ask for, as it has asked for it of other prompts. What else it may ask for
+        is found in the parts if they are kept, as they cost nothing where the whole body is kept; else in their text."""
+        self._text = yield from self._make_text()
+        for block_size in tuple(self._asked_sizes):
+            yield from self._make_keys(block_size)
+        if keeps_parts:
+            self._text = None
+        else:
+            self._tools, self._parts = msgspec.Raw(), ()
+
+    def forget(self) -> None:
+        """Refer to the body no more: the request will not be sent."""
+        self._text, self._tools, self._parts = b"", msgspec.Raw(), ()
+
+    def _make_keys(self, block_size: int) -> Steps[Sequence[int]]:
+        keys = self._keys.get(block_size)
+        if keys is None:
+            text = yield from self._make_text()
+            made = yield from hash_text_blocks(text, block_size)
+            keys = self._keys[block_size] = array("Q", made)  # A list of integers is five times as large.
+        return keys
+
+    def _make_text(self) -> Steps[bytes]:
+        if self._text is not None:
+            return self._text
+        texts = [self._model, _MARKS.sub(b"", _beginning(self._tools))]
+        for part in self._parts:
+            yield
+            texts.append((yield from _text_of(part)))
+        return b"\0".join(filter(None, texts))[:MAX_PROMPT_BYTES]
 
 
-def _text_of(part: msgspec.Raw) -> bytes:
+def _text_of(part: msgspec.Raw) -> Steps[bytes]:
     """Return the strings that matter in a part of a prompt, or the part itself if it is no list of messages or blocks."""
-    raw = _beginning(part)
-    found = _MEMBERS.findall(raw) if raw.startswith(b"[") else []
-    if not found:
-        return _without_billing(raw.strip(b'"'))
-    return b"\0".join(text for text in map(_without_billing, found) if text)
+    raw, found = _beginning(part), list[bytes]()
+    if raw.startswith(b"["):
+        for number, member in enumerate(_MEMBERS.finditer(raw), 1):
+            found.append(_without_billing(member[1]))
+            if not number % _STRINGS_IN_STEP:
+                yield
+    return b"\0".join(filter(None, found)) if found else _without_billing(raw.strip(b'"'))
 
 
 def _without_billing(text: bytes) -> bytes:

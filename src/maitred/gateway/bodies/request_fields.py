@@ -312,6 +312,7 @@ class RoutingHintReader:
         self._sessions = SessionReader() if sessions is None else sessions
         self._session = Signals.SESSION in signals
         self._prompt = Signals.PROMPT in signals
+        self._asked_block_sizes: set[int] = set()
 
     def read_hints(self, headers: Headers, body: bytes, model: str, large: LargeBody | None = None) -> RoutingHints:
         """Return the hints of one request; `body` is a JSON object, and a `large` one has been read. Prompts of different
@@ -322,7 +323,9 @@ class RoutingHintReader:
         fields = _decode_hint_fields(body) if large is None else large.fill(_HintFields, MAX_PROMPT_BYTES)
         parts = (fields.system, fields.instructions, fields.messages, fields.prompt, fields.input, fields.text)
         has_prompt = bool(fields.tools) or any(parts)
-        prefix = PromptText(model.encode(), fields.tools, parts) if self._prompt and has_prompt else None
+        prefix = None
+        if self._prompt and has_prompt:
+            prefix = PromptText(model.encode(), fields.tools, parts, self._asked_block_sizes)
         if not self._session:
             return RoutingHints(prefix=prefix)
         # In reverse, so that the first of repeated headers is the one that stays.

@@ -6,6 +6,7 @@ import asyncio
 
 from maitred.core.request import Request
 from maitred.gateway.bodies.body_budget import BodyLease
+from maitred.gateway.bodies.prompt_text import PromptText
 from maitred.gateway.forwarding.waiting_stream import WaitingStream
 from maitred.gateway.observe.request_record import RequestRecord
 from maitred.gateway.routes import Route
@@ -73,6 +74,9 @@ class ProxyRequest(ScheduledRequest):
     def drop_body(self) -> None:
         """Give the memory of the body back: it is not going to be sent."""
         self.body = b""
+        prefix = self.request.prefix
+        if isinstance(prefix, PromptText):
+            prefix.forget()
         self.body_lease.release()
 
     def forget_failures(self) -> None:

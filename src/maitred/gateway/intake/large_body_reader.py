@@ -6,12 +6,14 @@ from io import BytesIO
 from typing import Final
 
 from maitred.core.errors import JSON_ERRORS
+from maitred.core.request import PrefixKeys
 from maitred.core.steps import Steps
 from maitred.gateway.bodies.body_budget import BodyLease
 from maitred.gateway.bodies.body_members import parts_of_changed
 from maitred.gateway.bodies.content_coding import decode_body
 from maitred.gateway.bodies.large_body import LargeBody, Turns, read_large_body
 from maitred.gateway.bodies.program_fields import PROGRAM_MEMBER_NAMES
+from maitred.gateway.bodies.prompt_text import PromptText
 from maitred.gateway.bodies.request_fields import HINT_MEMBER_NAMES, MEMBER_NAMES, invalid_body
 from maitred.gateway.bodies.request_work import MAX_SEQUENCES, PROMPT_NAMES
 from maitred.gateway.intake.engine_priority import PRIORITY_NAME
@@ -47,6 +49,12 @@ class LargeBodyReader:
             if must_be_json:
                 raise invalid_body(error, body) from error
             return LargeBody({})
+
+    async def prepare_prompt(self, exchange: Exchange, prefix: PrefixKeys, large: LargeBody | None) -> None:
+        """Compute what a router is going to ask of the prompt of a body, which is `large` if it has been read in slices. Raises
+        ClientDisconnected."""
+        if isinstance(prefix, PromptText):
+            await self._turns.run(prefix.prepare(keeps_parts=large is None), exchange)
 
     async def change(self, exchange: Exchange, body: bytes, large: LargeBody) -> bytes:
         """Return the body for the backend, with the changes that are noted in `large`. Raises ClientDisconnected."""

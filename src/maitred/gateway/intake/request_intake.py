@@ -29,6 +29,7 @@ from maitred.gateway.access.page_access import PageAccess, Viewer
 from maitred.gateway.bodies.body_budget import BodyBudget, BodyLease
 from maitred.gateway.bodies.large_body import LARGE_BYTES, LargeBody, count_characters
 from maitred.gateway.bodies.program_fields import NO_PROGRAM, ProgramOfRequest, ask_for_usage
+from maitred.gateway.bodies.prompt_text import LARGE_PROMPT_BYTES
 from maitred.gateway.bodies.request_fields import NO_HINTS, REQUEST_ID_HEADER, BodyFields, model_required, parse_body_fields
 from maitred.gateway.bodies.request_work import UsualOutputs, count_sequences, output_limit
 from maitred.gateway.config import GatewayConfig
@@ -140,10 +141,8 @@ class RequestIntake:
                 route, fields = read_passed(exchange, body, access, rules.passed_paths, large)
             request = self._read_request(exchange, rules, inbound, route, fields, tenant, lease, body, arrival, large)
             fields = NO_FIELDS  # They refer to the body, and compiled, the locals of a coroutine live long.
-            if large is not None:
-                request.body = await self._large_bodies.change(exchange, body, large)
-            if large is not None or inbound.content_coding is not None:
-                request.ready_at = self._clock.now()
+            if large is not None or inbound.content_coding is not None or len(body) > LARGE_PROMPT_BYTES:
+                await self._finish_in_steps(exchange, request, body, large)
                 large = None
             proxied = request
         except ApiError as error:
@@ -157,6 +156,14 @@ class RequestIntake:
             if proxied is None and lease is not None:
                 lease.release()
         return proxied
+
+    async def _finish_in_steps(self, exchange: Exchange, request: ProxyRequest, body: bytes, large: LargeBody | None) -> None:
+        """Do what is left to do of a request with a body that is not small. Raises ClientDisconnected."""
+        if large is not None:
+            request.body = await self._large_bodies.change(exchange, body, large)
+        if request.request.prefix is not None:
+            await self._large_bodies.prepare_prompt(exchange, request.request.prefix, large)
+        request.ready_at = self._clock.now()
 
     async def _read_upload(self, exchange: Exchange, lease: BodyLease, max_bytes: int) -> bytes:
         """Return a body that comes after the head. Raises ApiError, ClientDisconnected."""
