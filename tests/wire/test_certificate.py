@@ -15,7 +15,7 @@ import pytest
 from raw_upstream import run
 
 from maitred.core.errors import ConfigError
-from maitred.wire import acceptor, protocol
+from maitred.wire import handshakes, protocol
 from maitred.wire import certificate as certificate_module
 from maitred.wire.certificate import ServerCertificate, read_certificate
 from maitred.wire.exchange import Exchange, send_bytes
@@ -181,7 +181,7 @@ def test_a_client_that_does_not_confirm_the_end_is_not_waited_for(
 
 
 def test_a_handshake_has_a_limit(served: ServerCertificate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "HANDSHAKE_SECS", 0.1)
+    monkeypatch.setattr(handshakes, "HANDSHAKE_SECS", 0.1)
 
     async def scenario() -> bytes:
         async with serving(served) as here:
