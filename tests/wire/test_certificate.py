@@ -15,8 +15,8 @@ import pytest
 from raw_upstream import run
 
 from maitred.core.errors import ConfigError
-from maitred.wire import handshakes, protocol
 from maitred.wire import certificate as certificate_module
+from maitred.wire import handshakes, protocol
 from maitred.wire.certificate import ServerCertificate, read_certificate
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.server import App, running_server
