@@ -1,6 +1,6 @@
 """What large bodies cost the gateway, by their shape: CPU for a byte, the longest hold of the event loop, and memory.
 
-    python bench/body_shapes.py [--mib 31] [--only WORD ...]
+    python bench/body_shapes.py [--mib 31] [--only WORD ...] [--router cache-aware]
 
 The gateway runs in this process, a client and a backend in another one. Each shape is sent twice: once to measure the CPU time
 of the whole request, and once with a task that runs in every turn of the loop and measures the CPU time of the thread between
@@ -67,6 +67,13 @@ def in_member(name: str, unit: bytes, opening: bytes = b"[", closing: bytes = b"
     return Shape(b'{"model":"m","%b":%b' % (name.encode(), opening), unit, closing + b"}", path)
 
 
+def in_prompts(unit: bytes) -> Shape:
+    """Return a body with many `unit` in each member in which a prompt may be, the last of which is the largest."""
+    names = (b"tools", b"system", b"prompt", b"input")
+    members = b",".join(b'"%b":[%b1]' % (name, unit * (2 * MIB // len(unit))) for name in names)
+    return Shape(b'{"model":"m",%b,"messages":[' % members, unit, b"1]}")
+
+
 def in_text(unit: bytes) -> Shape:
     """Return a body with a prompt of many `unit`."""
     return in_member("messages", unit, b'[{"role":"user","content":"', b'"}]')
@@ -99,6 +106,10 @@ SHAPES = {
     "empty strings": in_member("messages", b'"",'),
     "strings of a character": in_member("messages", b'"a",'),
     "empty roles": in_member("messages", b'{"role":""},'),
+    "short texts in all prompts": in_prompts(b'{"text":"a"},'),
+    "marks in all prompts": in_prompts(b'{"cache_control":{}},'),
+    "half marks in all prompts": in_prompts(b'{"cache_control":1},'),
+    "white space before a batch": in_member("messages", b" ", path="/v1/chat/completions/batch"),
     "white space": in_member("messages", b" "),
     "white space behind a name": in_member("messages", b" ", b"", b"1"),
     "token ids": in_member("prompt", b"12345,", path="/v1/completions"),
@@ -220,13 +231,15 @@ def clear_peak() -> float:
     return peak_mib()
 
 
-async def measure(names: list[str], pipe: Connection) -> int:
-    """Send each shape through a gateway, and print what it costs. Return the exit status."""
+async def measure(names: list[str], pipe: Connection, router: str | None) -> int:
+    """Send each shape through a gateway, and print what it costs. Return the exit status. With a `router` there are no
+    programs, which would choose the backend in its place."""
     config = GatewayConfig(
         backends=(f"http://127.0.0.1:{pipe.recv()}",), forward_priority="vllm", slots_per_backend=8, health_interval_secs=1
     )
-    programs = ProgramsConfig(mode="tr", backend_capacity_tokens=100_000_000)
-    gateway = Gateway(config, AdmissionConfig(mode="priority"), RoutingConfig(policy="prefix-hash"), programs)
+    programs = ProgramsConfig(mode="tr" if router is None else "off", backend_capacity_tokens=100_000_000)
+    routing = RoutingConfig(policy=router or "prefix-hash")
+    gateway = Gateway(config, AdmissionConfig(mode="priority"), routing, programs)
     worst_name, worst_share, worst_hold = "", 0.0, 0.0
     tune_process()
     async with running_server(gateway) as url:
@@ -265,6 +278,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=float, default=31, help="size of the bodies, in MiB")
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="only shapes with one of these words")
+    parser.add_argument("--router", metavar="POLICY", help="without programs, by this routing policy")
     args = parser.parse_args()
     names = [name for name in SHAPES if not args.only or any(word in name for word in args.only)]
     here, there = multiprocessing.Pipe()
@@ -273,7 +287,7 @@ def main() -> int:
     )
     other.start()
     try:
-        return uvloop.run(measure(names, here))
+        return uvloop.run(measure(names, here, args.router))
     finally:
         other.kill()
         other.join()

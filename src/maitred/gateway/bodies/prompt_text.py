@@ -40,8 +40,9 @@ _MEMBERS: Final = re.compile(
     rb'"(?:role|text|content|name|arguments|output|url|image_url|data|file_id|file_data)"\s*:\s*' + _STRING, re.DOTALL
 )
 """The strings that an engine computes; the last one may be cut off, also within an escape."""
-_MARK: Final = rb'"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
-_MARKS: Final = re.compile(rb",\s*" + _MARK + rb"|" + _MARK + rb"\s*,?")
+_MARK_NAME: Final = b'"cache_control"'
+_MARK: Final = re.compile(_MARK_NAME + rb"\s*:\s*(?:\{[^{}]*\}|null)")
+_COMMA_BEHIND: Final = re.compile(rb"\s*,")
 _STRINGS_IN_STEP: Final = 2_048
 """Strings that are found in a step: a millisecond."""
 _BILLING: Final = b"x-anthropic-billing-header"
@@ -89,11 +90,28 @@ class PromptText:
     def _make_text(self) -> Steps[bytes]:
         if self._text is not None:
             return self._text
-        texts = [self._model, _MARKS.sub(b"", _beginning(self._tools))]
+        texts = [self._model, (yield from _without_marks(_beginning(self._tools)))]
         for part in self._parts:
             yield
             texts.append((yield from _text_of(part)))
         return b"\0".join(filter(None, texts))[:MAX_PROMPT_BYTES]
+
+
+def _without_marks(tools: bytes) -> Steps[bytes]:
+    """Return tools without the marks in them, each with one of the commas beside it."""
+    kept, begin, at, num_seen = list[bytes](), 0, 0, 0
+    while (found := tools.find(_MARK_NAME, at)) >= 0:
+        mark = _MARK.match(tools, found)
+        at = found + len(_MARK_NAME) if mark is None else mark.end()
+        if mark is not None:
+            before = tools[begin:found].rstrip()
+            comma = None if before.endswith(b",") else _COMMA_BEHIND.match(tools, at)
+            kept.append(before.removesuffix(b","))
+            begin = at = at if comma is None else comma.end()
+        num_seen += 1
+        if not num_seen % _STRINGS_IN_STEP:
+            yield
+    return b"".join((*kept, tools[begin:])) if kept else tools
 
 
 def _text_of(part: msgspec.Raw) -> Steps[bytes]:
