@@ -178,7 +178,7 @@ class Adopt(Input, frozen=True):
 
 
 class Resize(Input, frozen=True):
-    """A model has so many slots."""
+    """A model has another number of slots."""
 
     pool: str
     capacity: int

@@ -33,7 +33,7 @@ LOG_ROOM: Final = "log"
 
 
 def encode_gap(num_lines: int) -> bytes:
-    """Return the line that stands for so many lines that could not be written."""
+    """Return the line that stands for `num_lines` lines that could not be written."""
     return msgspec.json.encode({"room": LOG_ROOM, "gap": num_lines}) + b"\n"
 
 

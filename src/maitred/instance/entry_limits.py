@@ -61,7 +61,7 @@ class QueueCaps:
         self.is_capped = max_num_queued_reqs is not None or max_num_queued_tokens is not None
 
     def overload_reason(self, prompts: Sequence[int], sequences: Mapping[RequestId, SequenceState]) -> str | None:
-        """Return why requests with prompts of so many tokens are rejected, while `sequences` wait and run; None if all are let
+        """Return why requests with `prompts` (tokens of each) are rejected, while `sequences` wait and run; None if all are let
         in, one after the other."""
         if self._max_requests is not None and len(sequences) + len(prompts) > self._max_requests:
             return f"{len(sequences)} requests wait and run, and max_num_queued_reqs is {self._max_requests}"

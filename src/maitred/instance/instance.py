@@ -100,7 +100,7 @@ class Instance:
         self._core.tells_first_tokens = False
 
     def overload_reason(self, prompts: Sequence[int]) -> str | None:
-        """Return why requests with prompts of so many tokens, which came together now, would not all be let in; None if they
+        """Return why requests with `prompts` (tokens of each), which came together now, would not all be let in; None if they
         would be."""
         core = self._core
         if not core.queue_caps.is_capped:

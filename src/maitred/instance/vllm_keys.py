@@ -62,7 +62,7 @@ class VllmKeys(QueueingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     preempted soon; from 0 to below 1."""
     prefill_schedule_interval: int = 1
     """Steps from one that computes prompts to the next while other requests decode; 1: every step may. All steps may while one
-    in so many leaves requests waiting. For `vllm_release: "0.33"`."""
+    in as many leaves requests waiting. For `vllm_release: "0.33"`."""
     vllm_release: Literal["0.32", "0.33"] = "0.32"
     """The release of vLLM whose rules are followed where they differ."""
     max_num_queued_reqs: int | None = None

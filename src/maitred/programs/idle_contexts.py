@@ -87,7 +87,7 @@ class IdleContexts:
     def end_request(self, tokens: int) -> None:
         """A request has ended with a context of `tokens`."""
         self._num_ended += 1
-        # What so many have passed over is dead, as after a compaction, though nothing says so.
+        # A context that `MAX_PASSED` ends have passed over is dead, as after a compaction, though nothing says so.
         oldest = self._num_ended - (1 if self._is_one else MAX_PASSED)
         self._contexts = [context for context in self._contexts if context.number > oldest]
         self._contexts.append(IdleContext(self._num_ended, tokens))

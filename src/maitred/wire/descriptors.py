@@ -24,10 +24,10 @@ from operator import itemgetter
 from typing import Final, TypeVar
 
 _RESERVED_SHARE: Final = 8
-"""One descriptor of so many is in the reserve."""
+"""One descriptor in this number is in the reserve."""
 _MIN_RESERVED, _MAX_RESERVED = 16, 1_024
 _BATCH_SHARE: Final = 8
-"""Of the reserve, one part of so many is freed at once."""
+"""The reserve has this number of parts, of which one is freed at once."""
 _Connection = TypeVar("_Connection")
 
 

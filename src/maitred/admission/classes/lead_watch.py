@@ -67,7 +67,7 @@ class LeadWatch:
         self.watched.append(_Watched(ticket, units_ahead))
 
     def on_freed(self, units: int) -> None:
-        """Note that units were freed: all that are watched move up by so many."""
+        """Note that units were freed: all that are watched move up by as many."""
         for watched in self.watched:
             watched.units_ahead -= units
         while self.watched and self.watched[0].units_ahead <= 0:

@@ -83,7 +83,7 @@ class OwnRequests:
         return round(self._token_gap)
 
     def add(self, prompt_tokens: int, is_streamed: bool, now: Micros, sequences: int = 1) -> OwnRequest:
-        """Return the record of a request that is sent now, and makes so many sequences in the engine."""
+        """Return the record of a request that is sent now, and makes `sequences` in the engine."""
         request = OwnRequest(prompt_tokens, is_streamed, now, sequences)
         self._requests[request] = None
         self._in_flight += sequences

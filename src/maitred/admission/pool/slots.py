@@ -154,7 +154,7 @@ class Slots:
         return self.in_use + units - self.run
 
     def num_slots(self, units: int) -> int:
-        """Return how many slots have so many units, or more."""
+        """Return the number of slots that have `units` together, rounded up."""
         return -(-units // self.units_per_slot)
 
     def fits(self, lane: int, units: int) -> bool:

@@ -32,8 +32,8 @@ PIECE_BYTES: Final = 256 * 1024
 """Size of the pieces that are read and decoded at a time, in bytes."""
 _FEW_STREAMS: Final = 16
 _BYTES_PER_STREAM: Final = 1024
-"""A body may have so many streams, and one more for each so many bytes of it. One of gzip may have 20 bytes that stand for
-nothing, so no other limit would hold, and each costs a decoder and what is copied behind its end."""
+"""A body may have `_FEW_STREAMS` streams, and one more for each `_BYTES_PER_STREAM` of its bytes. One of gzip may have 20 bytes
+that stand for nothing, so no other limit would hold, and each costs a decoder and what is copied behind its end."""
 _GZIP_BITS, _ZLIB_BITS, _RAW_BITS = 31, 15, -15
 """What zlib calls the wrapping of a stream."""
 _ZSTD_WINDOW_LOG: Final = 23

@@ -284,7 +284,7 @@ class JsonSlices:
 
 
 def _moved(error: msgspec.DecodeError, distance: int) -> msgspec.DecodeError:
-    """Return `error` with the place that it names moved by so many bytes, out of a document to the text."""
+    """Return `error` with the place that it names moved by `distance` bytes, out of a document to the text."""
     message = _ERROR_PLACE.sub(lambda found: f"(byte {max(0, int(found[1]) + distance)})", str(error))
     return type(error)(message)
 

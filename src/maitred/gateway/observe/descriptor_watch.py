@@ -1,6 +1,6 @@
 """DescriptorWatch: says in the log when the process has no file descriptors left.
 
-Each request takes two descriptors, and the operating system gives a process so many. When none is left, a new connection is
+Each request takes two descriptors, and the operating system limits those of a process. When none is left, a new connection is
 accepted and closed again at once, below anything that the gateway sees: clients see resets, and the gateway sees nothing. So
 once a second the watch asks for a descriptor and gives it back. The first time it gets none, that is logged, with the limit;
 the first time it gets one again, that is logged as well. A descriptor with a high number says that few are left, whoever holds

@@ -28,7 +28,7 @@ class WaitingRequests(TenantRequests):
     """Seconds since the first of those that wait has come, or null if none waits."""
 
     def add(self, *, is_waiting: bool, secs: float) -> None:
-        """Add a request that came so many seconds ago."""
+        """Add a request that came `secs` seconds ago."""
         if is_waiting:
             self.waiting += 1
             self.longest_wait_secs = max(self.longest_wait_secs or 0.0, round(max(0.0, secs), 3))

@@ -27,13 +27,13 @@ _UNIT: Final = 1 / _ONE
 _HALF: Final = 1 << 47
 _FEW_ROWS: Final = 12
 _FEW_STEPS: Final = 48
-"""Up to so many rows or steps these are added up one by one; with more of both Euclid's algorithm is faster."""
+"""Up to these numbers of rows or steps, the rows are added up one by one; with more of both Euclid's algorithm is faster."""
 _MOST_KEPT: Final = 64
 """Steps of the longest run for which a `Line` keeps something: 80 kB at most, for runs of every length."""
 
 
 class Line:
-    """The line of all decode-only steps of so many sequences, whatever their context.
+    """The line of all decode-only steps of a number of sequences, whatever their context.
 
     Runs on it have one growth, so what they have in common is kept by their number of steps: the fractions that they would
     have if the first step had none, sorted. Where it has one, those steps take 1 µs more whose own and this one make a whole,

@@ -16,7 +16,7 @@ class LinearSteps:
         self.overheads = overheads
 
     def time_of(self, prefill_tokens: int, decodes: int) -> Micros:
-        """Return the time of a step with so many tokens of prefill, in which `decodes` sequences decode."""
+        """Return the time of a step with `prefill_tokens`, in which `decodes` sequences decode, µs."""
         return int(self._b0 + self._b1 * prefill_tokens + self._b2 * decodes) or 1
 
     def step_time(self, batch: BatchShape) -> Micros:

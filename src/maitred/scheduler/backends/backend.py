@@ -203,7 +203,7 @@ class UpstreamRequest(CancelScope):
         return 0 if self.record is None else self.record.last_data_at
 
     def note_events(self, num_events: int, now: Micros) -> None:
-        """Note that a piece of a stream has come, with so many events; usually each holds a token."""
+        """Note that a piece of a stream has come, with `num_events`; usually each holds a token."""
         if self.own is not None:
             self.backend.own_requests.note_pieces(self.own, self.own.pieces + max(1, num_events), now)
 
