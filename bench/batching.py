@@ -52,7 +52,7 @@ CASES = {
 def filled(case: Case, running: int, waiting: int, *, long_prompts: bool) -> Instance:
     """Return an instance in which `running` requests generate and `waiting` ones wait."""
     blocks = running * (_PROMPT + _ANSWER + _BLOCK) // _BLOCK
-    config = InstanceConfig.of_flavour(
+    config = InstanceConfig(
         max_num_seqs=running + 64,
         max_num_batched_tokens=8192,
         total_kv_blocks=blocks,

@@ -117,7 +117,7 @@ def figures(results: Results) -> Figures:
 
 
 def run(jobs: Iterable[Job], blocks: int, keys: Mapping[str, Any], sample: bool = False) -> Results:
-    config = InstanceConfig.of_flavour(**{**GPUS, "total_kv_blocks": blocks, **keys})
+    config = InstanceConfig(**{**GPUS, "total_kv_blocks": blocks, **keys})
     return simulate(jobs, ClusterConfig(), config, sample_every=SECOND if sample else None)
 
 

@@ -144,8 +144,8 @@ def model_spec(name: str) -> ModelSpec:
 
 def simulated(row: Row, latency: LatencyConfig, rounds: int) -> tuple[float, float]:
     """Return the mean TTFT and TPOT in ms."""
-    instance = InstanceConfig.of_flavour(
-        row.query.engine,  # type: ignore[arg-type]
+    instance = InstanceConfig(
+        flavour=row.query.engine,  # type: ignore[arg-type]
         latency=latency,
         total_kv_blocks=kv_blocks(row.query),
         max_num_seqs=max(row.users, 1),

@@ -162,8 +162,8 @@ def policies(requests: int, rounds: int) -> None:
 
 def flavours(requests: int, rounds: int) -> None:
     """Print what a request costs under each flavour, by the length of the answer."""
-    kinds = {name: InstanceConfig.of_flavour(name) for name in FLAVOURS}
-    kinds["trtllm, max-utilization"] = InstanceConfig.of_flavour("trtllm", batching="max-utilization")
+    kinds = {name: InstanceConfig(flavour=name) for name in FLAVOURS}
+    kinds["trtllm, max-utilization"] = InstanceConfig(flavour="trtllm", batching="max-utilization")
     loads = [list(case.jobs(requests)) for case in LENGTHS]
     costs: dict[str, list[list[float]]] = {name: [[] for _ in LENGTHS] for name in kinds}
     for _ in range(rounds):

@@ -310,7 +310,7 @@ def test_impossible_parameters_are_refused(parameters: str, message: str) -> Non
 
 
 def test_the_flavour_runs_it() -> None:
-    assert InstanceConfig.of_flavour("maitred").batching == "maitred"
+    assert InstanceConfig(flavour="maitred").batching == "maitred"
 
 
 @st.composite

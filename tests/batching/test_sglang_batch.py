@@ -28,7 +28,7 @@ def job(number: int, arrival: int, prompt: int, output: int, **fields: Any) -> J
 
 def sglang(options: dict[str, Any] = {}, **keys: Any) -> Instance:  # noqa: B006
     plain = {"block_size_in_tokens": 1, "total_kv_blocks": 2000, "latency": LinearLatency((100, 1, 10))}
-    return new_instance(InstanceConfig.of_flavour("sglang", **{**plain, "sglang": SGLangConfig(**options), **keys}), Random(0))
+    return new_instance(InstanceConfig(flavour="sglang", **{**plain, "sglang": SGLangConfig(**options), **keys}), Random(0))
 
 
 class Played:
@@ -383,7 +383,7 @@ def test_an_empty_schedule_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_what_does_not_combine_is_an_error_at_once(keys: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=r"must be|not for|holds no") as caught:
-        InstanceConfig.of_flavour("sglang", **keys)
+        InstanceConfig(flavour="sglang", **keys)
     assert problem in str(caught.value)
 
 

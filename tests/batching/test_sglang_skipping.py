@@ -199,7 +199,7 @@ def test_requests_that_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) ->
     looks = []
     monkeypatch.setattr(DecodingRequests, "__getitem__", lambda self, index: looks.append(index))
     jobs = [(Request(id=n, arrival=400 * n, prompt_tokens=20, max_output_tokens=60), 60) for n in range(6)]
-    config = InstanceConfig.of_flavour("sglang", latency=LinearLatency((100, 0, 0)))
+    config = InstanceConfig(flavour="sglang", latency=LinearLatency((100, 0, 0)))
     seen = drive(config, jobs, [], set(), is_logged=False)
     assert [(number, tokens) for _, kind, number, tokens in seen.events if kind == "FINISHED"] == [(n, 60) for n in range(6)]
     assert looks == []

@@ -325,7 +325,7 @@ def instance(tmp_path: Path, text: str = "", env: Mapping[str, str] = {}, **flag
 
 @pytest.mark.parametrize("name", sorted(FLAVOURS))
 def test_each_flavour_has_a_configuration_of_its_own_wherever_it_is_named(tmp_path: Path, name: FlavourName) -> None:
-    expected = InstanceConfig.of_flavour(name)
+    expected = InstanceConfig(flavour=name)
     assert {key: getattr(expected, key) for key in FLAVOURS[name].keys} == dict(FLAVOURS[name].keys)
     assert instance(tmp_path, f"instance: {{flavour: {name}}}") == expected
     assert instance(tmp_path, env={"MAITRED_INSTANCE__FLAVOUR": name}) == expected
@@ -337,7 +337,7 @@ def test_what_any_source_gives_wins(tmp_path: Path) -> None:
     env = {"MAITRED_INSTANCE__BATCHING": "max-utilization"}
     chosen = instance(tmp_path, "instance: {flavour: trtllm}", env)
     assert (chosen.batching, chosen.enable_prefix_caching) == ("max-utilization", True)
-    assert InstanceConfig.of_flavour("vllm", async_scheduling=False).enable_prefix_caching
+    assert InstanceConfig(flavour="vllm", async_scheduling=False).enable_prefix_caching
 
 
 def test_without_a_flavour_the_keys_keep_their_defaults(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_without_a_flavour_the_keys_keep_their_defaults(tmp_path: Path) -> None:
     [
         ({"flavour": "vllm", "batching": "max-requests"}, "batching is not for flavour vllm"),
         ({"flavour": "trtllm", "async_scheduling": True}, "async_scheduling is not for flavour trtllm"),
-        ({"flavour": "trtllm"}, "needs batching: InstanceConfig.of_flavour('trtllm')"),
+        ({"flavour": "trtllm", "batching": None}, "needs batching: batching='guaranteed-no-evict'"),
     ],
 )
 def test_keys_that_a_flavour_does_not_take_are_an_error(keys: dict[str, Any], problem: str) -> None:

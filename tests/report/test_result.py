@@ -157,7 +157,7 @@ def test_a_model_is_named_with_its_gpus_the_error_and_the_memory() -> None:
         (InstanceConfig(total_kv_blocks=500), "500 KV blocks of 16 tokens each, as given"),
         (InstanceConfig(latency=LinearLatency((1.0, 2.0, 3.0))), "no model, no particular GPU; 1 instance; a step takes 1 µs"),
         (InstanceConfig(enable_prefix_caching=True), "order fcfs, prefix caching, no admission"),
-        (InstanceConfig.of_flavour("sglang"), "flavour sglang"),
+        (InstanceConfig(flavour="sglang"), "flavour sglang"),
     ],
 )
 def test_what_is_particular_to_a_run_is_in_its_line(stated: InstanceConfig, words: str) -> None:

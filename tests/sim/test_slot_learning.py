@@ -169,4 +169,4 @@ def test_a_changed_limit_is_the_same_with_and_without_skipped_steps(keys: dict[s
 @pytest.mark.parametrize("flavour", ["blis", "sglang", "trtllm", "maitred"])
 def test_batches_that_keep_their_limit_say_so(flavour: str) -> None:
     with pytest.raises(ConfigError, match="keeps its limit"):
-        simulate(flood(16, 1), RESTARTED, InstanceConfig.of_flavour(flavour))
+        simulate(flood(16, 1), RESTARTED, InstanceConfig(flavour=flavour))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any, Literal
 
+import msgspec
 from msgspec.structs import force_setattr
 
 from maitred.batching import BatchLimits
@@ -37,9 +38,18 @@ _HOUR: Micros = 3_600_000_000
 _MAX_LATENCY_SCALE = 1_000_000
 
 
-class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _FlavouredStruct(msgspec.StructMeta):
+    """Gives the keys of a new instance the defaults of its flavour, where its maker gives none. A converter of msgspec does not
+    pass here: the sources of a configuration have done the same by then (`config.sources`)."""
+
+    def __call__(self, *args: Any, **keys: Any) -> Any:
+        return super().__call__(*args, **{**flavour_keys(keys.get("flavour")), **keys})
+
+
+class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_FlavouredStruct):
     """One instance. Names and meanings are those of vLLM's and BLIS's flags, and so are the defaults, with the KV memory of an
-    80 GB GPU beside an 8B model."""
+    80 GB GPU beside an 8B model. `InstanceConfig(flavour="vllm")` has vLLM's defaults for all keys that are not given, as
+    `flavour: vllm` has in a file. Raises ValueError for keys that do not go together, and TypeError for an unknown key."""
 
     model: str = ""
     """What runs: a name in the catalogue (`maitred models`), any case, or the path of a Hugging Face `config.json`; empty:
@@ -112,14 +122,6 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
     step_by_step: bool = False
     """Simulate every step by itself: slower, with the same results."""
 
-    @classmethod
-    def of_flavour(cls, flavour: FlavourName, **keys: Any) -> InstanceConfig:
-        """Return the configuration of a flavour, with its defaults for what `keys` do not give.
-
-        Raises ValueError for keys that do not go together, and TypeError for an unknown key.
-        """
-        return cls(flavour=flavour, **{**flavour_keys(flavour), **keys})
-
     def __post_init__(self) -> None:
         self._latency_from_text()
         for name, most in _UPPER_LIMITS.items():
@@ -167,7 +169,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.batching is None and "batching" in flavour.keys:
             problem = f"flavour {self.flavour} needs batching"
-            raise ValueError(f"{problem}: InstanceConfig.of_flavour({self.flavour!r}) has its defaults")
+            raise ValueError(f"{problem}: {', '.join(f'{key}={value!r}' for key, value in flavour.keys.items())}")
 
         if flavour.takes_sglang_keys:
             self._check_sglang()

@@ -26,8 +26,8 @@ def test_a_model_brings_its_latency_its_blocks_and_its_longest_context() -> None
 
 
 def test_the_flavour_of_blis_has_its_step_times() -> None:
-    default = resolve_instance(InstanceConfig.of_flavour("blis", model=LLAMA))
-    roofline = resolve_instance(InstanceConfig.of_flavour("blis", model=LLAMA, latency="roofline"))
+    default = resolve_instance(InstanceConfig(flavour="blis", model=LLAMA))
+    roofline = resolve_instance(InstanceConfig(flavour="blis", model=LLAMA, latency="roofline"))
 
     assert isinstance(default.latency, TrainedPhysicsLatency)
     assert default.latency_model().step_time(PROMPT) == 7825
