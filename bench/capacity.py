@@ -30,7 +30,7 @@ from maitred.study.capacity.options import measure_traffic
 from maitred.study.runs import RunSettings, decode_figures, run_task
 from maitred.workload.load import as_key, make_self_contained
 
-SLO = Slo(ttft=1_000_000, tpot=100_000)
+SLO = Slo(ttft_ms=1_000, tpot_ms=100)
 SEED = 42
 ATTAINMENT = 0.99
 

@@ -9,8 +9,8 @@ import polars as pl
 
 import maitred
 
-CHATS = maitred.Targets(ttft=500_000, tpot=50_000)  # µs
-SLO = maitred.Slo(classes={"interactive": CHATS, "bulk": maitred.Targets(e2e=60_000_000)})
+CHATS = maitred.Targets(ttft_ms=500, tpot_ms=50)
+SLO = maitred.Slo(classes={"interactive": CHATS, "bulk": maitred.Targets(e2e_ms=60_000)})
 INSTANCE = maitred.InstanceConfig(max_num_seqs=64, total_kv_blocks=6_000)
 
 
@@ -44,7 +44,7 @@ for label, group in summary.by[maitred.By.CLASS].items():
 
 # %%
 for instances in range(1, 7):
-    run = maitred.simulate(workload(), maitred.ClusterConfig(num_instances=instances), INSTANCE, slo=SLO, sample_every=None)
+    run = maitred.simulate(workload(), maitred.ClusterConfig(num_instances=instances), INSTANCE, slo=SLO, sample_every_ms=None)
     chats = run.summary().by[maitred.By.CLASS]["interactive"]
     print(f"{instances} instances: {chats.attainment:.1%} of the chats, TTFT p99 {chats.ttft.p99 / 1000:,.0f} ms")
     if chats.attainment >= 0.99:

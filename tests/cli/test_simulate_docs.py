@@ -132,7 +132,7 @@ def test_its_columns_are_those_of_the_frame() -> None:
     names = re.findall(
         r"`([a-z0-9_]+)`", "".join(line.split(" | ")[0] for line in section("Columns").splitlines() if "|" in line)
     )
-    rows = product.simulate("sample:mixed", sample_every=None).rows
+    rows = product.simulate("sample:mixed", sample_every_ms=None).rows
     assert sorted(names) == sorted(to_frame(rows).columns)
 
 

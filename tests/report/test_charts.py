@@ -33,7 +33,7 @@ def by_title(panels: list[Panel]) -> dict[str, Panel]:
 
 
 def test_latencies_of_every_class_with_the_target_of_all(told: Results) -> None:
-    ttft, _, e2e = latency_panels(told, Slo(ttft=250_000))
+    ttft, _, e2e = latency_panels(told, Slo(ttft_ms=250))
     assert [curve.label for curve in ttft.curves] == ["interactive", "bulk"]
     interactive = ttft.curves[0]
     assert np.interp([100, 150, 200], interactive.x, interactive.y) == pytest.approx([0, 0.5, 1])
@@ -158,17 +158,17 @@ def test_hits_are_shares_of_what_was_asked(told: Results) -> None:
 
 
 def test_nothing_happened(none: Results) -> None:
-    assert time_panels(none) == latency_panels(none, Slo(ttft=1)) == []
+    assert time_panels(none) == latency_panels(none, Slo(ttft_ms=0.001)) == []
 
 
 def written(results: Results, name: str) -> bytes:
     parts: list[bytes] = []
-    write_plot(results, Slo(ttft=200_000), Path(name), parts.append)
+    write_plot(results, Slo(ttft_ms=200), Path(name), parts.append)
     return b"".join(parts)
 
 
 def test_all_panels_are_drawn_and_the_target(told: Results) -> None:
-    shown = [axes for axes in draw_run(told, Slo(ttft=200_000)).axes if axes.get_visible()]
+    shown = [axes for axes in draw_run(told, Slo(ttft_ms=200)).axes if axes.get_visible()]
     assert [axes.get_title(loc="left").split(",")[0] for axes in shown] == [
         "TTFT", "TPOT", "E2E", "Requests", "Output", "Not running yet", "In flight", "Prefix cache hits", "Waiting",
         "Running batch", "KV cache",
@@ -288,7 +288,7 @@ def test_of_many_requests_some_and_the_longest_waits() -> None:
 
 
 def test_a_run_without_samples_has_no_stretches(crowded: Result) -> None:
-    plain = simulate(synthetic(rate=30, num_requests=5), sample_every=None)
+    plain = simulate(synthetic(rate=30, num_requests=5), sample_every_ms=None)
     assert plain.rows.timelines is None
     assert len(timeline_of(plain)["requests"]) == 5
 

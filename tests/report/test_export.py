@@ -53,7 +53,7 @@ def test_more_requests_than_one_slice(make: Any, five_rows: Any) -> None:
 
 
 def test_the_figures_under_blis_keys(five: Results) -> None:
-    figures = metrics_of(five, Slo(ttft=200_000))
+    figures = metrics_of(five, Slo(ttft_ms=200))
     expected = {
         "injected_requests": 5, "completed_requests": 3, "rejected_requests": 1, "unfinished_requests": 1,
         "timed_out_requests": 0, "dropped_unservable": 0, "total_input_tokens": 110, "total_output_tokens": 20,

@@ -21,7 +21,6 @@ from result_rows import BULK, INTERACTIVE, NEVER, results_of
 
 import maitred
 from maitred.core.request import PriorityClass, Request
-from maitred.core.units import MILLISECOND
 from maitred.instance import InstanceConfig
 from maitred.instance.latency import LinearLatency
 from maitred.report import By, Slo, summarise, write_metrics, write_results
@@ -34,7 +33,7 @@ from maitred.sim import Outcome, Results
 from maitred.workload import Job
 from maitred.workload.prefix_keys import GroupPrefixKeys
 
-SLO: Final = Slo(ttft=2 * MILLISECOND, tpot=2 * MILLISECOND)
+SLO: Final = Slo(ttft_ms=2, tpot_ms=2)
 
 
 def run(jobs: Sequence[Job], **instance: Any) -> maitred.Result:
@@ -173,10 +172,10 @@ def test_a_request_whose_tokens_were_not_seen_has_no_ttft_and_no_tpot(measured: 
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
-        (Slo(ttft=SECOND), [False, True]),
-        (Slo(tpot=SECOND), [False, True]),
-        (Slo(tpot=3_600 * SECOND), [False, True]),
-        (Slo(e2e=2 * SECOND), [True, True]),
+        (Slo(ttft_ms=1_000), [False, True]),
+        (Slo(tpot_ms=1_000), [False, True]),
+        (Slo(tpot_ms=3_600_000), [False, True]),
+        (Slo(e2e_ms=2_000), [True, True]),
     ],
 )
 def test_it_meets_no_target_that_nobody_has_seen_it_meet(measured: Results, slo: Slo, met: list[bool]) -> None:
@@ -204,7 +203,7 @@ def test_tpot_ends_with_the_last_token_that_was_seen(measured: Results) -> None:
     assert summarise(seen).total.itl_mean == 50_000
     at_once = msgspec.structs.replace(measured, last_token=np.array([NEVER, 30_100_000]))
     assert request_latencies(at_once)["tpot"].tolist() == []
-    assert meets_slo(at_once, Slo(tpot=1)).tolist() == [False, True]
+    assert meets_slo(at_once, Slo(tpot_ms=0.001)).tolist() == [False, True]
 
 
 INSTANTS = st.one_of(st.just(NEVER), st.integers(0, 50))
@@ -234,6 +233,6 @@ def test_no_latency_is_negative_or_of_a_missing_instant(some: list[tuple[int, ..
         column = getattr(times, name)
         assert np.isnan(column[absent]).all()
         assert not (column < 0).any()
-    met = meets_slo(results, Slo(**{target: 10**9}))
+    met = meets_slo(results, Slo(**{f"{target}_ms": 10**6}))
     may_have_none = results.output_tokens <= 1 if target == "tpot" else np.zeros(len(results), dtype=bool)
     assert not (met & missing[target] & ~may_have_none).any()

@@ -60,7 +60,7 @@ class PageChecker(HTMLParser):
 
 
 def test_it_needs_nothing_from_anywhere(told: Results) -> None:
-    page = page_of(told, Slo(ttft=200_000))
+    page = page_of(told, Slo(ttft_ms=200))
     read = PageChecker(page)
     assert not re.search(r"(https?:|//)[a-z]|@import|url\(", page.replace("https://github.com/leeoniya/uPlot", ""))
     assert not [tag for tag, attributes in read.attributes if {"src", "href"} & set(attributes)]
@@ -68,7 +68,7 @@ def test_it_needs_nothing_from_anywhere(told: Results) -> None:
 
 
 def test_it_says_what_the_summary_says(told: Results) -> None:
-    read = PageChecker(page_of(told, Slo(ttft=200_000)))
+    read = PageChecker(page_of(told, Slo(ttft_ms=200)))
     tiles = dict(zip(read.text["dt"], read.text["dd"], strict=False))
     assert tiles["Within SLO"] == "40.0%"
     assert tiles["TTFT p99"] == "788.0 ms"
@@ -95,7 +95,7 @@ def test_every_chart_has_words_for_readers_that_do_not_see_it(told: Results) -> 
 def test_a_pointer_reads_the_values_of_the_curves(told: Results) -> None:
     charts: list[Any] = [
         json.loads(attributes["data-chart"] or "")
-        for _, attributes in PageChecker(page_of(told, Slo(ttft=200_000))).attributes
+        for _, attributes in PageChecker(page_of(told, Slo(ttft_ms=200))).attributes
         if "data-chart" in attributes
     ]
     kv = charts[-1]
@@ -111,7 +111,7 @@ def test_names_are_text_and_never_markup(told: Results) -> None:
     evil = "<script>alert('\"&')"
     renamed = msgspec.structs.replace(told, tenants=("", evil, "globex"), models=("", evil))
     setup = msgspec.structs.replace(SETUP, workload=evil, command=evil)
-    page = page_of(renamed, Slo(ttft=1), setup)
+    page = page_of(renamed, Slo(ttft_ms=0.001), setup)
     assert page.count("<script>") == 2
     assert evil in PageChecker(page).text["th"]
 
@@ -127,7 +127,7 @@ def test_the_same_run_gives_the_same_bytes(told: Results) -> None:
 
 
 def test_a_run_without_requests_is_a_page_too(none: Results) -> None:
-    read = PageChecker(page_of(none, Slo(ttft=1)))
+    read = PageChecker(page_of(none, Slo(ttft_ms=0.001)))
     assert "data-chart" not in {name for _, attributes in read.attributes for name in attributes}
     assert "nan" not in page_of(none).lower().replace("tenan", "")
 

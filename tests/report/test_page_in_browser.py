@@ -93,7 +93,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         ClusterConfig(num_instances=2, capacity=8),
         InstanceConfig(total_kv_blocks=80),
         admission=AdmissionConfig(mode="priority"),
-        slo=Slo(ttft=200_000),
+        slo=Slo(ttft_ms=200),
     )
     path = tmp_path_factory.mktemp("page") / "run.html"
     result.report(path)

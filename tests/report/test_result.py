@@ -25,7 +25,7 @@ def workload() -> object:
 
 @pytest.fixture(scope="module")
 def result() -> maitred.Result:
-    slo = maitred.Slo(ttft=50_000)
+    slo = maitred.Slo(ttft_ms=50)
     return maitred.simulate(workload(), maitred.ClusterConfig(num_instances=2), seed=7, slo=slo)
 
 
@@ -39,7 +39,7 @@ def test_its_rows_are_those_of_the_simulator(result: maitred.Result) -> None:
 def test_it_sums_up_by_its_slo_or_another(result: maitred.Result) -> None:
     met = int(np.count_nonzero(result.rows.first_token - result.rows.arrival <= 50_000))
     assert result.summary().total.within_slo == met
-    assert result.summary(maitred.Slo(ttft=1)).total.within_slo == 0
+    assert result.summary(maitred.Slo(ttft_ms=0.001)).total.within_slo == 0
     assert list(result.summary(by=[maitred.By.INSTANCE]).by) == [maitred.By.CLASS, maitred.By.INSTANCE]
 
 
@@ -70,7 +70,7 @@ def test_it_shows_itself(result: maitred.Result) -> None:
 
 
 def test_a_trace_may_be_named_as_on_the_command_line() -> None:
-    result = maitred.simulate("sample:mixed", maitred.ClusterConfig(num_instances=2), sample_every=None)
+    result = maitred.simulate("sample:mixed", maitred.ClusterConfig(num_instances=2), sample_every_ms=None)
     assert (len(result.rows), result.setup.workload, result.rows.samples) == (476, "sample:mixed", None)
     with pytest.raises(maitred.ConfigError, match=r"none\.csv: cannot be read"):
         maitred.simulate("azure:none.csv")
@@ -86,9 +86,9 @@ def test_the_setup_is_what_was_simulated() -> None:
 
 
 def test_a_horizon_cuts_it_off() -> None:
-    result = maitred.simulate(workload(), horizon=1_000_000)
+    result = maitred.simulate(workload(), horizon_secs=1)
     assert result.rows.end == 1_000_000
-    assert "no first token" in repr(maitred.simulate(workload(), horizon=1))
+    assert "no first token" in repr(maitred.simulate(workload(), horizon_secs=1e-6))
 
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.py"

@@ -99,11 +99,11 @@ def test_classes_have_their_own_figures_the_most_urgent_first(five: Results) -> 
 @pytest.mark.parametrize(
     ("slo", "good"),
     [
-        (Slo(ttft=200_000), 2),
-        (Slo(ttft=199_999), 1),
-        (Slo(e2e=499_999), 1),
-        (Slo(tpot=99_999), 1),
-        (Slo(ttft=400_000, tpot=100_000, e2e=1_400_000), 3),
+        (Slo(ttft_ms=200), 2),
+        (Slo(ttft_ms=199.999), 1),
+        (Slo(e2e_ms=499.999), 1),
+        (Slo(tpot_ms=99.999), 1),
+        (Slo(ttft_ms=400, tpot_ms=100, e2e_ms=1_400), 3),
     ],
 )
 def test_good_is_completed_within_every_target(five: Results, slo: Slo, good: int) -> None:
@@ -124,7 +124,7 @@ def test_without_an_slo_nothing_is_good_or_bad(five: Results) -> None:
 def test_from_nothing_comes_nothing_and_no_warning(none: Results) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        summary = summarise(none, Slo(ttft=1))
+        summary = summarise(none, Slo(ttft_ms=0.001))
     assert summary.total.ttft is summary.total.tpot is summary.total.e2e is summary.total.attainment is None
     assert summary.per_second(0) is None
     assert summary.classes == {}
@@ -153,7 +153,7 @@ def test_who_belongs_to_which(told: Results, by: By, arrived: dict[str, int]) ->
 
 
 def test_each_has_its_own_figures(told: Results) -> None:
-    acme, globex = (summarise(told, Slo(ttft=150_000)).by[By.TENANT][name] for name in ("acme", "globex"))
+    acme, globex = (summarise(told, Slo(ttft_ms=150)).by[By.TENANT][name] for name in ("acme", "globex"))
     assert acme.ttft is not None
     assert (acme.ttft.mean, acme.output_tokens, acme.within_slo, acme.attainment) == (150_000, 6, 1, 0.5)
     assert globex.ttft is not None
@@ -203,13 +203,13 @@ def test_work_that_was_done_twice(told: Results) -> None:
 @pytest.mark.parametrize(
     ("slo", "good"),
     [
-        (Slo(ttft=200_000), 2),
-        (Slo(ttft=200_000, classes={"batch": Targets(ttft=400_000)}), 3),
-        (Slo(ttft=200_000, classes={"batch": Targets(e2e=1_400_000)}), 2),  # what it leaves out is as for all
-        (Slo(classes={"batch": Targets(e2e=1)}), 2),  # the others have no target
-        (Slo(classes={"interactive": Targets(ttft=100_000)}), 2),
-        (Slo(ttft=200_000, classes={"bulk": Targets(ttft=400_000)}), 2),  # of bulk only the request without an SLO class
-        (Slo(ttft=1, classes={"interactive": Targets(ttft=200_000), "batch": Targets(ttft=400_000)}), 3),
+        (Slo(ttft_ms=200), 2),
+        (Slo(ttft_ms=200, classes={"batch": Targets(ttft_ms=400)}), 3),
+        (Slo(ttft_ms=200, classes={"batch": Targets(e2e_ms=1_400)}), 2),  # what it leaves out is as for all
+        (Slo(classes={"batch": Targets(e2e_ms=0.001)}), 2),  # the others have no target
+        (Slo(classes={"interactive": Targets(ttft_ms=100)}), 2),
+        (Slo(ttft_ms=200, classes={"bulk": Targets(ttft_ms=400)}), 2),  # of bulk only the request without an SLO class
+        (Slo(ttft_ms=0.001, classes={"interactive": Targets(ttft_ms=200), "batch": Targets(ttft_ms=400)}), 3),
     ],
 )
 def test_targets_of_a_class_come_before_those_for_all(told: Results, slo: Slo, good: int) -> None:
@@ -217,7 +217,7 @@ def test_targets_of_a_class_come_before_those_for_all(told: Results, slo: Slo, g
 
 
 def test_a_class_without_requests_is_a_warning(told: Results) -> None:
-    slo = Slo(classes={"batch": Targets(ttft=1), "bacth": Targets(ttft=1), "system": Targets(ttft=1)})
+    slo = Slo(classes={"batch": Targets(ttft_ms=0.001), "bacth": Targets(ttft_ms=0.001), "system": Targets(ttft_ms=0.001)})
     told.wasted_tokens[:] = 0
     assert summarise(told, slo).warnings == (
         "there is an SLO for the class 'bacth', and no request of it",
@@ -228,7 +228,7 @@ def test_a_class_without_requests_is_a_warning(told: Results) -> None:
 def test_targets_that_say_nothing_are_none() -> None:
     assert not Slo()
     assert not Slo(classes={"batch": Targets()})
-    assert Slo(classes={"batch": Targets(e2e=1)})
+    assert Slo(classes={"batch": Targets(e2e_ms=0.001)})
 
 
 def test_the_score_is_the_weighted_sum(five: Results) -> None:
@@ -294,7 +294,7 @@ def summaries_agree(exact: Summary, nearly: Summary) -> None:
 
 
 def test_of_a_run_whose_rows_are_not_kept() -> None:
-    slo = Slo(ttft=500_000, classes={"bulk": Targets(e2e=9_000_000), "nobody": Targets(e2e=1)})
+    slo = Slo(ttft_ms=500, classes={"bulk": Targets(e2e_ms=9_000), "nobody": Targets(e2e_ms=0.001)})
     tally = StreamingSummary(slo, By)
     bare = simulate(requests_at(), CLUSTER, sink=tally.add)
     assert len(bare) == 0
@@ -313,10 +313,10 @@ def test_of_a_run_that_is_cut_off(horizon: int) -> None:
 
 
 def test_parts_in_any_order(told: Results) -> None:
-    tally = StreamingSummary(Slo(ttft=200_000, classes={"batch": Targets(ttft=1), "x": Targets(ttft=1)}), By)
+    tally = StreamingSummary(Slo(ttft_ms=200, classes={"batch": Targets(ttft_ms=0.001), "x": Targets(ttft_ms=0.001)}), By)
     for rows in ([4], [2, 0], [3], [1]):
         tally.add(select_rows(told, np.array(rows)))
-    exact = summarise(told, Slo(ttft=200_000, classes={"batch": Targets(ttft=1), "x": Targets(ttft=1)}))
+    exact = summarise(told, Slo(ttft_ms=200, classes={"batch": Targets(ttft_ms=0.001), "x": Targets(ttft_ms=0.001)}))
     nearly = tally.summary(select_rows(told, np.array([], dtype=np.int64)))
     for name in RequestCounts.__struct_fields__:
         assert getattr(exact.total, name) == getattr(nearly.total, name), name

@@ -37,7 +37,7 @@ def test_latencies_of_every_class_and_of_all(five: Results) -> None:
 
 
 def test_counts_of_every_class_and_of_all(five: Results) -> None:
-    text = printed(five, Slo(ttft=200_000))
+    text = printed(five, Slo(ttft_ms=200))
     assert cells(text, "requests") == ["interactive", "bulk", "all"]
     assert cells(text, "arrived") == ["2", "3", "5"]
     assert cells(text, "completed") == ["2", "1", "3"]
@@ -75,7 +75,7 @@ def test_one_class_alone_is_not_shown_twice(make: Callable[..., Results], five_r
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_it_fits_and_is_plain_text_when_piped(five: Results, width: int) -> None:
-    text = printed(five, Slo(ttft=1, tpot=1, e2e=1), width)
+    text = printed(five, Slo(ttft_ms=0.001, tpot_ms=0.001, e2e_ms=0.001), width)
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
     assert "…" not in text
@@ -86,13 +86,13 @@ def test_nothing_is_lost_on_a_narrow_terminal(five: Results, width: int) -> None
     def tables(text: str) -> list[str]:
         return [line.rstrip() for line in text.splitlines() if "simulated" not in line]
 
-    full = tables(printed(five, Slo(ttft=200_000)))[:-1]
-    assert tables(printed(five, Slo(ttft=200_000), width))[: len(full)] == full
+    full = tables(printed(five, Slo(ttft_ms=200)))[:-1]
+    assert tables(printed(five, Slo(ttft_ms=200), width))[: len(full)] == full
     assert cells("\n".join(full), "within", "SLO") == ["100.0%", "0.0%", "40.0%"]
 
 
 def test_nothing_completed_is_a_dash_never_nan(none: Results) -> None:
-    text = printed(none, Slo(ttft=1))
+    text = printed(none, Slo(ttft_ms=0.001))
     assert cells(text, "TTFT", "ms", "all") == ["–", "–", "–", "–"]
     assert cells(text, "completed/s") == ["–"]
     assert cells(text, "within", "SLO") == ["–"]

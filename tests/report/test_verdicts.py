@@ -114,7 +114,7 @@ def test_classes_that_wait_alike_do_not_starve() -> None:
 
 
 def test_a_class_within_its_own_target_does_not_starve() -> None:
-    day = Slo(classes={"bulk": Targets(ttft=86_400_000_000)})
+    day = Slo(classes={"bulk": Targets(ttft_ms=86_400_000)})
     assert text(assess(18, admission=PATIENT, cluster=SLOTS, class_mix=MIX, slo=day), VerdictKind.STARVES) == ""
 
 
@@ -180,6 +180,6 @@ def test_the_use_of_an_instance_that_is_busy_with_little() -> None:
 
 def test_the_use_is_not_known_without_samples() -> None:
     jobs = maitred.synthetic(rate=10, num_requests=60)
-    used = maitred.simulate(jobs, sample_every=None).assess().utilisation
+    used = maitred.simulate(jobs, sample_every_ms=None).assess().utilisation
     assert used.with_work is not None
     assert (used.batch, used.kv, used.headroom) == (None, None, None)

@@ -94,7 +94,7 @@ def test_a_workload_brings_its_targets() -> None:
 
 def test_every_metric_is_a_figure_of_a_run() -> None:
     with LOAD.jobs(1) as jobs:
-        said = metrics(summarise(simulate(jobs).rows, Slo(ttft=1)))
+        said = metrics(summarise(simulate(jobs).rows, Slo(ttft_ms=0.001)))
     assert set(RUN_METRICS) <= set(said)
     of_a_class = said["per_class"]["bulk"]
     assert {name for name, metric in RUN_METRICS.items() if metric.of_groups} == set(RUN_METRICS) & set(of_a_class)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from maitred.admission import POLICIES
+from maitred.batching import LlmRequest, LlmRequestState, RequestScheduler, SchedulerOutput
 from maitred.core.registry import Registry, parameters
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue.resolving import find_deployment
@@ -33,6 +34,7 @@ from maitred.routing import ROUTERS, SCORERS
 from maitred.testing import (
     check_acting_estimator,
     check_admission_policy,
+    check_batch_scheduler,
     check_latency_model,
     check_length_predictor,
     check_priority_policy,
@@ -155,3 +157,30 @@ Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 def test_trace_formats(name: str) -> None:
     """A format that is not here has its rows in a test of its own."""
     check_trace_format(name, rows_of(name))
+
+
+class ShortestAlone(RequestScheduler):
+    """Serves the request with the fewest tokens to come, alone, so that each newcomer may change its answer."""
+
+    def schedule_request(self, active_requests: list[LlmRequest], inflight_request_ids: set[int]) -> SchedulerOutput:
+        served = [each for each in active_requests if each.state < LlmRequestState.GENERATION_TO_COMPLETE]
+        served = [each for each in served if each.request_id not in inflight_request_ids]
+        if not served:
+            return SchedulerOutput([], [], [], [], 0, [])
+        first = min(served, key=lambda each: (each.max_new_tokens - each.num_generated_tokens, each.request_id))
+        if first.state != LlmRequestState.CONTEXT_INIT:
+            return SchedulerOutput([], [first], [], [], 1, [])
+        first.context_chunk_size = min(16, first.context_remaining_length)
+        return SchedulerOutput([first], [], [], [], 1, [])
+
+
+class RepeatsInWords(ShortestAlone):
+    """Says of its answer what is not so."""
+
+    repeats_its_answer = True
+
+
+def test_a_batch_scheduler_that_does_not_repeat_its_answer_must_not_say_so() -> None:
+    check_batch_scheduler(f"{__name__}:ShortestAlone")
+    with pytest.raises(AssertionError, match="repeats_its_answer is True, and its answer changes"):
+        check_batch_scheduler(f"{__name__}:RepeatsInWords")

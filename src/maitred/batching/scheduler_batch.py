@@ -48,11 +48,7 @@ class SchedulerBatch(RunningBatch):
     follows_limit = False
 
     __slots__ = (
-        "_active",
-        "_is_blocked",
-        "_is_pausing",
-        "_keeps_slots",
-        "_kv_cache",
+        *("_active", "_by_step", "_is_blocked", "_is_pausing", "_keeps_slots", "_kv_cache"),
         "_max_model_len",
         "_name",
         "_never_evicts",
@@ -73,10 +69,13 @@ class SchedulerBatch(RunningBatch):
         make_scheduler: Callable[[KvCacheView], RequestScheduler],
         *,
         plans_ahead: bool,
+        step_by_step: bool = False,
     ) -> None:
         """`name` is what messages call the scheduler. `max_model_len`, in tokens, limits the answers of requests that say
-        nothing. With `plans_ahead` the slot of a complete sequence, and nothing else of it, is kept until `remove`."""
+        nothing. With `plans_ahead` the slot of a complete sequence, and nothing else of it, is kept until `remove`. With
+        `step_by_step` the scheduler is asked before every step, whatever it says of its answers (`check_batch_scheduler`)."""
         super().__init__(limits, blocks)
+        self._by_step = step_by_step
         self._keeps_slots = plans_ahead
         self._max_model_len = max_model_len
         self._name = name
@@ -206,7 +205,9 @@ class SchedulerBatch(RunningBatch):
     @property
     def _serves_all_decodes(self) -> bool:
         """Whether the scheduler would serve all sequences, which all decode, in every step for which there are blocks."""
-        return self._scheduler.repeats_its_answer and self.num_decodes <= self._limits.max_num_batched_tokens
+        return (
+            not self._by_step and self._scheduler.repeats_its_answer and self.num_decodes <= self._limits.max_num_batched_tokens
+        )
 
     def _decode_tokens(self) -> int:
         return self.context_tokens
@@ -248,8 +249,7 @@ class SchedulerBatch(RunningBatch):
         """Return the decision of the scheduler, and whether it took no look at the requests that generate: then all of them
         generate in this step. Otherwise the progress of the active requests has been settled."""
         try:
-            beside = self._decide_beside()
-            if beside is not None:
+            if (beside := self._decide_beside()) is not None:
                 return beside, True
             step = self.step_index
             for request in self._active:

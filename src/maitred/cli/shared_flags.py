@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from maitred.cli.config_flags import HARDWARE, INSTANCE, SYNTHETIC
 from maitred.cli.flags import SWITCH, CommandFlags, flag
 from maitred.core.errors import ConfigError, located
-from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds
+from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms, from_seconds, to_ms
 
 if TYPE_CHECKING:
     from maitred.instance.latency import LatencyConfig
@@ -112,9 +112,9 @@ def slo(flags: RunFlags, workload: Workload | Trace | None) -> Slo:
     from maitred.report import DEFAULT_SLO, Slo
 
     targets = Slo(
-        ttft=_positive("--slo-ttft-ms", flags.slo_ttft_ms, from_ms),
-        tpot=_positive("--slo-tpot-ms", flags.slo_tpot_ms, from_ms),
-        e2e=_positive("--slo-e2e-ms", flags.slo_e2e_ms, from_ms),
+        ttft_ms=_checked("--slo-ttft-ms", flags.slo_ttft_ms, from_ms),
+        tpot_ms=_checked("--slo-tpot-ms", flags.slo_tpot_ms, from_ms),
+        e2e_ms=_checked("--slo-e2e-ms", flags.slo_e2e_ms, from_ms),
         classes=_class_targets(flags, workload),
     )
     return targets or DEFAULT_SLO
@@ -127,12 +127,12 @@ def _class_targets(flags: RunFlags, workload: Workload | Trace | None) -> dict[s
 
     classes = {name: asdict(targets) for name, targets in workload_targets(workload).items()}
     for name, target, text in (
-        ("--slo-ttft", "ttft", flags.slo_ttft),
-        ("--slo-itl", "tpot", flags.slo_itl),
-        ("--slo-e2e", "e2e", flags.slo_e2e),
+        ("--slo-ttft", "ttft_ms", flags.slo_ttft),
+        ("--slo-itl", "tpot_ms", flags.slo_itl),
+        ("--slo-e2e", "e2e_ms", flags.slo_e2e),
     ):
         for slo_class, limit in _parse_limits(name, text):
-            classes.setdefault(slo_class, {})[target] = limit
+            classes.setdefault(slo_class, {})[target] = to_ms(limit)
     return {name: Targets(**targets) for name, targets in classes.items()}
 
 
@@ -152,7 +152,8 @@ def _parse_limits(flag: str, text: str | None) -> Iterator[tuple[str, Micros]]:
 def horizon(flags: RunFlags) -> Micros | None:
     """Return the end of the run in µs, or None if it ends with the last request. Raises ConfigError."""
     if flags.horizon is None:
-        return _positive("--horizon-secs", flags.horizon_secs, from_seconds)
+        seconds = _checked("--horizon-secs", flags.horizon_secs, from_seconds)
+        return None if seconds is None else from_seconds(seconds)
     if flags.horizon_secs is not None:
         raise ConfigError("--horizon and --horizon-secs are two names for one thing", hint="give one of them")
     if not 1 <= flags.horizon <= from_seconds(_LONGEST):
@@ -167,12 +168,11 @@ def short_horizon(flags: RunFlags) -> Iterator[str]:
         yield f"--horizon is in µs, as in BLIS: the run ends after {flags.horizon / SECOND:g} s (--horizon-secs takes seconds)"
 
 
-def _positive(flag: str, value: float | None, convert: Callable[[float], Micros]) -> Micros | None:
-    if value is None:
-        return None
-    if not (0 < value <= _LONGEST and convert(value)):
+def _checked(flag: str, value: float | None, convert: Callable[[float], Micros]) -> float | None:
+    """Return `value` if it is a time of at least 1 µs, which `convert` returns. Raises ConfigError."""
+    if value is not None and not (0 < value <= _LONGEST and convert(value)):
         raise ConfigError(f"{value:g} cannot be used", where=flag, hint=f"from a microsecond up to {_LONGEST:g}")
-    return convert(value)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from maitred.cli.shared_flags import RunFlags, horizon, slo
 from maitred.cli.terminal import ShowProgress, exit_on_signals, progress_bar
 from maitred.core.errors import ConfigError
 from maitred.core.printing import printable
+from maitred.core.units import to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -306,7 +307,7 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
     from maitred.study.runs import parse_seeds
     from maitred.workload.load import as_flag, make_self_contained, read_workload_spec
 
-    targets = slo(flags, read_workload_spec(flags.load, as_flag))
+    targets, last = slo(flags, read_workload_spec(flags.load, as_flag)), horizon(flags)
     make_self_contained(flags.load, as_flag)
     count = flags.seeds if flags.seeds is not None else 1 if flags.load.trace else 3
     with progress_bar(quiet=bool(flags.quiet)) as show:
@@ -323,7 +324,7 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
             seeds=parse_seeds(count, flags.run_seed, where="--seeds"),
             tolerance=flags.tolerance,
             max_instances=flags.max_instances,
-            horizon=horizon(flags),
+            horizon_secs=None if last is None else to_seconds(last),
             jobs=flags.jobs,
             ray=flags.ray,
             progress=lambda done, what: show(0.0, f"{done} runs, now {what}"),

@@ -20,7 +20,7 @@ import typer
 
 from maitred.cli.flags import SWITCH, CommandFlags, flag
 from maitred.core.errors import ConfigError, nearest_name_hint
-from maitred.core.units import Micros, from_ms
+from maitred.core.units import from_ms
 
 if TYPE_CHECKING:
     from maitred.report import Slo, Summary
@@ -38,7 +38,7 @@ _TIMED_TRACE_OPTIONS: Final = (
 )
 """The parameters of the format `timed_trace`, which are flags of vLLM behind --timed-trace-."""
 _METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
-GOODPUT_METRICS: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+GOODPUT_METRICS: Final = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2e_ms"}
 _AT_ONCE: Final = 1e6
 """Requests per second that stand for all at once."""
 _RANDOM_INPUT, _RANDOM_OUTPUT = 1024, 128
@@ -192,16 +192,16 @@ def vllm_slo(flags: VllmFlags) -> Slo | None:
         return None
     parts = (part for text in flags.goodput for part in text.replace(",", " ").split())
     targets = dict(map(_goodput_target, parts))
-    return Slo(ttft=targets.get("ttft"), tpot=targets.get("tpot"), e2e=targets.get("e2e"))
+    return Slo(ttft_ms=targets.get("ttft_ms"), tpot_ms=targets.get("tpot_ms"), e2e_ms=targets.get("e2e_ms"))
 
 
-def _goodput_target(part: str) -> tuple[str, Micros]:
-    """Return the latency and the limit that `e2el:5000` names. Raises ConfigError."""
+def _goodput_target(part: str) -> tuple[str, float]:
+    """Return the target and its ms that `e2el:5000` names. Raises ConfigError."""
     name, _, value = part.partition(":")
     try:
-        limit = from_ms(float(value))
+        limit = float(value) if from_ms(float(value)) > 0 else 0.0
     except (ValueError, OverflowError):
-        limit = 0
+        limit = 0.0
     if name not in GOODPUT_METRICS or limit <= 0:
         raise ConfigError(f"cannot read {part!r}", where="--goodput", hint="as ttft:500, tpot:50 or e2el:5000, in ms")
     return GOODPUT_METRICS[name], limit

@@ -61,7 +61,8 @@ def new_batch(config: InstanceConfig, blocks: BlockManager) -> RunningBatch:
     def make(kv_cache: KvCacheView) -> RequestScheduler:
         return make_scheduler(name, _resources(config, kv_cache))
 
-    return SchedulerBatch(limits, blocks, config.model_len, name, make, plans_ahead=config.async_scheduling)
+    ahead, by_step = config.async_scheduling, config.step_by_step
+    return SchedulerBatch(limits, blocks, config.model_len, name, make, plans_ahead=ahead, step_by_step=by_step)
 
 
 def _resources(config: InstanceConfig, kv_cache: KvCacheView) -> SchedulerResources:

@@ -16,18 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from maitred.admission import AdmissionConfig
 from maitred.admission.terms.config import AdmissionMode
 from maitred.core.decisions import DecisionLog
-from maitred.core.units import MILLISECOND, Micros
+from maitred.core.units import from_ms
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.report import export
+from maitred.report.arguments import check_sections, horizon_of
 from maitred.report.breakdown import By
 from maitred.report.output_file import OutputFile
 from maitred.report.page import write_page
@@ -104,6 +105,16 @@ class Result:
         return notebook_html(self.summary(by=()), self.setup)
 
 
+_SECTIONS: Final = {
+    "cluster": ClusterConfig,
+    "instance": InstanceConfig,
+    "routing": RoutingConfig,
+    "admission": AdmissionConfig,
+    "programs": ProgramsConfig,
+}
+"""The arguments of `simulate` behind the workload, in order."""
+
+
 def simulate(
     workload: Iterable[Job] | Workload | str,
     cluster: ClusterConfig | None = None,
@@ -113,24 +124,28 @@ def simulate(
     programs: ProgramsConfig | None = None,
     *,
     seed: int = 42,
-    horizon: Micros | None = None,
+    horizon_secs: float | None = None,
     slo: Slo = DEFAULT_SLO,
-    sample_every: Micros | None = 5 * MILLISECOND,
+    sample_every_ms: float | None = 5.0,
     progress: Callable[[int], None] | None = None,
     log: DecisionLog | None = None,
 ) -> Result:
-    """Run a workload through a simulated cluster until all requests have ended or `horizon` (µs) has passed.
+    """Run a workload through a simulated cluster until all requests have ended or `horizon_secs` have passed.
 
     `workload` is an iterable of jobs in the order of arrival (`synthetic(...)`, a trace), a `Workload` (with its own seed; use
     its `jobs(seed=...)` for another), or a trace as the command line names it (`"azure:FILE"`). Sections that are None have
     their defaults. If `admission` is None, the default classes apply if `cluster` limits slots, and otherwise every request may
-    enter. If `programs` is None, requests are routed one by one. `slo` is the default of the result's methods. `sample_every`
-    (µs) is the first distance of the samples for charts, which grows during the run; None takes no samples. `progress` is
+    enter. If `programs` is None, requests are routed one by one. `slo` is the default of the result's methods. The first
+    distance of the samples for charts is `sample_every_ms`, which grows during the run; None takes no samples. `progress` is
     called from time to time with the number of arrived requests. `log` receives the decisions of admission. The same arguments
     give the same result.
 
-    Raises ConfigError for unknown policies, impossible limits, jobs out of order, and a trace that cannot be read.
+    Raises ConfigError for arguments of another type, unknown policies, impossible limits, jobs out of order, a workload that
+    was read before, and a trace that cannot be read.
     """
+    sections = (cluster, instance, routing, admission, programs)
+    check_sections(workload, sections, _SECTIONS)
+    horizon, sample_every = horizon_of(horizon_secs), None if sample_every_ms is None else from_ms(sample_every_ms)
     name = workload if isinstance(workload, str) else ""
     stated = instance or InstanceConfig()
     resolved = resolve_instance(stated)
@@ -142,11 +157,9 @@ def simulate(
         derived=derived_keys(stated, resolved),
     )
 
-    rooms = (cluster, instance, routing, admission, programs)
-
     def run_jobs(jobs: Iterable[Job]) -> Result:
         observed_run = partial(run, progress=progress, log=log, sample_every=sample_every, log_itl=True)
-        return Result(observed_run(jobs, *rooms, seed=seed, horizon=horizon), setup, slo)
+        return Result(observed_run(jobs, *sections, seed=seed, horizon=horizon), setup, slo)
 
     if isinstance(workload, Workload):
         return run_jobs(workload.jobs())

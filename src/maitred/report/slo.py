@@ -5,7 +5,7 @@ tokens was seen, meets no TTFT target. A single token has no gap, so it meets an
 once. A target of a class replaces the target for all, each latency by itself. The class of a request is its SLO class if it
 names one, and otherwise its priority class:
 
-    Slo(ttft=500_000, classes={"batch": Targets(ttft=60_000_000)})    # a minute for batch, half a second for all others
+    Slo(ttft_ms=500, classes={"batch": Targets(ttft_ms=60_000)})    # a minute for batch, half a second for all others
 """
 
 from __future__ import annotations
@@ -19,28 +19,52 @@ import numpy as np
 import numpy.typing as npt
 
 from maitred.core.request import PriorityClass
-from maitred.core.units import MILLISECOND, SECOND, Micros, from_ms
+from maitred.core.units import Micros, from_ms
 from maitred.report.latencies import Times, came_at_once, request_times
 from maitred.sim import Outcome, Results
 from maitred.workload import Trace, Workload
 
 Mask = npt.NDArray[np.bool_]
 
+_LONGEST_MS: Final = 1e14
 _NO_CLASSES: Final[Mapping[str, Targets]] = MappingProxyType({})
 
 
-class Targets(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency targets; None means no target."""
+class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Latency targets in ms; None means no target. Raises ValueError for one that is no time from 1 µs up."""
 
-    ttft: Micros | None = None
-    tpot: Micros | None = None
-    e2e: Micros | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, int | float) or not 0 < value <= _LONGEST_MS or not from_ms(value):
+                raise ValueError(f"{name} must be a number of milliseconds from 0.001 up, not {value!r}")
+
+    @property
+    def ttft(self) -> Micros | None:
+        """The target for the TTFT in µs."""
+        return _us(self.ttft_ms)
+
+    @property
+    def tpot(self) -> Micros | None:
+        """The target for the TPOT in µs."""
+        return _us(self.tpot_ms)
+
+    @property
+    def e2e(self) -> Micros | None:
+        """The target for the E2E latency in µs."""
+        return _us(self.e2e_ms)
 
     def __bool__(self) -> bool:
-        return (self.ttft, self.tpot, self.e2e) != (None, None, None)
+        return (self.ttft_ms, self.tpot_ms, self.e2e_ms) != (None, None, None)
 
 
-class Slo(Targets, frozen=True, kw_only=True):
+class Slo(Targets, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Targets for all requests, and for classes that have their own."""
 
     classes: Mapping[str, Targets] = _NO_CLASSES
@@ -49,14 +73,14 @@ class Slo(Targets, frozen=True, kw_only=True):
         return super().__bool__() or any(self.classes.values())
 
 
-DEFAULT_SLO = Slo(ttft=2 * SECOND, tpot=200 * MILLISECOND)
+DEFAULT_SLO = Slo(ttft_ms=2_000, tpot_ms=200)
 """The SLO if none is stated: what MLPerf Inference asks of its "server" scenario with Llama 2 70B."""
 
 
 def workload_targets(workload: Workload | Trace | None) -> dict[str, Targets]:
     """Return the targets that the workload itself states, by class."""
     stated = {} if workload is None else workload.goodput_slo_targets
-    return {name: Targets(ttft=_us(of.ttft_ms), tpot=_us(of.itl_ms), e2e=_us(of.e2e_ms)) for name, of in stated.items()}
+    return {name: Targets(ttft_ms=of.ttft_ms, tpot_ms=of.itl_ms, e2e_ms=of.e2e_ms) for name, of in stated.items()}
 
 
 def _us(milliseconds: float | None) -> Micros | None:

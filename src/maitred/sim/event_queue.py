@@ -30,13 +30,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from heapq import heappop, heappush
+from inspect import GEN_CREATED, getgeneratorstate, isgenerator
 from typing import Final
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.workload import Job, ReactiveWorkload
-from maitred.workload.job import is_program_over
+from maitred.workload.job import has_whole_numbers, is_program_over, no_whole_numbers, read_before
 
 _PROGRESS_EVERY: Final = 1_000
 """Requests between two calls of `progress`."""
@@ -119,7 +120,10 @@ class ArrivalFeed:
     """The jobs that have not arrived yet: the next one of the workload, and those that a reactive workload has added."""
 
     def __init__(self, jobs: Iterable[Job], progress: Callable[[int], None] | None) -> None:
-        """`progress` is called from time to time with the number of arrived requests."""
+        """`progress` is called from time to time with the number of arrived requests. Raises ConfigError for a generator that
+        was read before."""
+        if isgenerator(jobs) and getgeneratorstate(jobs) != GEN_CREATED:
+            raise read_before()
         self._jobs = iter(jobs)
         self._head: Job | None = None
         """The next job of the workload, which is read ahead, or None at its end."""
@@ -143,6 +147,8 @@ class ArrivalFeed:
         if job is None:
             self.next_at = self._added[0][0] if self._added else NO_ARRIVAL
             return
+        if not has_whole_numbers(job):
+            raise no_whole_numbers(job)
         arrival = job.request.arrival
         if arrival < now:
             before = f"after one that arrived at {now} µs" if self.num_arrived else "before the run begins at 0"

@@ -23,6 +23,7 @@ from maitred.core.errors import ConfigError, located
 from maitred.core.units import Micros
 from maitred.instance.catalogue import published_latency_error
 from maitred.report import Result, Slo
+from maitred.report.arguments import horizon_of
 from maitred.report.table import format_slo
 from maitred.study.candidate import Candidate, latency_identity
 from maitred.study.comparison import Comparison, make_pairings, side_label
@@ -55,7 +56,7 @@ def compare(
     seeds: int | Sequence[int] = 10,
     metrics: Sequence[str] = DEFAULT_METRICS,
     slo: Slo | None = None,
-    horizon: Micros | None = None,
+    horizon_secs: float | None = None,
     jobs: int | None = 1,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -64,8 +65,8 @@ def compare(
     A candidate is a `Candidate`, or the path of a configuration file. `workload` is a `Load` or `Workload`, or a trace as the
     command line names it. A seed drives all random draws of the workload and of the runs. `seeds` is the number of seeds, from
     42 on, or the seeds themselves. `metrics` are names of `study.metrics`. If `slo` is None, the targets of the workload apply,
-    or else the default SLO. `horizon` is in µs. `jobs` is the number of processes (1: this one; None: one for each core). A
-    script that uses several calls this below `if __name__ == "__main__"`. The result does not depend on `jobs`.
+    or else the default SLO. Runs end after `horizon_secs`. `jobs` is the number of processes (1: this one; None: one for each
+    core). A script that uses several calls this below `if __name__ == "__main__"`. The result does not depend on `jobs`.
 
     Raises ConfigError for impossible arguments.
     """
@@ -83,7 +84,7 @@ def compare(
         workload=describe(load),
         metrics=metrics,
         slo=slo,
-        horizon=horizon,
+        horizon=horizon_of(horizon_secs),
         jobs=jobs,
         progress=progress,
     )

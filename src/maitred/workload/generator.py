@@ -26,7 +26,7 @@ import msgspec
 
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
-from maitred.workload.job import Job
+from maitred.workload.job import Job, ReadOnce
 from maitred.workload.rates import ArrivalTimes, SenderRates
 from maitred.workload.sessions import ClientSession, PieceNumbers, RoundSampler, VirtualClient
 from maitred.workload.spec_clients import Client, Cohort, SenderSet
@@ -69,7 +69,7 @@ class SessionQuota:
         return self._remaining >= 0
 
 
-class JobGenerator:
+class JobGenerator(ReadOnce):
     """The jobs of a workload, once: a `ReactiveWorkload`."""
 
     def __init__(self, senders: SenderSet, seed: int, rate_scale: float) -> None:
@@ -87,7 +87,8 @@ class JobGenerator:
             self.add_source(source)
 
     def __iter__(self) -> Iterator[Job]:
-        """Yield the jobs that arrive at times of their own."""
+        """Yield the jobs that arrive at times of their own. Raises ConfigError at the second reading."""
+        self.begin_reading()
         while self._sources and self._num_remaining > 0 and self._sources[0][0] <= self._horizon:
             # A source is in the heap with one arrival only. So the heap grows with the number of senders and open sessions, and
             # not with the number of requests.

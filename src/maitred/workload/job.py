@@ -11,11 +11,12 @@ Example: a session of two rounds with 2 s of thinking. The workload yields the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from maitred.core.errors import ConfigError
 from maitred.core.request import PrefixKeys, Request
 from maitred.core.units import Micros
 
@@ -32,6 +33,48 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     think_time: Micros | None = None
     """µs from the end of the previous request of its program to this one, or None if the workload does not say. The arrival is
     what counts; a trace that is written keeps it for closed-loop replays."""
+
+
+class RepeatableJobs:
+    """Jobs that are made anew each time they are read."""
+
+    def __init__(self, make: Callable[[], Iterable[Job]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._make())
+
+
+class ReadOnce:
+    """The base of workloads that change as they are read, and so can be read only once."""
+
+    _is_read = False
+
+    def begin_reading(self) -> None:
+        """Note that the workload is about to be read. Raises ConfigError if it was read before."""
+        if self._is_read:
+            raise read_before()
+        self._is_read = True
+
+
+def has_whole_numbers(job: Job) -> bool:
+    """Return whether arrival and lengths are of the type that all arithmetic on them relies on."""
+    request = job.request
+    return type(request.arrival) is type(request.prompt_tokens) is type(job.output_tokens) is int
+
+
+def no_whole_numbers(job: Job) -> ConfigError:
+    """Return the error of a job of which arrival or lengths are no whole numbers."""
+    request = job.request
+    given = {"arrival": request.arrival, "prompt_tokens": request.prompt_tokens, "output_tokens": job.output_tokens}
+    name, value = next((name, value) for name, value in given.items() if type(value) is not int)
+    what = f"request {request.id} has {name} {value!r} ({type(value).__name__})"
+    return ConfigError(what, hint="a whole number (int): arrivals are µs, lengths are tokens")
+
+
+def read_before() -> ConfigError:
+    """Return the error of a workload that is read a second time."""
+    return ConfigError("the workload was read before, and can be read once", hint="make it anew for each run, or keep a list")
 
 
 @runtime_checkable

@@ -30,7 +30,7 @@ from typing import TypeAlias
 
 from maitred.core.request import Request
 from maitred.core.units import Micros
-from maitred.workload.job import Job
+from maitred.workload.job import Job, ReadOnce
 from maitred.workload.trace_format import TraceFormat, TraceRow, row_to_job
 
 Send: TypeAlias = Callable[[Job], None]
@@ -66,7 +66,7 @@ class _ReplayProgram:
         self.cancelled = False
 
 
-class SessionReplay:
+class SessionReplay(ReadOnce):
     """The jobs of a trace as a closed loop: a `ReactiveWorkload`."""
 
     def __init__(
@@ -98,6 +98,7 @@ class SessionReplay:
         """A heap of jobs that iteration has still to yield, by arrival and id."""
 
     def __iter__(self) -> Iterator[Job]:
+        self.begin_reading()
         while self._next_row is not None and not self._must_wait(self._next_row):
             begins, recorded = self._begins_session(self._next_row), self._recorded_arrival(self._next_row)
             self._take_row(self._schedule)

@@ -42,7 +42,7 @@ from maitred.core.errors import ConfigError, nearest_name_hint
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import SECOND, from_ms, to_ms
 from maitred.workload.arrivals import ArrivalProcess, Gaps, parse_arrival_process
-from maitred.workload.job import Job
+from maitred.workload.job import Job, RepeatableJobs
 from maitred.workload.lengths import MAX_TOKENS, LengthDistribution, parse_lengths
 from maitred.workload.prefix_keys import GroupPrefixKeys, group_number
 from maitred.workload.spec import MAX_REQUESTS, Client, Workload
@@ -67,8 +67,8 @@ def synthetic(
     arrival: str | ArrivalProcess = "poisson",
     class_mix: str | ClassMix | None = None,
     tenant_mix: str | TenantMix | None = None,
-) -> Iterator[Job]:
-    """Return `num_requests` jobs that arrive at `rate` requests per second on average.
+) -> Iterable[Job]:
+    """Return `num_requests` jobs that arrive at `rate` requests per second on average: the same ones each time they are read.
 
     `arrival` is the arrival process (see `arrivals`): `poisson`, `gamma:2.5`, ... Lengths are in tokens, as users write them
     (see `lengths`). All prompts begin with the same `prefix_tokens`, which are added to `input_tokens`. `class_mix`
@@ -77,19 +77,23 @@ def synthetic(
 
     Raises ConfigError at the call, not at the first job; its `where` is the name of the argument.
     """
-    if not MIN_RATE <= rate <= MAX_RATE:
+    if type(rate) not in (int, float) or not MIN_RATE <= rate <= MAX_RATE:
         hint = f"a number between {MIN_RATE:g} and {MAX_RATE:g} requests per second"
-        raise ConfigError(f"a rate of {rate:g} cannot be used", where="rate", hint=hint)
+        raise ConfigError(f"a rate of {rate!r} cannot be used", where="rate", hint=hint)
     count = _check_num_requests(num_requests)
     prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens
     process = parse_arrival_process(arrival, where="arrival") if isinstance(arrival, str) else arrival
     mixes = parse_mixes(class_mix, tenant_mix)
-    gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
-    classes = mixes.classes or ClassMix({PriorityClass.DEFAULT: 1.0})
-    jobs = _generate_jobs(SECOND / rate, gaps, count, seed, prompts, answers, classes)
-    jobs = _prepend_shared_prefix(jobs, _check_prefix_tokens(prefix_tokens)) if prefix_tokens else jobs
-    return jobs if mixes.tenants is None else iter(with_tenant_mix(jobs, mixes.tenants, seed))
+    classes, shared = mixes.classes or ClassMix({PriorityClass.DEFAULT: 1.0}), _check_prefix_tokens(prefix_tokens)
+
+    def make() -> Iterable[Job]:
+        gaps = process.gaps(Random(f"{seed}/arrivals").random, count)
+        jobs = _generate_jobs(SECOND / rate, gaps, count, seed, prompts, answers, classes)
+        jobs = _prepend_shared_prefix(jobs, shared) if shared else jobs
+        return jobs if mixes.tenants is None else with_tenant_mix(jobs, mixes.tenants, seed)
+
+    return RepeatableJobs(make)
 
 
 def closed_loop(
@@ -124,7 +128,7 @@ def closed_loop(
         prefix_group="prefix" if _check_prefix_tokens(prefix_tokens) else "",
         prefix_length=prefix_tokens,
     )
-    return with_mixes(_jobs_of(users, count, seed), mixes, seed) if count else iter(())
+    return with_mixes(_jobs_of(users, count, seed), mixes, seed) if count else ()
 
 
 def agent_programs(

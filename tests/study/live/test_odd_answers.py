@@ -55,7 +55,7 @@ def test_a_stream_that_fails_or_breaks_off_has_not_completed(pieces, problem, to
     assert live.results.outcome.tolist() == [Outcome.ABORTED]
     assert live.problems == {problem: 1}
     assert live.results.output_tokens.tolist() == [tokens]
-    assert summarise(live.results, Slo(ttft=10**9)).total.within_slo == 0
+    assert summarise(live.results, Slo(ttft_ms=10**6)).total.within_slo == 0
 
 
 def answering_json(body):
@@ -121,7 +121,7 @@ def test_tokens_that_are_no_text_have_their_instants():
 
 def test_tokens_that_no_event_had_are_said_and_meet_no_target():
     live = bench(streaming(LAST, usage(3), DONE), [job(0)])
-    total = summarise(live.results, Slo(ttft=10**9)).total
+    total = summarise(live.results, Slo(ttft_ms=10**6)).total
     assert (total.completed, total.ttft, total.tpot, total.within_slo) == (1, None, None, 0)
     assert said(live)[0].startswith("1 answers had tokens by their usage, and no event with any")
     written = vllm_result(live, summarise(live.results))

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from maitred.core.errors import ConfigError
-from maitred.core.units import Micros
 from maitred.report import Slo
+from maitred.report.arguments import horizon_of
 from maitred.report.table import format_slo
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.options import CapacityPlan, OptionSearch, measure_traffic, option_candidates
@@ -57,7 +57,7 @@ def capacity(
     seeds: int | Sequence[int] | None = None,
     tolerance: float = 0.02,
     max_instances: int = 64,
-    horizon: Micros | None = None,
+    horizon_secs: float | None = None,
     jobs: int | None = 1,
     ray: str | None = None,
     progress: CapacityProgress | None = None,
@@ -68,7 +68,7 @@ def capacity(
     `num_instances` the size is given, and only the rate is searched. `constraints` are those of a sweep, for the mean over the
     seeds (by default, 99 % of the requests are within the SLO). `prices` are per GPU and hour, by kind of GPU. `seeds` is their
     number, or the seeds themselves; by default 3, and 1 for a trace, which is the same for every seed. Rates are found within
-    the share `tolerance`. `jobs` and `ray` are as in `sweep`; the result depends on neither.
+    the share `tolerance`. Runs end after `horizon_secs`. `jobs` and `ray` are as in `sweep`; the result depends on neither.
 
     Raises ConfigError for impossible arguments, and for a workload whose requests do not arrive at a rate.
     """
@@ -78,7 +78,9 @@ def capacity(
     parsed = tuple(parse_constraint(text, "--constraint") for text in constraints)
     targets, contained = stated_slo(slo, load), make_self_contained(load, as_key)
     numbers, metrics = parse_seeds(seeds if seeds is not None else 1 if load.trace else 3), [each.metric for each in parsed]
-    settings = RunSettings(seeds=numbers, slo=targets, horizon=horizon, metrics=tuple(dict.fromkeys((*metrics, *_SHOWN))))
+    settings = RunSettings(
+        seeds=numbers, slo=targets, horizon=horizon_of(horizon_secs), metrics=tuple(dict.fromkeys((*metrics, *_SHOWN)))
+    )
     plan = CapacityPlan(
         load=contained,
         traffic=measure_traffic(contained, settings.seeds[0]),

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from maitred.core.units import Micros
 from maitred.emulator.clients.sender import SendTarget
 from maitred.report import DEFAULT_SLO, Result, RunSetup, Slo
+from maitred.report.arguments import horizon_of
 from maitred.study.live.benchmark import CHAT, COMPLETIONS, BenchPlan, LiveRun, check_plan, run_benchmark
 from maitred.wire.origin import Origin
 from maitred.workload import Job, Workload
@@ -38,7 +38,7 @@ def bench(
     stream: bool = True,
     ignore_eos: bool = True,
     headers: Iterable[tuple[str, str]] = (),
-    horizon: Micros | None = None,
+    horizon_secs: float | None = None,
     slo: Slo = DEFAULT_SLO,
     seed: int = 42,
 ) -> Result:
@@ -46,7 +46,7 @@ def bench(
 
     `model` is the first that the endpoint serves if it is not given. Requests are completions, or chats. With `is_closed` the
     requests of a workload that are all planned at once are those of `max_concurrency` clients, and latencies count from
-    sending. `horizon` (µs) ends the run. `seed` is only noted in the result: a workload has its own.
+    sending. The run ends after `horizon_secs`. `seed` is only noted in the result: a workload has its own.
 
     Raises BenchError if the endpoint cannot be measured, and ConfigError for arguments that cannot be.
     """
@@ -59,7 +59,7 @@ def bench(
         num_warmups=num_warmups,
         stream=stream,
         ignore_eos=ignore_eos,
-        horizon=horizon,
+        horizon=horizon_of(horizon_secs),
     )
     check_plan(plan)
     live = run_benchmark(workload.jobs() if isinstance(workload, Workload) else workload, plan)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.config import Config
 from maitred.config.merged import MergedConfig, environment_settings, flag_settings
@@ -28,6 +29,7 @@ from maitred.core.units import from_seconds
 from maitred.core.yaml_document import YamlDocument
 from maitred.core.yaml_schema import document_to_struct
 from maitred.files import InputFile
+from maitred.report import DEFAULT_SLO, Slo, workload_targets
 from maitred.study.candidate import Candidate
 from maitred.study.metrics import Figures
 from maitred.study.runs import RunSettings, StudyRun, parse_seeds
@@ -123,7 +125,7 @@ class SweepPlan:
         spec, workload = self.spec, load.workload_spec
         return RunSettings(
             seeds=parse_seeds(spec.seeds, where=self.locate("seeds")),
-            slo=spec.slo.slo(workload if isinstance(workload, Workload) else None),
+            slo=_objective(spec.slo, workload if isinstance(workload, Workload) else None),
             horizon=None if spec.horizon_secs is None else from_seconds(spec.horizon_secs),
             metrics=self.criteria.measured,
         )
@@ -188,6 +190,11 @@ class TpeSearch:
                 trial.set_constraint(str(number), min(excess, _UNMET_EXCESS))
             loss = math.inf if found is None else self._criteria.loss(self._criteria.objective, found)
             self._study.tell(trial, loss)
+
+
+def _objective(slo: Slo, workload: Workload | None) -> Slo:
+    """Return the objective of a sweep, with the targets of the workload for classes that have none in it."""
+    return replace(slo, classes={**workload_targets(workload), **slo.classes}) or DEFAULT_SLO
 
 
 def _distribution(parameter: SearchRange | list[Any]) -> BaseDistribution:

@@ -12,15 +12,13 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from maitred.core.errors import ConfigError, nearest_name_hint
-from maitred.core.units import Micros, from_ms
 from maitred.core.yaml_document import KeyPath, YamlDocument
 from maitred.core.yaml_schema import dotted_key
 from maitred.files import InputFile
-from maitred.report import DEFAULT_SLO, Slo, Targets, workload_targets
+from maitred.report import Slo
 from maitred.study.candidate import Candidate
 from maitred.study.metrics import Better, Constraint, Figures, find_metric, parse_constraint
 from maitred.study.runs import MAX_SEEDS
-from maitred.workload import Workload
 
 _LONGEST_MS = 1e14
 _MOST_TRIALS = 100_000
@@ -28,35 +26,6 @@ KeyLocator: TypeAlias = Callable[[str], str]
 """Returns the place in the user's file where a key of the sweep is written."""
 COST: Final = "cost"
 GPUS: Final = "gpus"
-
-
-class TargetsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Latency targets in ms; None means no target."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= _LONGEST_MS:
-                raise ValueError(f"{name} must be above 0, not {value}")
-
-    def targets(self) -> dict[str, Micros | None]:
-        milliseconds = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
-        return {name: None if ms is None else from_ms(ms) for name, ms in milliseconds.items()}
-
-
-class SloSpec(TargetsSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Targets for all requests, and for classes that have their own."""
-
-    classes: Mapping[str, TargetsSpec] = {}
-
-    def slo(self, workload: Workload | None) -> Slo:
-        """Return the SLO, with the targets of the workload for classes that have none here."""
-        own = {name: Targets(**targets.targets()) for name, targets in self.classes.items()}
-        return Slo(**self.targets(), classes={**workload_targets(workload), **own}) or DEFAULT_SLO
 
 
 class SearchRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +83,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     seeds: int | list[int] = 1
     """Seeds of each candidate: their number, from 42 on, or a list."""
     horizon_secs: float | None = None
-    slo: SloSpec = SloSpec()
+    slo: Slo = Slo()
     metrics: Sequence[str] = ("ttft_mean_ms", "ttft_p99_ms", "tpot_p99_ms", "e2e_p99_ms", "goodput_rps", "slo_attainment")
     objective: str = "cost"
     """The metric that the best candidate optimises, among those that meet the constraints."""

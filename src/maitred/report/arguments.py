@@ -1,0 +1,33 @@
+"""Arguments of the Python interface, checked where they come in, so that a slip has one clear error and no run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from maitred.core.errors import ConfigError
+from maitred.core.units import Micros, from_seconds
+from maitred.workload import Workload
+
+_LONGEST_SECS = 1e11
+
+
+def horizon_of(seconds: float | None) -> Micros | None:
+    """Return the end of a run in µs, or None if it ends with the last request. Raises ConfigError."""
+    if seconds is None:
+        return None
+    if type(seconds) not in (int, float) or not 0 < seconds <= _LONGEST_SECS or not from_seconds(seconds):
+        hint = f"a number of seconds up to {_LONGEST_SECS:g}"
+        raise ConfigError(f"a run cannot end after {seconds!r}", where="horizon_secs", hint=hint)
+    return from_seconds(seconds)
+
+
+def check_sections(workload: object, sections: Sequence[object], kinds: Mapping[str, type]) -> None:
+    """Raise ConfigError for a section that is not of its kind, or a section in place of the workload."""
+    order = f"in this order: workload, {', '.join(kinds)}"
+    if isinstance(workload, msgspec.Struct) and not isinstance(workload, Workload):
+        raise ConfigError(f"a {type(workload).__name__} is no workload", where="workload", hint=order)
+    for given, (name, kind) in zip(sections, kinds.items(), strict=True):
+        if given is not None and not isinstance(given, kind):
+            raise ConfigError(f"must be {kind.__name__}, not {type(given).__name__}", where=name, hint=order)

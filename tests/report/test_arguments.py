@@ -1,0 +1,80 @@
+"""Slips of the hand in calls from Python: each has one clear error, and no run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import maitred
+from maitred import ClusterConfig, ConfigError, InstanceConfig, Job, Request, RoutingConfig, Slo
+from maitred.workload import closed_loop
+
+
+def jobs() -> Any:
+    return maitred.synthetic(rate=10, num_requests=3)
+
+
+def one_job(**changes: Any) -> list[Job]:
+    request = {"id": 0, "arrival": 0, "prompt_tokens": 10}
+    output = changes.pop("output_tokens", 3)
+    return [Job(Request(**{**request, **changes}), output_tokens=output)]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda: maitred.simulate(ClusterConfig(), jobs()), "workload: a ClusterConfig is no workload"),
+        (lambda: maitred.simulate(jobs(), InstanceConfig()), "cluster: must be ClusterConfig, not InstanceConfig"),
+        (lambda: maitred.simulate(jobs(), None, None, {"policy": "random"}), "routing: must be RoutingConfig, not dict"),
+        (lambda: maitred.simulate(jobs(), horizon_secs=0), "horizon_secs: a run cannot end after 0"),
+        (lambda: maitred.simulate(jobs(), horizon_secs="60"), "horizon_secs: a run cannot end after '60'"),
+        (lambda: maitred.synthetic(rate="10", num_requests=3), "rate: a rate of '10' cannot be used"),
+        (lambda: maitred.simulate(one_job(arrival=1.5)), "request 0 has arrival 1.5 (float)"),
+        (lambda: maitred.simulate(one_job(prompt_tokens="10")), "request 0 has prompt_tokens '10' (str)"),
+        (lambda: maitred.simulate(one_job(output_tokens=3.0)), "request 0 has output_tokens 3.0 (float)"),
+    ],
+)
+def test_a_slip_has_one_clear_error(call: Callable[[], object], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "500", 1e-6, 1e15])
+def test_a_target_is_a_time(value: Any) -> None:
+    with pytest.raises(ValueError, match="ttft_ms must be a number of milliseconds"):
+        Slo(ttft_ms=value)
+
+
+def test_a_target_has_its_unit_in_its_name() -> None:
+    with pytest.raises(TypeError):
+        Slo(ttft=500)  # type: ignore[call-arg]
+    assert Slo(ttft_ms=500).ttft == 500_000
+
+
+def test_synthetic_jobs_are_the_same_each_time() -> None:
+    workload = maitred.synthetic(rate=10, num_requests=20, class_mix="bulk:1", tenant_mix="auth:a:1", prefix_tokens=5)
+    assert [*workload] == [*workload]
+    first, second = (maitred.simulate(workload).summary().total for _ in range(2))
+    assert (first.arrived, first.e2e) == (20, second.e2e)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (job for job in jobs()),
+        lambda: closed_loop(2, 5),
+    ],
+)
+def test_what_can_be_read_once_says_so_the_second_time(make: Callable[[], Any]) -> None:
+    workload = make()
+    maitred.simulate(workload, horizon_secs=0.15)
+    with pytest.raises(ConfigError, match="the workload was read before"):
+        maitred.simulate(workload)
+
+
+def test_the_order_of_sections_is_said() -> None:
+    with pytest.raises(ConfigError, match="in this order: workload, cluster, instance, routing, admission, programs"):
+        maitred.simulate(jobs(), RoutingConfig())  # type: ignore[arg-type]
