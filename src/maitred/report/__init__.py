@@ -1,6 +1,7 @@
 """The report of a run: figures, a table for the terminal, files for programs, charts, an HTML page.
 
     result              maitred.simulate, and the Result that it returns
+    arguments           what its arguments must be
     run_setup           what was simulated: the line above every table, the settings that were in force
     programs            the figures of agent programs
     summary             the figures of all requests and of groups of them, from kept rows or from rows that stream by
