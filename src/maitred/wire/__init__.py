@@ -10,7 +10,7 @@
     protocol         one connection from a client: time, memory, slow readers
     sockets          clients that leave while nothing is read from them, and bytes that they have not taken
     refusals         the errors that a server answers with by itself
-    descriptors      which idle connections are closed when descriptors are short
+    descriptors      which idle connections are closed when descriptors are short; handshakes: those that have not shaken hands
     server_context   what the connections of a server share
     server           serves an app until told to stop
     acceptor         how many new connections a turn of the loop accepts
