@@ -7,6 +7,7 @@ error in the body of a JSON answer with status 200, too. Each API has its own wo
     data: {"error": "...", "error_type": "..."}                        TGI
     data: {"object": "error", "message": "...", "code": 500}           older vLLM
     data: {"choices": [{"finish_reason": "error", ...}]}               OpenRouter, vLLM
+    data: {"choices": [{"error": {"message": "..."}, ...}]}            OpenRouter
     data: {"type": "error", "message": "..."}                          /v1/responses
     data: {"type": "response.failed", "response": {"error": {...}}}    /v1/responses
     event: error, data: {"type": "error", "error": {...}}              /v1/messages
@@ -30,8 +31,12 @@ HINT: Final = b"error"
 _JSON_HINT: Final = b'"error"'
 """What every JSON object with an error contains. In a text of the model the quotes are escaped."""
 _MAX_MESSAGE: Final = 500
-_FAULTS_OF_CLIENTS: Final = ("invalid_request_error", "BadRequestError", "invalid_prompt")
-"""Types and codes that stand for a status of 400."""
+_STATUS_OF_WORD: Final = {
+    **dict.fromkeys(("invalid_request_error", "BadRequestError", "invalid_prompt"), 400),
+    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), 429),
+    "overloaded_error": 529,
+}
+"""The statuses for which types and codes stand."""
 
 
 class AnswerError(msgspec.Struct, frozen=True):
@@ -118,9 +123,7 @@ def _error_of(members: _Members) -> AnswerError | None:
     if members.response:
         response = members.response
         return error_in_body(bytes(response)) if bytes(members.type) == b'"response.failed"' else None
-    if HINT in bytes(members.choices) and _ends_with_error(_decoded(members.choices)):
-        return AnswerError("finish_reason: error")
-    return None
+    return _error_of_choices(_decoded(members.choices)) if HINT in bytes(members.choices) else None
 
 
 def _error_of_value(error: object) -> AnswerError:
@@ -137,13 +140,18 @@ def _status_of(error: dict[str, Any]) -> int | None:
         number = int(value) if isinstance(value, str) and value.isdecimal() else value
         if type(number) is int and 400 <= number <= 599:
             return number
-    return 400 if error.get("type") in _FAULTS_OF_CLIENTS or error.get("code") in _FAULTS_OF_CLIENTS else None
+    words = (word for word in (error.get("type"), error.get("code")) if isinstance(word, str))
+    return next((_STATUS_OF_WORD[word] for word in words if word in _STATUS_OF_WORD), None)
 
 
-def _ends_with_error(choices: object) -> bool:
-    return isinstance(choices, list) and any(
-        isinstance(choice, dict) and choice.get("finish_reason") == "error" for choice in choices
-    )
+def _error_of_choices(choices: object) -> AnswerError | None:
+    """Return the error that one of the choices reports, as a member or as the reason for its end, or None."""
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("error"):
+            return _error_of_value(choice["error"])
+        if isinstance(choice, dict) and choice.get("finish_reason") == "error":
+            return AnswerError("finish_reason: error")
+    return None
 
 
 def _decoded(raw: msgspec.Raw | bytes) -> Any:
