@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import gzip
 from collections.abc import Sequence
@@ -184,6 +185,25 @@ def test_an_answer_that_is_compressed_all_the_same_is_counted_and_passes(
             assert f'maitred_backend_unreadable_answers_total{{backend="{url}"}} 2.0' in page
             assert 'end="drained"} 2.0' in page
             assert caplog.text.count(f"{url} compresses answers unasked") == 1
+
+    run(scenario())
+
+
+def test_a_compressed_stream_begins_with_its_first_bytes() -> None:
+    """Nobody can see whether they are data."""
+
+    async def scenario() -> None:
+        seen = asyncio.Event()
+
+        async def respond(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD[:-2] + b"content-encoding: br\r\n\r\n" + chunk(b"packed"))
+            await seen.wait()
+            await received.send(b"0\r\n\r\n")
+
+        async with world(Backend(respond)) as w:
+            connection = await w.start_request({"model": "m", "stream": True})
+            assert (await connection.read_head())[0] == 200
+            seen.set()
 
     run(scenario())
 

@@ -43,7 +43,7 @@ def sent_to(*backends: Backend) -> list[int]:
     return [len(backend.received) for backend in backends]
 
 
-@pytest.mark.parametrize("status", ["408 T", "429 T", "500 I", "502 B", "503 S", "504 G"])
+@pytest.mark.parametrize("status", ["408 T", "429 T", "500 I", "502 B", "503 S", "504 G", "507 F", "520 E", "529 O"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_these_answers_are_asked_for_elsewhere(status: str, stream: bool) -> None:
     async def scenario() -> None:
@@ -58,7 +58,7 @@ def test_these_answers_are_asked_for_elsewhere(status: str, stream: bool) -> Non
     run(scenario())
 
 
-@pytest.mark.parametrize("status", ["400 B", "401 U", "404 N", "413 L", "422 U", "501 N"])
+@pytest.mark.parametrize("status", ["400 B", "401 U", "404 N", "413 L", "422 U", "501 N", "505 V"])
 def test_these_answers_are_the_answer(status: str) -> None:
     async def scenario() -> None:
         first, second = Backend(says(status)), Backend()
@@ -81,6 +81,22 @@ def test_an_error_in_the_place_of_the_first_event_is_asked_for_elsewhere() -> No
             assert sent_to(first, second) == [1, 1]
             assert w.gateway.scheduler.fleet.backends[0].circuit.consecutive_failures == 1
             assert w.state.classes["default"].completed == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("size", [1, 5, 14, 40])
+@pytest.mark.parametrize(("path", "name"), [("/v1/chat/completions", b""), ("/v1/messages", b"event: error\n")])
+def test_an_error_that_comes_in_pieces_is_asked_for_elsewhere(size: int, path: str, name: bytes) -> None:
+    async def scenario() -> None:
+        event = name + b'data: {"type":"error","error":{"message":"EngineCore died","code":500}}\n\n'
+        dead = streams(*(event[at : at + size] for at in range(0, len(event), size)))
+        good = streams(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n', b"data: [DONE]\n\n")
+        first, second = Backend(dead), Backend(good)
+        async with world(first, second) as w:
+            status, _, body = await w.request(path, {"model": "m", "stream": True})
+            assert (status, b"error" in body, b'"x"' in body) == (200, False, True)
+            assert sent_to(first, second) == [1, 1]
 
     run(scenario())
 
@@ -235,7 +251,7 @@ def test_what_an_engine_says_in_a_503() -> None:
     assert is_busy(503, SECOND, b"")
     assert is_busy(503, None, b'{"error":"Model is overloaded"}')
     assert not is_busy(503, None, b"engine is dead")
-    assert is_busy(429, None, b"") is is_busy(408, None, b"") is True
+    assert is_busy(429, None, b"") is is_busy(408, None, b"") is is_busy(529, None, b"") is True
     assert not is_busy(500, SECOND, QUEUE_FULL)
 
 

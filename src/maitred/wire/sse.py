@@ -21,6 +21,8 @@ EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 """The blank line at the end of an event, and the line end before it, whatever the line ends are."""
 LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _DATA: Final = b"data:"
+_WITHOUT_DATA: Final = (b":", b"event:", b"id:", b"retry:")
+"""How a line begins that has no data."""
 
 
 def is_event_stream(headers: Headers) -> bool:
@@ -35,10 +37,12 @@ def encode_event(data: bytes, name: bytes = b"") -> bytes:
 
 
 def has_data(stream: bytes) -> bool:
-    """Return whether the beginning of a stream contains data, and not only comments (lines after a colon) and blank lines."""
-    if stream.startswith(b"data:"):
+    """Return whether the beginning of a stream contains a whole line of data, and not only comments (lines after a colon),
+    blank lines, the names of events, or a part of a line."""
+    if stream.startswith(_DATA) and stream.find(b"\n") > 0:  # the usual case
         return True
-    return any(line and not line.startswith(b":") for line in stream.splitlines())
+    lines = (line for line in stream.splitlines(keepends=True) if line.endswith((b"\n", b"\r")))
+    return any(line.strip() and not line.startswith(_WITHOUT_DATA) for line in lines)
 
 
 def unfinished_event(stream: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """Forward the response of a backend to the client.
 
-The head of a streamed response is withheld until the first data of its body; comments that only keep the stream alive are no
-data. Until then the client has received nothing, so the request can still go to another backend, wait again, or be preempted.
+The head of a streamed response is withheld until the first data of its body, a whole line of it, which may be an error;
+comments that only keep the stream alive are no data. Until then the client has received nothing, so the request can still go to
+another backend, wait again, or be preempted.
 
 A stream that breaks off after its head, because its backend has died, takes too long, or the gateway shuts down, ends with the
 error as its last event, in the words of its API (`stream_dialects`). An event is one only between two others. So if the stream
@@ -37,7 +38,7 @@ from maitred.wire.refusals import internal_error
 from maitred.wire.response import PieceWriter, UpstreamResponse
 
 MAX_WITHHELD_BYTES: Final = 16_384
-"""Size of the comments before the first data of a stream above which the head is sent without waiting for data."""
+"""Size of what has come of a stream above which the head is sent without waiting for data."""
 _OK: Final = 200
 _BAD_REQUEST: Final = 400
 _LARGE_PIECE_BYTES: Final = 64 * 1024
@@ -149,7 +150,7 @@ class ResponseForwarder:
         self._record.status = status
         self._note_first_data_sent()
         part = self._client_part()
-        if part.is_encoded and status == _OK and (self.reader is None or self.reader.is_opaque):
+        if status == _OK and self._is_opaque(part):
             self._record.is_unreadable = not self._record.is_stored  # What is stored is not asked to be plain.
         busy = self._writer.start_response(status, self._client_headers(part), self._withheld, more)
         if self.reader is not None and not more:
@@ -199,9 +200,16 @@ class ResponseForwarder:
     async def _read_until_data(self) -> None:
         """Read the body up to its first data; or all of it, if it has none."""
         response = self._response
-        while not (response.is_complete or sse.has_data(self._withheld) or len(self._withheld) >= MAX_WITHHELD_BYTES):
+        while not (response.is_complete or self._may_begin() or len(self._withheld) >= MAX_WITHHELD_BYTES):
             self._withheld += await self._read_piece()
         self._note_first_data()
+
+    def _may_begin(self) -> bool:
+        """Return whether what has come of a stream has data, or is compressed, so that nobody can see whether it has."""
+        return sse.has_data(self._withheld) or (self._withheld != b"" and self._is_opaque(self._client_part()))
+
+    def _is_opaque(self, part: _ClientPart) -> bool:
+        return part.is_encoded and (self.reader is None or self.reader.is_opaque)
 
     def _note_first_data(self) -> None:
         self._has_data = True

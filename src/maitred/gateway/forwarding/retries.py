@@ -33,10 +33,11 @@ from maitred.gateway.forwarding.retry_budget import RetryBudget
 from maitred.scheduler.interface import RETRYABLE_ERRORS, FailedAttempts, is_free
 from maitred.wire.messages import Headers
 
-RETRYABLE_STATUSES: Final = frozenset((408, 429, 500, 502, 503, 504))
-"""The statuses of an engine after which another backend is tried."""
-_BUSY_STATUSES: Final = (408, 429)
-"""Those of them that are no failure of the engine."""
+RETRYABLE_STATUSES: Final = frozenset((408, 429, *range(500, 600))) - {501, 505}
+"""The statuses of an engine, or of a proxy before it, after which another backend is tried. 501 and 505 say of the request that
+it cannot be served: all backends would."""
+_BUSY_STATUSES: Final = (408, 429, 529)
+"""Those of them that are no failure of the engine (529: Anthropic's word for one that is overloaded)."""
 _UNAVAILABLE: Final = 503
 _BUSY_WORDS: Final = re.compile(rb"queue[\w ]{0,20} full|full[\w ]{0,20} queue|overload|too many|at capacity|queue_full", re.I)
 """How engines say in a 503 that they have no room, as SGLang's "The request queue is full."."""
