@@ -187,7 +187,7 @@ def test_a_stream_with_an_error_has_failed(failure, behind):
     ("body", "problem"),
     [
         (b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}', ""),
-        (b'{"choices":[],"error":null}', ""),
+        (b'{"choices":[{"text":"a"}],"error":null}', ""),
         (b'{"error":{"message":"out of memory","code":500}}', "error in the answer: out of memory"),
         (b'{"object":"error","message":"no"}', "error in the answer: no"),
         (b'{"detail":"Not Found"}', "the answer is no JSON object with choices"),
@@ -199,6 +199,28 @@ def test_a_stream_with_an_error_has_failed(failure, behind):
 def test_a_whole_answer_is_one_with_choices(body, problem, stream):
     answer = fed((7, body), headers=JSON_HEAD, stream=stream)
     assert (answer.problem, answer.first, answer.is_stream) == (problem, None if problem else 8, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        (b'{"choices":[]}', None),
+        (b'{"choices":[{"message":{"role":"assistant","content":""},"finish_reason":"stop"}]}', None),
+        (b'{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":0}}', None),
+        (b'{"choices":[{"message":{"content":null}}],"usage":{"completion_tokens":4}}', 8),
+        (b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f"}}]}}]}', 8),
+    ],
+)
+def test_a_json_answer_without_a_token_has_no_first_one(body, first):
+    answer = fed((7, body), headers=JSON_HEAD)
+    assert (answer.problem, answer.first) == ("", first)
+
+
+@pytest.mark.parametrize("before", [b"", ROLE, b": ping\n\n", b'data: {"detail":"Internal Server Error"}\n\n'])
+def test_the_end_of_nothing_is_no_answer(before):
+    assert fed((1, before), (2, DONE)).problem == "the stream has no answer"
+    assert fed((1, before), (2, END)).problem == ""
+    assert fed((1, before), (2, USAGE), (3, DONE)).problem == ""
 
 
 def test_what_came_decides_and_not_what_was_asked_for():

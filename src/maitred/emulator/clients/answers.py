@@ -6,8 +6,9 @@ many tokens there were is what the endpoint's `usage` says; without one, each su
 together have one instant, so that the gaps between them are 0, as in vLLM's own benchmark.
 
 **The end.** A stream is whole if a `finish_reason` or `[DONE]` has come; without either it broke off, however cleanly its
-connection was closed. An answer that reports an error (`wire.answer_errors`) has failed, and so has one that is no answer: a
-body that is no JSON, or has no choices. What was asked for says nothing of what comes: the head of the response does (`begin`).
+connection was closed. `[DONE]` with nothing before it, no token, reason or usage, ends no answer. An answer that reports an
+error (`wire.answer_errors`) has failed, and so has one that is no answer: a body that is no JSON, or has no choices. What was
+asked for says nothing of what comes: the head of the response does (`begin`).
 
 **Two ways to count.** Each event is decoded, wherever the pieces of the body end. But nearly every event is a line of its own
 that begins its text in the same way as the last one (`"content":"`); many of them at once are counted by a search for that
@@ -45,6 +46,8 @@ _CHUNK_END: Final = b"\n\n\r\n"
 """The end of an event that ends a chunk."""
 _NOT_PLAIN: Final = (b'"error"', b'"finish_reason":"', b'"finish_reason": "')
 """What no event has that is counted without being decoded."""
+_WRITTEN: Final = ("delta", "message", "text", "content")
+"""Members of a choice, or of an event without choices, that may have tokens."""
 _NOT_WRITTEN: Final = frozenset(("role", "id", "type", "index", "object", "format", "expires_at"))
 """Members of a delta that no model writes."""
 _MAX_ERROR_BYTES: Final = 4_096
@@ -117,8 +120,8 @@ class Answer:
             event, self._event = self._event, b""
             self._on_event(event, now)
         elif self._is_ok:
-            self._on_json(b"".join(self._body))
-            if not self.problem and self.usage[1] != 0:
+            has_tokens = self._on_json(b"".join(self._body))
+            if not self.problem and (has_tokens if self.usage[1] is None else self.usage[1]):
                 self.instants.append(now)
 
     def count_plain(self, reads: Sequence[bytes], instants: Sequence[Micros]) -> int:
@@ -177,13 +180,15 @@ class Answer:
             self.on_first()
         self.instants.append(now)
 
-    def _on_json(self, body: bytes) -> None:
+    def _on_json(self, body: bytes) -> bool:
+        """Take the body of an answer that is no stream. Return whether it has tokens."""
         self.error = error_in_body(body)
         fields = _decoded(body)
         self._is_over = fields is not None and isinstance(fields.get("choices"), list)
-        if fields is not None:
-            self._read_usage(fields.get("usage"))
-            self._read_choices(fields)
+        if fields is None:
+            return False
+        self._read_usage(fields.get("usage"))
+        return self._read_choices(fields)
 
     def _read_choices(self, fields: dict[str, Any]) -> bool:
         """Read the reason for which an answer ends. Return whether its choices have tokens."""
@@ -193,7 +198,7 @@ class Answer:
             reason = choice.get("finish_reason")
             if reason:
                 self._is_over, self.finish_reason = True, str(reason.get("type") if isinstance(reason, dict) else reason)
-        return any(_is_written(choice.get(name)) for choice in found for name in ("delta", "text", "content"))
+        return any(_is_written(choice.get(name)) for choice in found for name in _WRITTEN)
 
     def _read_usage(self, usage: object) -> None:
         if isinstance(usage, dict):
@@ -219,9 +224,10 @@ class Answer:
         """Why a response with status 200 that has ended is no whole answer, or empty."""
         if self.error is not None:
             return f"error in the answer: {self.error.message}"
-        if self._is_over:
-            return ""
-        return "the stream broke off" if self.is_stream else "the answer is no JSON object with choices"
+        if not self._is_over:
+            return "the stream broke off" if self.is_stream else "the answer is no JSON object with choices"
+        is_empty = not (self.instants or self.finish_reason) and self.usage == NO_USAGE
+        return "the stream has no answer" if is_empty and self.is_stream else ""
 
     @property
     def text(self) -> bytes | None:
