@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.engines.metrics import parse_engine_report
 from maitred.scheduler.engines.report import EngineReport
 from maitred.scheduler.engines.server_info import parse_reported_slots
@@ -168,10 +169,26 @@ def test_slots_of_vllm_count_for_each_data_parallel_engine_behind_the_address(pa
     assert parse_reported_slots(msgspec.json.encode({"vllm_config": config})) == slots
 
 
+@pytest.mark.parametrize("waiting", ['{replica="0"} 3\nvllm:num_requests_waiting{replica="1"} 3', " NaN", " 1e9"])
+def test_a_queue_that_is_not_known_is_not_empty(waiting: str) -> None:
+    found = report(f"vllm:num_requests_running 4\nvllm:num_requests_waiting{waiting}\n")
+    assert (found.running, found.waiting) == (4, None)
+    backend = Backend(0, "http://a:1")
+    backend.note_load(found)
+    assert (backend.running, backend.waiting) == (4, None)
+    backend.note_load(report("vllm:num_requests_running 4\n"))  # It has no such gauge until something has waited.
+    assert (backend.running, backend.waiting) == (4, 0)
+
+
+def test_a_sum_of_which_a_part_is_unknown_is_unknown() -> None:
+    rows = "".join(f'vllm:num_requests_running{{engine="{rank}"}} {running}\n' for rank, running in enumerate((3, "NaN")))
+    assert report(rows).running is None
+
+
 @pytest.mark.parametrize("running", ["900000000000000.0", "1000001", "1e999", "-5", "NaN"])
 def test_a_number_of_requests_that_no_engine_can_have_is_not_known(running: str) -> None:
     """It would pass for other clients' requests, which leave no slot."""
     found = report(f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {running}\nvllm:kv_cache_usage_perc 0.5\n")
-    assert (found.running, found.waiting, found.reading) == (None, 0, None)
+    assert (found.running, found.waiting, found.reading) == (None, None, None)
     assert [(memory.running, memory.waiting) for memory in found.memories] == [(None, None)]
     assert found.kv_usage == 0.5

@@ -230,7 +230,7 @@ def backend_families(state: GatewayState) -> Iterator[Metric]:
     loads = [(b.url, b.load) for b in each if b.load is not None]
     running = (([url], load.running) for url, load in loads)
     yield gauge("maitred_backend_requests_running", "Requests that it runs, as routing sees it.", ["backend"], running)
-    waiting = (([url], load.waiting) for url, load in loads)
+    waiting = (([url], load.waiting) for url, load in loads if load.waiting is not None)
     yield gauge("maitred_backend_requests_waiting", "Requests in its own queue, as routing sees it.", ["backend"], waiting)
     usage = (([url], load.kv_usage) for url, load in loads if load.kv_usage is not None)
     text = "Share of its KV memory in use, 0 to 1, as routing sees it."

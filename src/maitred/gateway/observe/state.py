@@ -159,7 +159,8 @@ class LoadState(msgspec.Struct):
     """The load that a backend has last reported, as routing and learned slots see it."""
 
     running: int
-    waiting: int
+    waiting: int | None
+    """Requests in its own queue, or null if what it says of them makes no sense."""
     kv_usage: float | None
     """Share of its KV memory in use, 0 to 1, or null if it is not reported."""
 
@@ -193,7 +194,7 @@ class BackendState(msgspec.Struct):
     learned: LearnedState | None
     """What is believed and why, if the slots are learned."""
     connections: int
-    """Open connections to it, idle or not; those of TLS are not counted."""
+    """Open connections to it, idle or not."""
     load: LoadState | None
     """What it last reported of its load, or null if it reports none or nothing reads it."""
     ejection: EjectionState

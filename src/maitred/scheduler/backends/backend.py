@@ -122,15 +122,16 @@ class Backend:
             self._repeats = 0
             if report is not None and report.capacity is not None:
                 self.kv_tokens = report.capacity
-        if self.load is None:
+        waiting = None if self.load is None else self.load.waiting
+        if self.load is None or waiting is None:
             self._queue.forget()
         else:
-            self._queue.look(self.load.waiting, self.load.running or 0, self.in_flight)
+            self._queue.look(waiting, self.load.running or 0, self.in_flight)
 
     @property
     def waiting(self) -> int | None:
         """Requests that wait there, with what has come and gone since it reported its load, or None if it does not."""
-        return None if self.load is None else self._queue.waiting(self.in_flight)
+        return None if self.load is None or self.load.waiting is None else self._queue.waiting(self.in_flight)
 
     @property
     def running(self) -> int | None:

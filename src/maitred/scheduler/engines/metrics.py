@@ -153,7 +153,7 @@ class _Reader:
         engine = self._engine
         running, waiting, usage = (self._gauge(names) for names in (engine.running, engine.waiting, engine.kv_usage))
         configs = self._page.samples(engine.cache_config)
-        started = self._page.samples(_STARTED_AT)
+        started = [row.value for row in self._page.samples(_STARTED_AT) if row.value is not None]
         sizes = {labels.get("block_size") for labels, _ in configs}
         return EngineReport(
             engine=engine.engine,
@@ -163,7 +163,8 @@ class _Reader:
             progress=self._counter(engine.progress),
             block_size=positive(sizes.pop()) if len(sizes) == 1 else None,
             num_blocks=sum_if_all(positive(labels.get("num_gpu_blocks")) for labels, _ in configs),
-            started_at=max(row.value for row in started) if started else None,
+            started_at=max(started, default=None),
+            has_waiting=bool(self._page.samples(engine.waiting)),
             misfits=tuple(self._misfits),
         )
 
@@ -233,12 +234,20 @@ def _labels_of(samples: Samples) -> Iterable[str]:
     return {label for row in samples for label in row.labels}
 
 
+def _sum(samples: Samples) -> float | None:
+    """Return the sum of these rows, or None if there are none, or the value of one is unknown."""
+    known = [row.value for row in samples if row.value is not None]
+    return sum(known) if known and len(known) == len(samples) else None
+
+
 def _total(samples: Samples) -> int | None:
-    return round(sum(row.value for row in samples)) if samples else None
+    total = _sum(samples)
+    return None if total is None else round(total)
 
 
 def _mean_share(samples: Samples) -> float | None:
-    return min(sum(row.value for row in samples) / len(samples), 1.0) if samples else None
+    total = _sum(samples)
+    return None if total is None else min(total / len(samples), 1.0)
 
 
 def _capacity_of(labels: Labels) -> int | None:

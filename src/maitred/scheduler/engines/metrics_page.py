@@ -30,7 +30,8 @@ class Sample(NamedTuple):
     """One row of a metric."""
 
     labels: Labels
-    value: float
+    value: float | None
+    """Its number, or None for one that no gauge or counter of an engine can have."""
 
 
 Samples: TypeAlias = Sequence[Sample]
@@ -87,15 +88,13 @@ class MetricsPage:
     def __init__(self, body: bytes | bytearray, pattern: re.Pattern[str]) -> None:
         found: dict[str, dict[str, Sample]] = {}
         for name, labels, text in pattern.findall(body.decode("utf-8", "replace")):
-            value = parse_number(text)
-            if value is not None:
-                # A row is a series, which has one value: where it stands twice, the last one counts.
-                found.setdefault(name, {})[labels] = Sample(dict(_LABEL.findall(labels)) if labels else {}, value)
+            # A row is a series, which has one value: where it stands twice, the last one counts.
+            found.setdefault(name, {})[labels] = Sample(dict(_LABEL.findall(labels)) if labels else {}, parse_number(text))
         self._series = {name: list(rows.values()) for name, rows in found.items()}
 
     @property
     def names(self) -> Iterable[str]:
-        """The names of all series with a value."""
+        """The names of all series."""
         return self._series
 
     def samples(self, names: Iterable[str]) -> Samples:

@@ -80,6 +80,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of all ranks."""
     started_at: float | None = None
     """When the process started, s."""
+    has_waiting: bool = False
+    """Whether the page has a gauge of waiting requests, be its number known or not."""
     misfits: tuple[str, ...] = ()
     """What on the page fits no row of the table, in words; such a metric is unknown."""
 
@@ -104,9 +106,11 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.counts.kv_cache_usage_perc
 
     @property
-    def waiting(self) -> int:
-        """Requests in the engine's own queue; 0 if it has no such gauge, as vLLM has none until something has waited."""
-        return self.counts.num_requests_waiting or 0
+    def waiting(self) -> int | None:
+        """Requests in the engine's own queue; 0 if it has no such gauge, as vLLM has none until something has waited. None if
+        what the gauge says makes no sense, or its rows fit no row of the table."""
+        waiting = self.counts.num_requests_waiting
+        return 0 if waiting is None and not self.has_waiting else waiting
 
     @property
     def reading(self) -> EngineReading | None:
@@ -117,7 +121,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return EngineReading(
             running=running,
-            waiting=self.waiting if self.blocked is None else self.blocked,
+            waiting=(self.waiting or 0) if self.blocked is None else self.blocked,
             kv_usage=self.counts.kv_cache_usage_perc or 0.0,
             kv_preemptions=self.counts.num_preemptions or 0,
             progress=self.progress,
