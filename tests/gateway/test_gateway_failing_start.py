@@ -32,6 +32,7 @@ def tree(folder: Path) -> Mapping[str, bytes | None]:
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file and a folder that stand in the way, and what an earlier gateway has left."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "a-folder"))  # which matters for backends over TLS alone
     (tmp_path / "a-file").write_text("a")
     (tmp_path / "a-folder").mkdir()
     if request.param == "nothing":
@@ -66,12 +67,14 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     "port": ({"--port": "TAKEN"}, "--port: port TAKEN is in use"),
     "the operator's port": ({"--admin-port": "TAKEN", "--api-key": "k"}, "--admin-port: port TAKEN is in use"),
     "host": ({"--host": "no.such.host.invalid"}, "--host: unknown host"),
+    "authorities": ({"--backend": "https://127.0.0.1:9"}, "SSL_CERT_FILE: {}/a-folder cannot be read: "),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_start_that_fails_leaves_nothing_behind(maitred: Any, folder: Path, taken: int, wrong: str) -> None:
     before, (changed, problem) = tree(folder), WRONG[wrong]
+    problem = problem.replace("{}", str(folder)).replace("TAKEN", str(taken))
     flags = {
         "--backend": "http://127.0.0.1:9",
         "--host": "127.0.0.1",
@@ -84,7 +87,7 @@ def test_a_start_that_fails_leaves_nothing_behind(maitred: Any, folder: Path, ta
         **{name: value.replace("{}", str(folder)).replace("TAKEN", str(taken)) for name, value in changed.items()},
     }
     result = maitred("serve", "--profile", *(word for pair in flags.items() for word in pair))
-    assert (result.code, problem.replace("TAKEN", str(taken)) in result.err) == (2, True), result.err
+    assert (result.code, problem in result.err) == (2, True), result.err
     assert tree(folder) == before
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ import uvloop
 from raw_upstream import Peer, read_whole, upstream
 from test_certificate import make_certificate
 
+from maitred.core.errors import ConfigError
 from maitred.wire.client import UpstreamClient
 from maitred.wire.errors import ConnectError, ConnectTimeout, Truncated, UpstreamLimits, UpstreamTimeout
 from maitred.wire.origin import Origin
+from maitred.wire.tls import trusting_context
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [uvloop.new_event_loop, asyncio.new_event_loop]
@@ -27,6 +31,18 @@ LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [uvloop.new_event_loop, a
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return make_certificate(tmp_path_factory.mktemp("tls"), "engine")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "/dev/zero"])
+def test_authorities_in_something_other_than_a_file_are_an_error_at_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "authorities.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    trusting_context()  # A file that is not there says nothing.
+    {"a pipe": lambda: os.mkfifo(path), "a folder": path.mkdir, "/dev/zero": lambda: path.symlink_to("/dev/zero")}[kind]()
+    with pytest.raises(ConfigError, match=r"^SSL_CERT_FILE: .*authorities.pem cannot be read: "):
+        trusting_context()
 
 
 @pytest.fixture(params=LOOPS, ids=["uvloop", "asyncio"])

@@ -111,6 +111,8 @@ class Gateway(App):
             default_state=default_state,
             file_mode=config.file_mode,
         )
+        if any(backend.origin.tls for backend in self.scheduler.fleet.backends):
+            self._client.load_authorities()
         self._program_pages = _program_pages(settings, self.scheduler)
         self._wire_requests(settings)
         self._wire_pages(settings, reload)

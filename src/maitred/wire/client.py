@@ -308,6 +308,10 @@ class UpstreamClient:
             pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls, self._machine, self._note_descriptor)
         return pool
 
+    def load_authorities(self) -> None:
+        """Load the authorities that connections over TLS trust; otherwise the first of these does. Raises ConfigError."""
+        self._client_context()
+
     def num_connections(self, origin: Origin) -> int:
         """Return how many connections to `origin` are open."""
         return self._pools[origin].num_open if origin in self._pools else 0

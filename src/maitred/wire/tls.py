@@ -12,17 +12,37 @@ ticket no more makes a full handshake, as without one.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from maitred.core.errors import describe_os_error
+from maitred.core.errors import ConfigError, describe_os_error
+from maitred.files import check_file
+
+AUTHORITIES_FILE: Final = "SSL_CERT_FILE"
+"""The variable of the environment that names the file of trusted authorities."""
+
+
+def trusting_context() -> ssl.SSLContext:
+    """Return a context for connections to servers whose certificates the system trusts. Raises ConfigError if the environment
+    names something other than a file of authorities: OpenSSL would read a pipe or a device for ever."""
+    named = os.environ.get(AUTHORITIES_FILE)
+    if named:
+        try:
+            check_file(Path(named))
+        except OSError as error:
+            problem, hint = f"{named} cannot be read: {describe_os_error(error)}", "a file of certificates in PEM"
+            raise ConfigError(problem, where=AUTHORITIES_FILE, hint=hint) from error
+    return ssl.create_default_context()
 
 
 class ClientContext:
     """What all connections of a client over TLS share: the trusted authorities, and the last session with each host."""
 
     def __init__(self) -> None:
-        self.ssl = ssl.create_default_context()
+        """Raises ConfigError as `trusting_context` does."""
+        self.ssl = trusting_context()
         self.ssl.set_alpn_protocols(["http/1.1"])
         self.sessions: dict[str, ssl.SSLSession] = {}
         """The last session by the name of the host."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -33,6 +32,7 @@ from maitred.emulator.clients.prompts import PromptWriter
 from maitred.emulator.clients.schedule import SendSchedule
 from maitred.wire.messages import Headers
 from maitred.wire.origin import Origin
+from maitred.wire.tls import trusting_context
 from maitred.workload import Job
 
 _TICK: Final[Micros] = 1_000
@@ -115,7 +115,7 @@ class RequestSender:
         self._schedule = SendSchedule(())
         self._timer: asyncio.TimerHandle | None = None
         self._start = time.monotonic_ns()
-        self._tls = ssl.create_default_context() if endpoint.origin.tls else None
+        self._tls = trusting_context() if endpoint.origin.tls else None
         self._over: asyncio.Future[None] = self._loop.create_future()
         self.num_sent = 0
         self.ended_at: Micros = 0

@@ -17,6 +17,8 @@ from maitred.core.errors import ConfigError
 from maitred.gateway.config import GatewayConfig
 from maitred.wire.certificate import CertificateFiles, ServerCertificate, read_certificate
 from maitred.wire.clock import Clock
+from maitred.wire.origin import Origin
+from maitred.wire.tls import trusting_context
 
 
 class PortFiles(NamedTuple):
@@ -55,7 +57,13 @@ class PortCertificates:
 
 
 def certificate_problems(config: GatewayConfig, now: datetime) -> Iterator[ConfigError]:
-    """Yield what is wrong with the files: what keeps a gateway from starting, and dates that clients refuse."""
+    """Yield what is wrong with the files: what keeps a gateway from starting, and dates that clients refuse. The authorities
+    that sign the certificates of backends are among them."""
+    if any(Origin.parse(url, where="--backend").tls for url in config.backends):
+        try:
+            trusting_context()
+        except ConfigError as error:
+            yield error
     ports = {"": (config.tls_files, {"where": "gateway"})}
     if config.admin_tls_cert is not None:  # Otherwise they are those of `port`.
         ports["admin_"] = (config.admin_tls_files, _admin_keys(config))
