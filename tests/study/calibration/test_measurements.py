@@ -130,6 +130,21 @@ def test_the_requests_of_a_bench_and_a_measured_trace_are_timelines_of_clients(t
     assert (row.prompt_tokens, row.ttft, row.latency) == (42, 0.5, 1.0)
 
 
+def test_requests_that_did_not_complete_are_no_measurement(tmp_path):
+    """An answer that broke off has a first token and an end, which is not that of the answer."""
+    ours = tmp_path / "r.csv"
+    ends = ("completed", "aborted", "timed_out", "rejected")
+    rows = "".join(f"7,3,{number}000000,{number}500000,{number}700000,{end}\n" for number, end in enumerate(ends, 1))
+    ours.write_text("input_tokens,output_tokens,arrived_at_us,first_token_at_us,finished_at_us,outcome\n" + rows)
+    assert [row.sent for row in read_any_timeline(ours)] == [1.0]
+
+    trace = tmp_path / "t.csv"
+    header = "input_tokens,output_tokens,arrival_time_us,first_chunk_time_us,last_chunk_time_us,status\n"
+    ends = ("error", "ok", "timeout", "")
+    trace.write_text(header + "".join(f"7,3,{n}000000,{n}500000,{n}700000,{end}\n" for n, end in enumerate(ends, 1)))
+    assert [row.sent for row in read_any_timeline(trace)] == [2.0, 4.0]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -47,6 +47,7 @@ from maitred.study.calibration.measurements import (
     read_steps,
     read_timeline,
 )
+from maitred.workload.formats.maitred import COMPLETED
 
 _ITERATION: Final = re.compile(
     r"Iteration\(\d+\): (?P<prompts>\d+) context requests, (?P<prefill>\d+) context tokens, "
@@ -81,9 +82,9 @@ def read_any_timeline(path: Path) -> list[MeasuredRequest]:
         return read_recording(path)[0]
     header = set(read_header(path))
     if set(_OURS) <= header:
-        return _sorted(_of_results(path), path)
+        return _sorted(_of_results(path, [name for name in ("outcome",) if name in header]), path)
     if set(_TRACE) <= header:
-        return _sorted(_of_trace(path, "prefix_length" in header), path)
+        return _sorted(_of_trace(path, header), path)
     return read_timeline(path)
 
 
@@ -207,22 +208,23 @@ def _decode_vllm_bench(text: str, path: Path) -> _VllmBench:
         raise ConfigError(what, where=str(path), hint=hint) from error
 
 
-def _of_results(path: Path) -> Iterator[MeasuredRequest]:
-    """Yield the completed requests of `maitred bench --results-path` (or of a simulation)."""
-    for line, (_, texts) in enumerate(read_rows(path, (), _OURS), 2):
+def _of_results(path: Path, outcome: Sequence[str]) -> Iterator[MeasuredRequest]:
+    """Yield the completed requests of `maitred bench --results-path` (or of a simulation). `outcome` is the column that says
+    how each has ended, if there is one."""
+    for line, (_, texts) in enumerate(read_rows(path, (), (*_OURS, *outcome)), 2):
         place = f"{path}:{line}"
-        numbers = {name: parse_number(text, name, place) for name, text in zip(_OURS, texts, strict=True) if text}
-        # Instants that never came are empty: a row that did not complete has one.
-        if len(numbers) == len(_OURS):
+        numbers = {name: parse_number(text, name, place) for name, text in zip(_OURS, texts, strict=False) if text}
+        # Instants that never came are empty; but an answer that broke off has a first token and an end as well.
+        if len(numbers) == len(_OURS) and texts[len(_OURS) :] in ([], [COMPLETED]):
             yield _seen_in_micros([numbers[name] for name in _OURS], place)
 
 
-def _of_trace(path: Path, has_prefixes: bool) -> Iterator[MeasuredRequest]:
-    names = (*_TRACE, "prefix_length") if has_prefixes else _TRACE
-    for line, (values, _) in enumerate(read_rows(path, names), 2):
-        arrived, first, last, own, output, *shared = values
-        if first > 0 and last > 0:
-            yield _seen_in_micros((arrived, first, last, own + sum(shared), output), f"{path}:{line}")
+def _of_trace(path: Path, header: Collection[str]) -> Iterator[MeasuredRequest]:
+    shared, status = ([name for name in (column,) if name in header] for column in ("prefix_length", "status"))
+    for line, (values, ended) in enumerate(read_rows(path, (*_TRACE, *shared), status), 2):
+        arrived, first, last, own, output, *prefix = values
+        if first > 0 and last > 0 and ended in ([], [""], ["ok"]):
+            yield _seen_in_micros((arrived, first, last, own + sum(prefix), output), f"{path}:{line}")
 
 
 def _seen_in_micros(values: Sequence[float], place: str) -> MeasuredRequest:
