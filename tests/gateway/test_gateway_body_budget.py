@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -107,6 +108,22 @@ def test_an_upload_that_is_on_time_is_not_cut_and_none_that_is_slower_cuts_anoth
     assert uploads.cut == ["slow"]
 
 
+def test_time_in_which_the_process_stood_still_makes_no_upload_slow() -> None:
+    uploads, counted = Uploads(100), [0.0]
+    server: Any = SimpleNamespace(parked_bytes=0, clock=SimpleNamespace(time=lambda: counted[0]))
+    uploads.budget.server = server
+    first = uploads.begin("first", "a")
+    assert taken(first, 60)
+    uploads.now += 62 * SECOND  # The clock of connections goes on from where the process stood still.
+    counted[0] += 0.5
+    second = uploads.begin("second", "b")
+    assert not taken(second, 60)
+    assert (uploads.cut, taken(first, 20)) == ([], True)
+    counted[0] += 25
+    assert taken(uploads.begin("third", "c"), 60)
+    assert uploads.cut == ["first"]
+
+
 def test_whole_bodies_are_not_cut() -> None:
     uploads = Uploads(100)
     whole = uploads.begin("whole", "a")
@@ -137,6 +154,7 @@ class Parked:
     """A server that has read further requests of its connections."""
 
     parked_bytes = 10
+    clock = SimpleNamespace(time=lambda: 0.0)
 
     def drop_parked(self) -> None:
         self.parked_bytes = 0
@@ -246,8 +264,10 @@ def test_an_upload_that_stalls_is_told_so_when_its_memory_is_needed(monkeypatch:
         async with world(**BUDGET) as w:
             stalled = [await begin(w, BODY[:90], promised=100) for _ in range(2)]
             await w.wait_until(lambda: parked(w) == 180)
-            in_a_minute = Clock(lambda: time.monotonic_ns() + 60 * SECOND * 1_000)
-            monkeypatch.setattr(w.gateway._budget, "clock", in_a_minute)
+            budget = w.gateway._budget
+            of_server = budget.server.clock
+            in_a_minute = SimpleNamespace(time=lambda: of_server.time() + 60)
+            monkeypatch.setattr(budget, "server", SimpleNamespace(parked_bytes=0, clock=in_a_minute))
             assert (await w.request(body=BODY))[0] == 200
             assert (await refused(stalled[0]))[:2] == (408, "body_too_slow")
             assert parked(w) == 90

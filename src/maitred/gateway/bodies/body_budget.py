@@ -34,7 +34,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Final
 
-from maitred.core.units import Micros
+from maitred.core.units import Micros, from_seconds
 from maitred.gateway import error_responses
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import ClientAddress
@@ -51,7 +51,7 @@ class BodyBudget:
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
-        self.clock = clock
+        self._clock = clock
         self.taken_bytes = 0
         """Bytes held by leases."""
         self.server: ServerContext | None = None
@@ -67,6 +67,11 @@ class BodyBudget:
     def parked_bytes(self) -> int:
         """Bytes held now. More than `limit` only after a reload has lowered it, or by requests that wait behind others."""
         return self.taken_bytes + (0 if self.server is None else self.server.parked_bytes)
+
+    def now(self) -> Micros:
+        """Return the time by which uploads are judged. While the process stood still, what clients sent lay in its sockets, so
+        that time does not count (`wire.loop_clock`)."""
+        return self._clock.now() if self.server is None else from_seconds(self.server.clock.time())
 
     def has_room(self, lease: BodyLease, size: int) -> bool:
         """Return whether `lease` may hold `size` more bytes."""
@@ -96,7 +101,7 @@ class BodyBudget:
         if is_full and self.server is not None and self.server.parked_bytes:
             self.server.drop_parked()
             is_full = self.parked_bytes + size > self.limit
-        overdue = min(self.clock.now(), lease.due)
+        overdue = min(self.now(), lease.due)
         slow = [other for other in self.uploads if other.due < overdue and (is_full or other.tenant == lease.tenant)]
         for other in sorted(slow, key=attrgetter("due")):
             if self.has_room(lease, size):
@@ -125,7 +130,7 @@ class BodyLease:
 
     def begin_upload(self, stop: Callable[[], object]) -> None:
         """Take note that the body is being read in pieces. `stop` is called if it is cut: it must read no more then."""
-        self._stop, self.due = stop, self._budget.clock.now() + _PACE
+        self._stop, self.due = stop, self._budget.now() + _PACE
         self._budget.uploads[self] = None
 
     def end_upload(self) -> None:
@@ -146,7 +151,7 @@ class BodyLease:
         if budget.by_owner is not None:
             count_holding(budget.by_owner, self, size)
         if self._stop is not None and size:
-            self.due = min(budget.clock.now() + _PACE, self.due + _PACE * size // self.held_bytes)
+            self.due = min(budget.now() + _PACE, self.due + _PACE * size // self.held_bytes)
 
     def cut(self) -> None:
         """End the upload, which is too slow."""
