@@ -27,7 +27,7 @@ async def garbage(received: BackendRequest) -> None:
     await received.send(b"?!\r\n\r\n")
 
 
-@pytest.mark.parametrize("respond", [says("500 I"), says("502 B"), says("503 S"), says("504 G"), dies, streams(EVENT)])
+@pytest.mark.parametrize("respond", [*map(says, ("500 I", "502 B", "503 S", "504 G", "520 E")), dies, streams(EVENT)])
 def test_a_backend_that_fails_at_once_does_not_draw_the_traffic(respond) -> None:  # type: ignore[no-untyped-def]
     """It is always the least loaded one. All of these failures are retried, so no client sees any."""
 
@@ -209,20 +209,40 @@ def test_a_gateway_that_never_ejects() -> None:
     run(scenario())
 
 
-def test_a_backend_that_hangs_loses_its_requests_to_the_others() -> None:
-    """Its polls are good, and `head_secs` is ten minutes."""
+@pytest.mark.parametrize(("num_clients", "stream"), [(12, False), (4, True), (2, True)])
+def test_a_backend_that_hangs_loses_its_requests_to_the_others(num_clients: int, *, stream: bool) -> None:
+    """Its polls are good, and `head_secs` is ten minutes. Few streams that wait are taken away, too, but later."""
 
     async def scenario() -> None:
         gated = GatedAnswer()
         good, hanging = Backend(gated), Backend(mute)
         async with world(good, hanging, ejection=EjectionConfig(silence_secs=0.1)) as w:
-            clients = [await w.start_request() for _ in range(12)]
-            await w.wait_until(lambda: len(hanging.received) >= 5)
+            clients = [await w.start_request({"model": "m", "stream": stream}) for _ in range(num_clients)]
+            num_silent = num_clients // 2
+            await w.wait_until(lambda: len(hanging.received) == num_silent)
             gated.open.set()  # from now on the other one answers
             await w.wait_until(lambda: w.state.backends[1].ejection.state == "ejected")
             for client in clients:
                 assert (await client.read_response())[::2] == (200, ANSWER)
-            assert w.gateway.counters.upstream_failures["abandoned"] >= 5
+            assert w.gateway.counters.upstream_failures["abandoned"] == num_silent
+
+    run(scenario())
+
+
+def test_a_few_answers_that_are_not_streamed_may_take_long() -> None:
+    async def scenario() -> None:
+        gated = GatedAnswer()
+        good, slow = Backend(), Backend(gated)
+        async with world(good, slow, ejection=EjectionConfig(silence_secs=0.02)) as w:
+            waits = []
+            while len(slow.received) < 2:
+                waits.append(await w.start_request())
+            polls = slow.health_polls
+            await w.wait_until(lambda: slow.health_polls > polls + 15)
+            assert w.state.backends[1].ejection.state == "closed"
+            gated.open.set()
+            assert [(await client.read_response())[0] for client in waits] == [200] * len(waits)
+            assert not w.gateway.counters.upstream_failures
 
     run(scenario())
 

@@ -8,10 +8,10 @@ circuit (the words are Envoy's):
                                                            ▲                          │
                                                            └────a probe that fails────┘
 
-A *failure* is a status 500, 502, 503 or 504, a reset, an answer that is no HTTP, an error in the place of the first event of a
-stream, or a timeout before the first byte. A *success* is any other answer: a 400 shows an engine that works. An engine that
-says that it is *busy* (429, or a 503 for a full queue) has neither failed nor succeeded. A *probe* is a request that is sent to
-a half-open backend, one at a time.
+A *failure* is a status from 500 on (but for 501, 505), a reset, an answer that is no HTTP, an error in the place of the first
+event of a stream, or a timeout before the first byte. A *success* is any other answer: a 400 shows an engine that works. An
+engine that says that it is *busy* (429, 529, or a 503 for a full queue) has neither failed nor succeeded. A *probe* is a
+request that is sent to a half-open backend, one at a time.
 
 The ejection time is `base_ejection_secs` times the number of ejections in a row, at most `max_ejection_secs`. That number
 falls by one for each `base_ejection_secs` that the backend is in use (Envoy's ejection multiplier).
@@ -67,8 +67,8 @@ class EjectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Length of the window, in seconds. It begins with a failure."""
     silence_secs: float = 10.0
     """Seconds without a byte from a backend, while others answer, after which requests that have waited there for so long count
-    as failures, if they are at least `consecutive_failures`; or twice the time in which 99 % of all requests are answered, if
-    that is longer."""
+    as failures, if they are at least `consecutive_failures`, or streams that together have waited for as many times as long; or
+    twice the time in which 99 % of all requests are answered, if that is longer."""
     base_ejection_secs: float = 10.0
     """Seconds of the first ejection; the n-th one in a row is n times as long. n falls by one for each such time in use."""
     max_ejection_secs: float = 300.0

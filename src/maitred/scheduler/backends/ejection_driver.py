@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from typing import Final, NamedTuple
 
 from maitred.core.histogram import Histogram
@@ -38,8 +39,9 @@ class SilenceWatch:
         self._heard = [_Heard(0, 0, 0)] * len(backends)
 
     def silent_requests(self, backend: Backend, now: Micros) -> Sequence[UpstreamRequest]:
-        """Return the requests that wait at a silent backend for so long that they count as failures, or none if those are too
-        few to say anything. O(requests there)."""
+        """Return the requests that wait at a silent backend for so long that they count as failures, or none if those say too
+        little: fewer than enough must be streams, whose first byte is due long before the last, and must have waited together
+        for as long as enough of them. O(requests there)."""
         num_answers, all_answers = backend.circuit.num_answers, sum(b.circuit.num_answers for b in self._backends)
         heard = self._heard[backend.index]
         last_data_at = max((sent.last_data_at for sent in backend.requests), default=now)
@@ -48,7 +50,8 @@ class SilenceWatch:
             return ()
         if all_answers == heard.all_answers:
             return ()
-        since = now - self._longest_silence()
+        silence = self._longest_silence()
+        since = now - silence
         if heard.at > since:
             return ()
         waiting = [
@@ -57,7 +60,8 @@ class SilenceWatch:
             if not sent.is_committed and sent.waits_since(since) and self._has_another(backend, sent.model)
         ]
         enough = 1 if backend.circuit.is_ejected else self._config.consecutive_failures
-        return waiting if len(waiting) >= enough else ()
+        streams_waited = sum(now - sent.sent_at for sent in waiting if sent.request.stream)
+        return waiting if len(waiting) >= enough or streams_waited >= enough * silence else ()
 
     def _has_another(self, backend: Backend, model: str) -> bool:
         """Return whether another backend could have a request. Without one, a slow engine is better than none."""
@@ -95,7 +99,7 @@ class RealTimeEjection:
         self._on_changed, self._clock = on_changed, clock
         self._timer = DeadlineTimer(self._on_due, clock)
         self._last_problem = [""] * len(backends)
-        self._silence = SilenceWatch(config, backends)
+        self._silence, self._enough = SilenceWatch(config, backends), config.consecutive_failures
 
     @property
     def num_answers(self) -> int:
@@ -172,7 +176,7 @@ class RealTimeEjection:
     def find_silent(self, backend: Backend) -> Sequence[UpstreamRequest]:
         """Count the requests as failures that wait at a backend which says nothing, and return them if it is ejected now."""
         silent = self._silence.silent_requests(backend, self._clock.now())
-        for sent in silent:
+        for sent in islice(cycle(silent), max(len(silent), self._enough)):
             self.on_failure(sent, "it says nothing while others answer")
         return silent if backend.circuit.state is CircuitState.EJECTED else ()
 
