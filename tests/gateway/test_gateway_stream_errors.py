@@ -230,6 +230,18 @@ def test_a_whole_answer_in_place_of_a_stream(path: str, is_shown: bool) -> None:
         assert told(path, event) == "the backend has answered with no stream"
 
 
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b"17", b'{"choices":[', b"\xff"])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_a_page_in_place_of_a_stream_is_an_error(path: str, body: bytes) -> None:
+    assert told(path, dialect_of(path).answer_event(200, body)) == "the backend has answered with no stream"
+
+
+def test_too_many_requests_have_their_own_type() -> None:
+    assert error_object(429, b"too many")["type"] == "rate_limit_error"
+    assert error_object(400, b"no")["type"] == "invalid_request_error"
+    assert error_object(500, b"no")["type"] == "server_error"
+
+
 REFUSALS = [
     whole(b'{"error":{"message":"Unrecognized request argument supplied: stream_options"}}', b"400 Bad Request"),
     whole(b'{"detail":[{"loc":["body","stream_options"]}]}', b"422 Unprocessable Entity"),

@@ -56,7 +56,7 @@ class StreamDialect:
         """Return the event that stands for an answer that is no stream."""
         if status == HTTPStatus.OK:
             told = error_in_body(body)
-            if told is None and self.shows_whole_answers:
+            if told is None and self.shows_whole_answers and _is_json(body):
                 return sse.encode_event(b" ".join(body.splitlines()))
             if told is None:
                 return self.error_event(HTTPStatus.BAD_GATEWAY, {"message": _NO_STREAM})
@@ -95,6 +95,7 @@ class ResponsesDialect(StreamDialect):
 
 _OTHERS: Final = StreamDialect()
 _BY_PATH: Final[Mapping[str, StreamDialect]] = {"/v1/messages": MessagesDialect(), "/v1/responses": ResponsesDialect()}
+_TYPES: Final = {429: "rate_limit_error"}
 _RESPONSES_CODES: Final = {429: "rate_limit_exceeded"}
 _SEQUENCE_NUMBER: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,12})\b')
 _NO_RESPONSE: Final = {"id": "", "object": "response", "output": []}
@@ -118,9 +119,18 @@ def error_object(status: int, body: bytes) -> dict[str, Any]:
         return {**error, "message": _message(error) or _encode(error).decode()}
     told = error_in_body(body)
     message = _message(members) if told is None else told.message
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     message = message or _text(body) or f"the backend has answered {status}"
     return {"message": message, "type": kind, "param": None, "code": status}
+
+
+def _is_json(body: bytes) -> bool:
+    """Return whether a body is a JSON object or list, and not the page of a proxy, say."""
+    try:
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
+    except JSON_ERRORS:
+        return False
+    return True
 
 
 def _message(members: Mapping[str, Any]) -> str:
