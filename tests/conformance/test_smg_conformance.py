@@ -1,31 +1,24 @@
-"""SMG's recorded scenarios against the real gateway, over sockets: one test for each."""
+"""SMG's recorded scenarios against the real gateway, in virtual time: one test for each."""
 
-import asyncio
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+import virtual_time
 from smg_conformance.gateway import in_this_process
 from smg_conformance.runner import run
 from smg_conformance.scenario import Unread, read_file
 
 FILE = read_file(Path(__file__).parent.parent / "vectors" / "smg_scenarios.json")
-IDS = [msgspec.json.decode(raw, type=Unread).id for raw in FILE.scenarios]
-AT_ONCE = 14
-"""They wait more than they work."""
-pytestmark = pytest.mark.timeout(300)
-"""All are played before the first test: on a busy machine that takes its time."""
+SCENARIOS = {msgspec.json.decode(raw, type=Unread).id: raw for raw in FILE.scenarios}
 
 
-@pytest.fixture(scope="module")
-def results():
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_as_recorded_or_as_wanted(name):
     async def play():
-        return {result.id: result async for result in run(FILE.scenarios, FILE, AT_ONCE, in_this_process)}
+        launch = partial(in_this_process, machine=virtual_time.MACHINE.get())
+        return [result async for result in run([SCENARIOS[name]], FILE, launch=launch)]
 
-    return asyncio.run(play())
-
-
-@pytest.mark.parametrize("scenario", IDS)
-def test_as_recorded_or_as_wanted(results, scenario):
-    result = results[scenario]
+    (result,) = virtual_time.run(play())
     assert result.passed, "\n".join([result.title, *map(str, result.failures), *result.details])

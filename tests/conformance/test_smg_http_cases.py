@@ -6,10 +6,11 @@ class (s18), a scheduler that serves with and without the header (s01), and one 
 there is, and serves (s21).
 """
 
-import asyncio
+from functools import partial
 
 import msgspec
 import pytest
+import virtual_time
 from smg_conformance.gateway import in_this_process
 from smg_conformance.runner import run
 from smg_conformance.scenario import Base
@@ -31,9 +32,6 @@ BASE = Base(
     },
     default_max_class="system",
 )
-AT_ONCE = 14
-pytestmark = pytest.mark.timeout(300)
-"""All are played before the first test: on a busy machine that takes its time."""
 CASES: dict[str, dict[str, object]] = {}
 
 
@@ -193,16 +191,11 @@ case(
 )
 
 
-@pytest.fixture(scope="module")
-def results():
-    async def play():
-        cases = map(msgspec.json.encode, CASES.values())
-        return {result.id: result async for result in run(cases, BASE, AT_ONCE, in_this_process)}
-
-    return asyncio.run(play())
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_case(results, name):
-    result = results[name]
+def test_case(name):
+    async def play():
+        launch = partial(in_this_process, machine=virtual_time.MACHINE.get())
+        return [result async for result in run([msgspec.json.encode(CASES[name])], BASE, launch=launch)]
+
+    (result,) = virtual_time.run(play())
     assert result.passed, "\n".join([*map(str, result.failures), *result.details])

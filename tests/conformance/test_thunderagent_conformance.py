@@ -1,36 +1,26 @@
-"""ThunderAgent's recorded scenarios against the real gateway, over sockets: one test for each."""
+"""ThunderAgent's recorded scenarios against the real gateway, in virtual time: one test for each."""
 
-import asyncio
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+import virtual_time
 
 from conformance.smg_conformance.gateway import in_this_process
 from conformance.smg_conformance.scenario import Unread, read_file
 from conformance.thunderagent_conformance.runner import run
 
 VECTORS = Path(__file__).parent.parent / "vectors"
-SCENARIOS = [
-    *read_file(VECTORS / "thunderagent_scenarios.json").scenarios,
-    *read_file(VECTORS / "program_scenarios.json").scenarios,
-]
-IDS = [msgspec.json.decode(raw, type=Unread).id for raw in SCENARIOS]
-AT_ONCE = 30
-"""They wait more than they work."""
-pytestmark = pytest.mark.timeout(300)
-"""All are played before the first test: on a busy machine that takes its time."""
+FILES = [read_file(VECTORS / name) for name in ("thunderagent_scenarios.json", "program_scenarios.json")]
+SCENARIOS = {msgspec.json.decode(raw, type=Unread).id: raw for file in FILES for raw in file.scenarios}
 
 
-@pytest.fixture(scope="module")
-def results():
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_as_recorded_or_as_wanted(name):
     async def play():
-        return {result.id: result async for result in run(SCENARIOS, AT_ONCE, in_this_process)}
+        launch = partial(in_this_process, machine=virtual_time.MACHINE.get())
+        return [result async for result in run([SCENARIOS[name]], launch=launch)]
 
-    return asyncio.run(play())
-
-
-@pytest.mark.parametrize("scenario", IDS)
-def test_as_recorded_or_as_wanted(results, scenario):
-    result = results[scenario]
+    (result,) = virtual_time.run(play())
     assert result.passed, "\n".join([result.title, *map(str, result.failures), *result.details])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from world import ANSWER, Backend, BackendRequest, answer, run, world
 
+from maitred.testing.world import Network, VirtualLoop
+from maitred.testing.world.network import here
 from maitred.wire.errors import UpstreamLimits
 
 
@@ -32,8 +32,7 @@ class ForgetfulBackend(Backend):
 
     async def _respond(self, received: BackendRequest) -> None:
         if received.writer in self.forgotten:
-            sock = received.writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            received.writer.transport.abort()
             raise ConnectionError
         await asyncio.sleep(0.005)  # so that others come meanwhile, and each needs a connection of its own
         await answer(received)
@@ -61,16 +60,12 @@ def test_kept_connections_that_died_cost_no_attempt(num_backends: int, programs:
 @contextlib.contextmanager
 def vanished(port: int) -> Iterator[None]:
     """Let nobody answer at `port`: its backlog is full, so that attempts to connect are dropped."""
-    with contextlib.ExitStack() as sockets:
-        listener = sockets.enter_context(socket.socket())
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(0)
-        for _ in range(4):
-            waiting = sockets.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(("127.0.0.1", port))
-        yield
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    assert isinstance(loop.network, Network)
+    listener = loop.network.listen("127.0.0.1", port, here(), backlog=0)
+    yield
+    listener.close()
 
 
 @pytest.mark.parametrize("programs", [None, {}])

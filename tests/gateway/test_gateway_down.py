@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, answer, chunk, run, run_on_sockets, whole, world
 
 from maitred.gateway.observe import descriptor_watch
 
@@ -268,7 +268,7 @@ def test_a_process_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch, 
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             await w.wait_until(lambda: not w.state.is_out_of_descriptors)
 
-    run(scenario())
+    run_on_sockets(scenario())
     said = [record.message for record in caplog.records if "descriptors" in record.message]
     assert said[0].startswith("no file descriptors are left (limit 64): new connections are dropped")
     assert said[1:] == ["there are file descriptors again"]

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, apart, chunk, run, whole, world
+from world import ANSWER, MACHINE, STREAM_HEAD, Backend, BackendRequest, GatewayWorld, apart, chunk, run, whole, world
 
 
 async def refusal(w: GatewayWorld, body: object = None) -> tuple[int, str]:
@@ -224,11 +224,6 @@ def test_an_answer_that_breaks_off_ends_visibly_cut(framing: str) -> None:
                 await received.send(b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\n")
             await apart()
             if framing.startswith("the end"):
-                import socket
-                import struct
-
-                linger = struct.pack("ii", 1, 0)
-                received.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 received.writer.transport.abort()
             raise ConnectionError
 
@@ -280,8 +275,8 @@ def test_what_is_in_flight_when_told_to_stop_is_finished() -> None:
 
         backend = Backend(slow)
         await backend.start()
-        gateway = Gateway(GatewayConfig(backends=(backend.url,), health_interval_secs=0.01))
-        async with running_server(gateway, drain_secs=5.0) as url:
+        gateway = Gateway(GatewayConfig(backends=(backend.url,), health_interval_secs=0.01), machine=MACHINE.get())
+        async with running_server(gateway, drain_secs=5.0, machine=gateway.machine) as url:
             while not gateway.state().ready:
                 await asyncio.sleep(0.001)
             connection = ClientConnection(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1])))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import Backend, BackendRequest, GatewayWorld, chunk, run, world
+from world import Backend, BackendRequest, GatewayWorld, chunk, run, run_on_sockets, world
 
 from maitred import is_compiled
 from maitred.admission.classes.priority import AdmissionPriority
@@ -64,7 +64,7 @@ def test_the_clock_is_read_when_a_request_comes_and_when_its_answer_does(program
             body = {"model": "m"} if programs is None else {"model": "m", "program_id": "p"}
             assert await count.fewest(w, body) == 2
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.skipif(is_compiled(), reason="watches a method, which a compiled class does not allow")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, whole, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, run_on_sockets, whole, world
 
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.observe import loop_lag
@@ -335,6 +335,6 @@ def test_a_loop_that_is_held_up_shows_its_lag(monkeypatch: pytest.MonkeyPatch) -
         lag.stop()
         return lag
 
-    measured = run(scenario()).lags
+    measured = run_on_sockets(scenario()).lags
     assert measured.count >= 1
     assert measured.total > 80_000

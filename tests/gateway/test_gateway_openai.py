@@ -19,7 +19,7 @@ import msgspec
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from world import STREAM_HEAD, Backend, BackendRequest, apart, chunk, run, whole
+from world import STREAM_HEAD, Backend, BackendRequest, apart, chunk, run_on_sockets, whole
 
 from maitred.cli import main
 from maitred.gateway import GatewayConfig
@@ -229,7 +229,7 @@ def test_not_ready_is_a_server_error_and_the_gateway_waits_for_its_backends() ->
                 await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
             return caught.value
 
-    error = run(scenario())
+    error = run_on_sockets(scenario())
     assert error.code == "no_healthy_backend"
     assert error.response.headers["retry-after"] == "2"
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from test_gateway_programs import body, program, small
-from world import Backend, GatedAnswer, GatewayWorld, run, world
+from world import Backend, GatedAnswer, GatewayWorld, run, run_on_sockets, world
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass
@@ -293,7 +293,7 @@ def test_a_disk_that_hangs_holds_up_no_request(tmp_path: Path, monkeypatch: pyte
             for number in range(50):
                 assert (await w.request(body=body(f"p{number}", 100)))[0] == 200
 
-    run(scenario())
+    run_on_sockets(scenario())
     hang.set()
 
 
@@ -486,4 +486,4 @@ def test_a_gateway_that_is_killed_loses_no_program(tmp_path: Path, kill_after: f
             for backend in (first, second):
                 await backend.stop()
 
-    run(scenario())
+    run_on_sockets(scenario())

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from sdk_engine import TEXT, SdkEngine
-from world import Backend, GatewayWorld, run, world
+from world import Backend, GatewayWorld, run_on_sockets, world
 
 anthropic: Any = pytest.importorskip("anthropic", reason="needs the package anthropic, of the extra dev")
 ERRORS = (openai.APIError, anthropic.APIError)
@@ -106,7 +106,7 @@ def test_whole_answers_and_streams() -> None:
             assert await clients.helper_of_messages("hello") == TEXT
             assert [model.id async for model in clients.openai.models.list()] == ["m"]
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_errors_have_the_classes_of_their_sdk() -> None:
@@ -127,7 +127,7 @@ def test_errors_have_the_classes_of_their_sdk() -> None:
             await strangers.openai.close()
             await strangers.anthropic.close()
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_refusal_is_sent_again_after_the_time_that_it_names(
             assert waits[0].is_integer()
             assert 1 <= waits[0] <= 59
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "messages"])
@@ -176,7 +176,7 @@ def test_a_long_pause_of_an_engine_is_told_as_one_that_every_sdk_obeys(name: str
             assert error.status_code in (429, 503)
             assert waits == [59.0]
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "messages"])
@@ -188,7 +188,7 @@ def test_what_has_waited_its_time_in_the_queue_is_not_sent_again(name: str, wait
             assert (error.status_code, error.response.headers["x-should-retry"]) == (408, "false")
             assert not waits
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "messages"])
@@ -210,7 +210,7 @@ def test_a_request_of_a_released_program_is_not_sent_again(name: str, waits: lis
             engine.gate.set()
             assert await holder == TEXT
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "messages"])
@@ -223,7 +223,7 @@ def test_a_stream_that_breaks_off_raises(name: str) -> None:
             if name == "messages":
                 assert "in the middle of its response" in str(await refused(clients.helper_of_messages("cut")))
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "messages"])
@@ -243,4 +243,4 @@ def test_a_stream_that_is_kept_alive_in_the_queue_is_whole_and_its_error_raises(
                     else:
                         assert "out of memory" in str(await refused(call))
 
-    run(scenario())
+    run_on_sockets(scenario())

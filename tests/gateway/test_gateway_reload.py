@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, admission_config, run, whole, world
+from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, admission_config, run, run_on_sockets, whole, world
 
 from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError
@@ -428,4 +428,4 @@ def test_a_disk_that_hangs_ends_a_reload_and_not_the_gateway(monkeypatch: pytest
             while (await reload(w))[0] == 400:
                 await asyncio.sleep(0.01)
 
-    run(scenario())
+    run_on_sockets(scenario())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from test_gateway_reload import Files, reload
 from test_gateway_tls import make_certificate
-from world import Backend, admission_config, run, world
+from world import Backend, admission_config, run, run_on_sockets, world
 
 from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
@@ -98,7 +98,7 @@ def test_a_certificate_that_cannot_be_loaded_changes_nothing(
         finally:
             await backend.stop()
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_policy_that_cannot_be_made_changes_nothing() -> None:

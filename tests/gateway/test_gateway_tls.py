@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from test_gateway_reload import Files
-from world import Backend, admission_config, run
+from world import Backend, admission_config, run_on_sockets
 
 from maitred.core.errors import ConfigError
 from maitred.gateway import GatewayConfig
@@ -78,7 +78,7 @@ def test_a_reload_brings_a_new_certificate_or_changes_nothing(tmp_path: Path) ->
         finally:
             await backend.stop()
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_wrong_certificate_never_starts(tmp_path: Path) -> None:
@@ -124,4 +124,4 @@ def test_the_port_of_the_operator(tmp_path: Path, given: dict[str, Any], scheme:
         finally:
             await backend.stop()
 
-    run(scenario())
+    run_on_sockets(scenario())

@@ -1,4 +1,10 @@
-"""A gateway between raw sockets: backends that answer as a test says, and clients that see every byte."""
+"""A gateway between backends that answer as a test says and clients that see every byte.
+
+    run               in virtual time (`virtual_time`)
+    run_on_sockets    on uvloop and the sockets of the system, as in production
+
+What a test says is the same in both. It runs on sockets if it needs the kernel, TLS, a process or a thread.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import uvloop
+from virtual_time import MACHINE, run
 
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
@@ -322,7 +329,13 @@ async def world(
     read = None if reload is None else partial(reload, settings)
     admitted = admission_config(**(admission or {}))
     gateway = Gateway(
-        settings, admitted, routing, programs_config(programs), reload=read, log_output=log_output, machine=machine
+        settings,
+        admitted,
+        routing,
+        programs_config(programs),
+        reload=read,
+        log_output=log_output,
+        machine=machine or MACHINE.get(),
     )
     try:
         urls: list[str] = []
@@ -341,7 +354,7 @@ async def world(
             await backend.stop()
 
 
-def run(scenario: Coroutine[Any, Any, T]) -> T:
+def run_on_sockets(scenario: Coroutine[Any, Any, T]) -> T:
     """Run `scenario` on uvloop, as in production, for 60 s at most: on a busy machine some take a third of that."""
 
     async def bounded() -> T:

@@ -16,6 +16,9 @@ from typing import Any, Literal
 import httptools
 import msgspec
 
+from maitred.testing.world import Network, VirtualLoop
+from maitred.testing.world.network import here
+
 from .scenario import EngineSpec
 
 
@@ -84,15 +87,23 @@ class MockServer:
     """An HTTP server. It is a backend's address from the start, and answers from `listen` to `deaf`."""
 
     def __init__(self) -> None:
-        # Bound and not listening, it refuses connections and keeps the port from other programs while the server is deaf.
-        place = socket.socket()
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(("127.0.0.1", 0))
-        weakref.finalize(self, place.close)
-        self.port: int = place.getsockname()[1]
+        self.port = self._take_port()
         self._server: asyncio.Server | None = None
         self._idle: set[asyncio.StreamWriter] = set()
         self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+
+    def _take_port(self) -> int:
+        """Return a port that is no other program's while the server is deaf."""
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualLoop) and isinstance(loop.network, Network):
+            listener = loop.network.listen("127.0.0.1", 0, here())  # Each free port of a network in memory is given once.
+            listener.close()
+            return listener.address[1]
+        place = socket.socket()
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))  # Bound and not listening, it refuses connections.
+        weakref.finalize(self, place.close)
+        return int(place.getsockname()[1])
 
     @property
     def url(self) -> str:

@@ -22,6 +22,7 @@ import yaml
 from maitred.cli import main
 from maitred.gateway import app as gateway
 from maitred.wire import server
+from maitred.wire.machine import Machine
 
 from .client import Exchange, Wanted, ask
 from .metrics import Metrics
@@ -108,20 +109,23 @@ async def in_own_process(arguments: Sequence[str], key: str | None) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def in_this_process(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
-    """Run the command line up to the point where it would serve, and serve its application in this event loop, on a socket."""
+async def in_this_process(arguments: Sequence[str], key: str | None, machine: Machine | None = None) -> AsyncIterator[Gateway]:
+    """Run the command line up to the point where it would serve, and serve its application in this event loop: on a socket, or
+    on `machine`."""
     log: list[str] = []
     _LOG.set(log)
-    application = _application(arguments, log)
-    async with server.running_server(application, drain_secs=0) as url:
+    machine = machine or Machine()
+    application = _application(arguments, log, machine)
+    async with server.running_server(application, drain_secs=0, machine=machine) as url:
         yield Gateway(url, log, key, lambda: None)
 
 
-def _application(arguments: Sequence[str], log: list[str]) -> Any:
+def _application(arguments: Sequence[str], log: list[str], machine: Machine) -> Any:
     """Return the application that `maitred serve` would serve. Raises GatewayExited if it would end instead."""
     served: list[Any] = []
     stderr = io.StringIO()
     with (
+        mock.patch.object(gateway, "Machine", lambda: machine),
         mock.patch.object(gateway, "open_ports", lambda listeners, machine: listeners),
         mock.patch.object(gateway, "serve", lambda application, *_, **options: served.append(application)),
         mock.patch.object(server, "run_server"),

@@ -1,0 +1,42 @@
+"""Run what waits in virtual time: on an event loop whose clock jumps to the next event, and a machine whose network is in memory.
+
+Nothing is random but by `SEED`: in which order things happen at one instant, how long bytes are under way. A test must pass with
+any seed (`MAITRED_TEST_SEED=7 pytest ...`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from maitred.testing.world import LinkConfig, Network, VirtualLoop
+from maitred.testing.world.machine import MemoryMachine
+from maitred.wire.machine import Machine
+
+T = TypeVar("T")
+SEED: Final = int(os.environ.get("MAITRED_TEST_SEED", "0"))
+LONGEST_SECS: Final = 7_200
+"""Virtual seconds that a scenario may take."""
+LINK: Final = LinkConfig(split_share=0.0, min_kernel_bytes=262_144)
+"""A network that brings whole what was sent whole until a buffer is full, as that within a machine does."""
+MACHINE: Final = ContextVar[Machine | None]("machine", default=None)
+"""Where the present scenario runs; None: on the machine of the process."""
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """Run `scenario` in virtual time, and return its result. Raises Deadlock if it would wait for ever, and TimeoutError."""
+    with asyncio.Runner(loop_factory=partial(VirtualLoop, SEED)) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        machine = MemoryMachine(loop, Network(loop, LINK), "here", "127.0.0.1")
+
+        async def bounded() -> T:
+            MACHINE.set(machine)
+            async with asyncio.timeout(LONGEST_SECS):
+                return await machine.run(scenario)
+
+        return runner.run(bounded())
