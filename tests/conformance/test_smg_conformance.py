@@ -5,10 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import virtual_time
 from smg_conformance.gateway import in_this_process
 from smg_conformance.runner import run
 from smg_conformance.scenario import Unread, read_file
+
+import virtual_time
 
 FILE = read_file(Path(__file__).parent.parent / "vectors" / "smg_scenarios.json")
 SCENARIOS = {msgspec.json.decode(raw, type=Unread).id: raw for raw in FILE.scenarios}

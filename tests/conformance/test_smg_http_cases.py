@@ -10,10 +10,11 @@ from functools import partial
 
 import msgspec
 import pytest
-import virtual_time
 from smg_conformance.gateway import in_this_process
 from smg_conformance.runner import run
 from smg_conformance.scenario import Base
+
+import virtual_time
 
 CLASS = {
     "reserved_floor": 0,

@@ -22,6 +22,7 @@ from smg_conformance.record import CLASSES, Record, Request
 from smg_conformance.scenario import CannotCheck, Config, File, Send, read_scenario
 from smg_conformance.turns import Turns
 
+import virtual_time
 from conformance import __main__ as command
 
 FULL = {"error": {"code": "full"}}
@@ -262,13 +263,17 @@ def test_a_message_must_name_the_culprit():
         assert len(list(messages.check(recorded_words, file, bad))) == 1
 
 
+def in_memory(arguments, key):
+    return in_this_process(arguments, key, virtual_time.MACHINE.get())
+
+
 def told(name, **expected):
     timeline = [{"at": 0, "do": "send", "name": "a"}]
     return {"id": name, "kind": "match", "title": name, "engines": [{}], "timeline": timeline, "expect": expected}
 
 
 def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_path, monkeypatch, capsys):
-    """Its gateways are served in this process here: a start takes a processor for most of a second."""
+    """Its gateways are served in this process and in virtual time here: a start takes a processor for most of a second."""
     file = tmp_path / "scenarios.json"
     scenarios = [
         told("right", a={"status": 200}),
@@ -277,7 +282,8 @@ def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_pa
         told("late", a={"within_s": 0}),
     ]
     file.write_text(json.dumps({"scenarios": [*scenarios, {"id": "other", "title": "of another kind"}]}))
-    monkeypatch.setattr(command, "run_smg", partial(command.run_smg, launch=in_this_process))
+    monkeypatch.setattr(command, "run_smg", partial(command.run_smg, launch=in_memory))
+    monkeypatch.setattr(asyncio, "run", virtual_time.run)
     with pytest.raises(typer.Exit) as ended:
         command.main(command.System.SMG, [file], jobs=3)
     assert ended.value.exit_code == 1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import virtual_time
 
+import virtual_time
 from conformance.smg_conformance.gateway import in_this_process
 from conformance.smg_conformance.scenario import Unread, read_file
 from conformance.thunderagent_conformance.runner import run

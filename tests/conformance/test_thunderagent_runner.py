@@ -1,5 +1,6 @@
 """The runner of ThunderAgent's scenarios can fail: for what is not as expected, and for what it does not understand."""
 
+import asyncio
 import json
 from functools import partial
 
@@ -7,6 +8,7 @@ import msgspec
 import pytest
 import typer
 
+import virtual_time
 from conformance import __main__ as command
 from conformance.smg_conformance.gateway import in_this_process
 from conformance.smg_conformance.scenario import CannotCheck
@@ -330,7 +332,10 @@ def test_a_program_where_none_is_expected_fails():
 
 
 def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_path, monkeypatch, capsys):
-    """Its gateways are served in this process here: a start takes a processor for most of a second."""
+    """Its gateways are served in this process and in virtual time here: a start takes a processor for most of a second."""
+
+    def in_memory(arguments, key):
+        return in_this_process(arguments, key, virtual_time.MACHINE.get())
 
     def told(name, kind="match", **expected):
         return {"id": name, "kind": kind, "title": name, "config": ONE, "timeline": [RUN_A], "expect": expected}
@@ -343,7 +348,8 @@ def test_the_command_fails_for_what_is_wrong_and_for_what_it_cannot_check(tmp_pa
     ]
     file = tmp_path / "scenarios.json"
     file.write_text(json.dumps({"scenarios": scenarios}))
-    monkeypatch.setattr(command, "run_thunderagent", partial(command.run_thunderagent, launch=in_this_process))
+    monkeypatch.setattr(command, "run_thunderagent", partial(command.run_thunderagent, launch=in_memory))
+    monkeypatch.setattr(asyncio, "run", virtual_time.run)
     with pytest.raises(typer.Exit) as ended:
         command.main(command.System.THUNDERAGENT, [file], jobs=2)
     assert ended.value.exit_code == 1

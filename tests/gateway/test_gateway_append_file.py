@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import GatewayWorld, run, world
+from world import GatewayWorld, run_on_sockets, world
 
 from maitred import files
 from maitred.core.decisions import DecisionLog, encode_gap
@@ -81,7 +81,7 @@ def test_a_decision_log_that_blocks_says_what_it_lacks_and_goes_on(tmp_path: Pat
             assert b'\n{"room":"log","gap":%d}\n' % num_lost in log
             return log
 
-    lines = run(scenario()).splitlines()
+    lines = run_on_sockets(scenario()).splitlines()
     assert all(msgspec.json.decode(line)["room"] for line in lines)
     with pytest.raises(ValueError, match="lines are missing here"):
         replay(lines, DecisionLog(lambda line: None))
@@ -113,7 +113,7 @@ def test_a_recording_that_blocks_drops_rows_and_goes_on_when_it_can(
             assert rows.startswith(b"arrival_secs,")
             assert rows.count(b"\n") - 1 + w.state.dropped_lines["record"] == num_sent
 
-    run(scenario())
+    run_on_sockets(scenario())
     messages = [record.message for record in caplog.records if record.message.startswith("requests in")]
     assert messages[0].startswith(f"requests in {tmp_path}/pipe are lost from now on: ")
     assert messages[1].startswith(f"requests in {tmp_path}/pipe are written again; lost: ")
@@ -179,7 +179,7 @@ def test_a_full_disk_loses_nothing_while_lines_can_wait(tmp_path: Path, disk: Di
             await until(lambda: not file.failed)
             assert file.num_dropped == 0
 
-    run(scenario())
+    run_on_sockets(scenario())
     assert (tmp_path / "log").read_bytes() == b"head\n" + b"".join(b"line %d\n" % number for number in range(5))
     messages = [record.message for record in caplog.records]
     name = f"requests in {tmp_path}/log"
@@ -201,7 +201,7 @@ def test_a_disk_that_stays_full_loses_lines_and_says_how_many(tmp_path: Path, di
             file.write(b"later\n")
             return file.num_dropped
 
-    num_lost = run(scenario())
+    num_lost = run_on_sockets(scenario())
     lines = (tmp_path / "log").read_bytes().splitlines()
     gap = lines.index(b'{"room":"log","gap":%d}' % num_lost)
     assert lines[1:gap] == [b"%09d" % number for number in range(gap - 1)]
@@ -221,7 +221,7 @@ def test_a_file_that_was_moved_goes_on_under_its_name(tmp_path: Path) -> None:
         assert path.read_bytes() == b"head\nsecond\n"
         assert (tmp_path / "log.1").read_bytes() == b"head\nfirst\n"
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_file_that_cannot_be_opened_anew_goes_on_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_opened_anew_goes_on_where_it_is(tmp_path: Path, c
             file.write(b"second\n")
             await until(lambda: (tmp_path / "moved" / "log").read_bytes() == b"head\nsecond\n")
 
-    run(scenario())
+    run_on_sockets(scenario())
     assert "go on in the file that is open: cannot write" in caplog.text
 
 
@@ -247,7 +247,7 @@ def test_copytruncate_leaves_a_file_with_its_header(tmp_path: Path) -> None:
             file.write(b"second\n")
         assert path.read_bytes() == b"head\nsecond\n"
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -297,4 +297,4 @@ def test_sighup_opens_every_file_anew(tmp_path: Path) -> None:
         replay(lines.splitlines(), DecisionLog(again.append))
         assert b"".join(again) == lines
 
-    run(scenario())
+    run_on_sockets(scenario())

@@ -254,7 +254,8 @@ def test_without_classes_and_without_a_number_the_slots_of_the_fleet_are_the_lim
     """Three slots, then five: a backend of two comes up. The classes reserve six."""
 
     async def scenario() -> None:
-        first, late = reporting(3), Late()
+        first = reporting(3)
+        late = Late(first.respond)
         late.info = {"max_running_requests": 2}
         admission = {"classes": {"system": {"reserved_floor": 3}, "interactive": {"reserved_floor": 3}}}
         async with world(first, late, slots=None, admission=admission, ready=False) as w:

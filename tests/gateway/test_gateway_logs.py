@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, world
+from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, run_on_sockets, world
 
 from maitred.files import append_file
 from maitred.gateway.observe.logs import LogHandler, LogOutput
@@ -177,7 +177,7 @@ def test_a_line_has_the_time_of_the_wall_clock() -> None:
             for shown in (day, day + 86_400, day - 86_400):  # noqa: B007  (the clock reads it)
                 assert (await w.request())[0] == 200
 
-    run(scenario())
+    run_on_sockets(scenario())
     times = [line["time"] for line in output.of_path("/v1/chat/completions")]
     assert times == ["2027-01-15T08:00:00.000Z", "2027-01-16T08:00:00.000Z", "2027-01-14T08:00:00.000Z"]
 

@@ -19,7 +19,18 @@ from typing import Any
 
 import pytest
 from test_gateway_programs import driver
-from world import STREAM_HEAD, Backend, BackendRequest, ClientConnection, GatedAnswer, GatewayWorld, chunk, run, whole, world
+from world import (
+    STREAM_HEAD,
+    Backend,
+    BackendRequest,
+    ClientConnection,
+    GatedAnswer,
+    GatewayWorld,
+    chunk,
+    run_on_sockets,
+    whole,
+    world,
+)
 
 from maitred.gateway.config import RetryConfig
 from maitred.routing import RoutingConfig
@@ -92,7 +103,7 @@ def leaves_nothing(once: Once, *backends: Backend, **config: Any) -> None:
         async with world(*backends, **{"health_interval_secs": 30, **config}) as w:  # A poll leaves things of its own.
             await measure(w, once)
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def expect(status: int, payload: object = None, **headers: str) -> Once:
@@ -240,7 +251,7 @@ def test_a_request_that_gets_no_slot(priority: str, status: int) -> None:
             await blocker.read_response()
             blocker.disconnect()
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 async def hold(w: GatewayWorld) -> ClientConnection:
@@ -302,7 +313,7 @@ def test_a_client_that_leaves_before_its_request_is_sent(once: Once) -> None:
             await blocker.read_response()
             blocker.disconnect()
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 async def begin_stream(received: BackendRequest) -> None:
@@ -333,7 +344,7 @@ def test_a_backend_that_cannot_be_reached() -> None:
             await w.request()
             await measure(w, expect(503))
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize("piece", [b"data: {}\n", b"data: {}\n\n"], ids=["in an event", "behind an event"])
@@ -386,7 +397,7 @@ def test_a_program_that_waits_for_memory_and_is_released(keepalive: float) -> No
             await blocker.read_response()
             blocker.disconnect()
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize(("responders", "status"), [((break_off, stream), 200), ((fail, fail), 500), ((stream, stream), 200)])
@@ -431,4 +442,4 @@ def test_a_body_that_waits_is_in_memory_once(piece: int, pieces: int, requests: 
                 assert (await client.read_response())[0] == 200
             blocker.disconnect()
 
-    run(scenario())
+    run_on_sockets(scenario())

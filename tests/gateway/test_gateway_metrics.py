@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from world import ANSWER, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, GatewayWorld, chunk, run, run_on_sockets, whole, world
+from world import (
+    ANSWER,
+    STREAM_HEAD,
+    Backend,
+    BackendRequest,
+    GatedAnswer,
+    GatewayWorld,
+    chunk,
+    run,
+    run_on_sockets,
+    whole,
+    world,
+)
 
 from maitred.core.request import PriorityClass, Request
 from maitred.gateway.observe import loop_lag
@@ -73,7 +85,7 @@ def test_nothing_is_lost_at_any_scrape(on_preempt: str) -> None:
             visits = asyncio.gather(*(visit(w, number, outcomes) for number in range(150)))
             while not visits.done():
                 check_the_law(await scrape(w))
-                await asyncio.sleep(0.005)  # at many instants
+                await asyncio.sleep(0.02)  # at many instants
             await visits
             await w.wait_until_idle()
             seen = await scrape(w)

@@ -119,15 +119,16 @@ def test_a_program_whose_backends_all_rest_gets_a_503_that_says_for_how_long() -
 def test_a_backend_that_stands_in_may_fail_too() -> None:
     async def scenario() -> None:
         gates = GatedAnswer(), GatedAnswer()
-        first, second, third = Backend(Counted()), Backend(gates[0]), Backend(gates[1])
-        async with world(first, second, third, programs={"backend_capacity_tokens": 2000}) as w:
+        async with world(*(Backend(Counted()) for _ in range(3)), programs={"backend_capacity_tokens": 2000}) as w:
             assert (await w.request(body=body("a", 1000)))[0] == 200
+            first, second, third = sorted(w.backends, key=lambda backend: not backend.received)
+            second.respond, third.respond = gates
             others = [await start(w, "b", 1500), await start(w, "c", 1500)]
             await w.wait_until(lambda: second.received and third.received)
             first.respond, second.respond = says("500 Internal Server Error"), says("429 Too Many Requests")
             third.respond = Counted()
             assert (await w.request(body=body("a", 1200)))[0] == 200
-            assert program(w, "a").backend == 0
+            assert w.backends[program(w, "a").backend or 0] is first
             assert [len(backend.received) for backend in (first, second, third)] == [2, 2, 2]
             for gate, client in zip(gates, others, strict=True):
                 gate.open.set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from world import STREAM_HEAD, Backend, BackendRequest, chunk, run, whole, world
+from world import STREAM_HEAD, Backend, BackendRequest, apart, chunk, run, whole, world
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
@@ -60,7 +60,7 @@ def test_a_request_is_recorded_with_the_usage_of_its_answer(tmp_path: Path) -> N
     assert (request.program, request.stream) == ("s1", False)
     assert second.request.arrival >= 20_000
     since = float((tmp_path / "r.csv").read_text().splitlines()[1].split(",")[0])
-    assert abs(since - (tmp_path / "r.csv").stat().st_mtime) < 60
+    assert since == pytest.approx(1_800_000_000 + 1_000, abs=1)  # where the clocks of virtual time begin
 
 
 def test_a_stream_without_usage_counts_its_events(tmp_path: Path) -> None:
@@ -83,6 +83,21 @@ def test_a_stream_without_usage_counts_its_events(tmp_path: Path) -> None:
     assert (job.output_tokens, job.request.stream) == (3, True)
     assert 100 <= job.request.prompt_tokens <= 112
     assert (capped.output_tokens, capped.request.max_output_tokens) == (2, 2)
+
+
+def test_an_event_that_begins_with_the_first_data_and_ends_later_counts(tmp_path: Path) -> None:
+    async def respond(received: BackendRequest) -> None:
+        await received.send(STREAM_HEAD + chunk(b'data: {"x":1}\n\ndata: '))
+        await apart()
+        await received.send(chunk(b'{"x":2}\n\ndata: {"x":3}\n\ndata: [DONE]\n\n') + b"0\r\n\r\n")
+
+    async def scenario() -> None:
+        async with world(Backend(respond), record=str(tmp_path / "r.csv")) as w:
+            await w.request(body={"model": "m", "stream": True})
+
+    run(scenario())
+    (job,) = recorded(tmp_path / "r.csv")
+    assert job.output_tokens == 3
 
 
 def test_what_did_not_complete_is_recorded_and_not_replayed(tmp_path: Path) -> None:

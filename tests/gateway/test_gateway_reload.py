@@ -17,7 +17,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, Backend, BackendRequest, GatedAnswer, GatewayWorld, admission_config, run, run_on_sockets, whole, world
+from world import (
+    ANSWER,
+    Backend,
+    BackendRequest,
+    GatedAnswer,
+    GatewayWorld,
+    admission_config,
+    run,
+    run_on_sockets,
+    whole,
+    world,
+)
 
 from maitred.admission import AdmissionConfig
 from maitred.core.errors import ConfigError

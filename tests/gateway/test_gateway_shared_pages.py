@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
-from world import CHAT, Backend, BackendRequest, run, world
+from world import CHAT, Backend, BackendRequest, run, run_on_sockets, world
 
 from maitred.gateway.observe import shared_page, state_snapshots, tenant_views
 from maitred.gateway.observe.shared_page import SharedPages, write_metrics
@@ -68,7 +68,7 @@ def test_the_loop_runs_while_metrics_of_many_models_are_written() -> None:
             arrivals = [line for line in pages[0][2].split(b"\n") if line.startswith(b"maitred_scheduler_arrivals_total")]
             assert sum(float(line.rsplit(b" ", 1)[1]) for line in arrivals) == 64
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_metric_that_comes_in_parts_is_written_as_one() -> None:

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import uvloop
-from virtual_time import MACHINE, run
 
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
@@ -28,6 +27,8 @@ from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
+from virtual_time import MACHINE
+from virtual_time import run as run  # for tests
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"

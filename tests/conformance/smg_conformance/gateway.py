@@ -125,7 +125,7 @@ def _application(arguments: Sequence[str], log: list[str], machine: Machine) -> 
     served: list[Any] = []
     stderr = io.StringIO()
     with (
-        mock.patch.object(gateway, "Machine", lambda: machine),
+        mock.patch.object(gateway, "Machine", return_value=machine),
         mock.patch.object(gateway, "open_ports", lambda listeners, machine: listeners),
         mock.patch.object(gateway, "serve", lambda application, *_, **options: served.append(application)),
         mock.patch.object(server, "run_server"),

@@ -98,6 +98,11 @@ class AnswerReader:
         return not self.is_opaque and (self._hides_usage or self._gzip is not None)
 
     @property
+    def held_back(self) -> bytes:
+        """What was taken of a stream and is not for the client yet: the beginning of an event."""
+        return b"".join(self._kept) if self._hides_usage else b""
+
+    @property
     def usage(self) -> Usage | None:
         """The usage, or None if the answer has none."""
         if self._slices is not None and not self._is_unreadable:

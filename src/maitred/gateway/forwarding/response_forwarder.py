@@ -213,7 +213,8 @@ class ResponseForwarder:
 
     def _note_first_data(self) -> None:
         self._has_data = True
-        self._record.on_first_data(self._withheld)
+        held_back = b"" if self.reader is None else self.reader.held_back  # Its end comes as a piece by itself.
+        self._record.on_first_data(self._withheld + held_back if held_back else self._withheld)
 
     def _note_first_data_sent(self) -> None:
         record, lease = self._record, self._proxied.memory_lease
