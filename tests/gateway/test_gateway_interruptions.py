@@ -8,7 +8,7 @@ from itertools import permutations
 
 import msgspec
 import pytest
-from world import Backend, BackendRequest, GatewayWorld, run, world
+from world import Backend, BackendRequest, GatewayWorld, run_on_sockets, world
 
 from maitred.admission import ReleaseReason
 from maitred.core.request import PriorityClass, Request
@@ -104,7 +104,7 @@ def test_told_to_stop_in_one_turn_of_the_loop(on_preempt: str) -> None:
             for order in ORDERS:
                 await interrupt(w, order, on_preempt)
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 async def interrupt(w: GatewayWorld, order: tuple[str, ...], on_preempt: str) -> None:
@@ -143,7 +143,7 @@ def test_a_victim_that_was_admitted_and_does_not_know_it_yet() -> None:
             assert w.state.classes["interactive"].in_flight == 1
             driver.release(preemptor().id, ReleaseReason.DRAINED)
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_request_that_is_refused_is_not_there() -> None:
@@ -156,4 +156,4 @@ def test_a_request_that_is_refused_is_not_there() -> None:
             assert len(driver.leases) == 1
             driver.release(preemptor().id, ReleaseReason.DRAINED)
 
-    run(scenario())
+    run_on_sockets(scenario())

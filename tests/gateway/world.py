@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import uvloop
 
+import virtual_time
 from maitred.admission import AdmissionConfig
 from maitred.gateway import GatewayConfig
 from maitred.gateway.admin.reload import GatewaySettings
@@ -27,10 +28,9 @@ from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
-from virtual_time import MACHINE
-from virtual_time import run as run  # for tests
 
 T = TypeVar("T")
+MACHINE, run = virtual_time.MACHINE, virtual_time.run
 CHAT = "/v1/chat/completions"
 ANSWER = b'{"answer":42}'
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
