@@ -246,7 +246,7 @@ def test_a_storm_of_requests_for_a_reload_is_two_reloads(monkeypatch: pytest.Mon
         async with world(reload=files.read) as w:
             for _ in range(100):
                 w.gateway.request_reload()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             files.admission = admission_config(mode="legacy")
             w.gateway.request_reload()
             await w.wait_until(lambda: w.state.mode == "legacy")
