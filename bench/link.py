@@ -16,7 +16,9 @@ import msgspec
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason
 from maitred.core.units import MILLISECOND, Micros
+from maitred.scheduler.link.gateway_books import BookedRequest
 from maitred.scheduler.link.gateway_end import GatewayEnd, Granted
+from maitred.scheduler.link.linked_admission import Placer
 from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from measuring import CALIBRATION_LOOPS, calibrate
@@ -26,10 +28,10 @@ TERMS = RequestTerms("meta-llama/Llama-3.1-8B-Instruct", 1, "auth:acme", 900, 70
 SLOTS = 256
 
 
-class OneBackend:
+class OneBackend(Placer):
     """Sends all requests to one backend."""
 
-    def place(self, terms: RequestTerms, tried: object, now: Micros) -> tuple[int, int | None]:
+    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None]:
         return 0, None
 
 
@@ -65,7 +67,7 @@ def exchange(gateway: GatewayEnd, scheduler: SchedulerEnd, account: Account, now
     down = scheduler.take_bytes(1, now)
     scheduler.note_written(1, len(down))
     ended = process_time()
-    heard = list(gateway.feed(down, now)) if down else []
+    heard: list[object] = [*gateway.feed(down, now)] if down else []
     account.gateway += middle - began + process_time() - ended
     account.scheduler += ended - middle
     account.up += len(up)

@@ -10,7 +10,7 @@ from maitred.admission import Admission, AdmissionConfig, ReleaseReason
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.scheduler.link.channel import ChannelLimits
-from maitred.scheduler.link.gateway_books import GatewayBooks, GatewayId
+from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks, GatewayId
 from maitred.scheduler.link.gateway_end import (
     Closed,
     GatewayEnd,
@@ -21,6 +21,7 @@ from maitred.scheduler.link.gateway_end import (
     Queued,
     Rejected,
 )
+from maitred.scheduler.link.linked_admission import Placer
 from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 
@@ -36,14 +37,14 @@ def classes(**said: object) -> AdmissionConfig:
     return msgspec.convert({"mode": "priority", "on_preempt": "reject", "classes": entries, **said}, AdmissionConfig)
 
 
-class FirstBackend:
+class FirstBackend(Placer):
     """Sends every request to the first backend that has not failed it."""
 
     def __init__(self, backends: Sequence[int]) -> None:
         self.backends = backends
 
-    def place(self, terms: RequestTerms, tried: Sequence[int], now: Micros) -> tuple[int, int | None] | None:
-        untried = [backend for backend in self.backends if backend not in tried]
+    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
+        untried = [backend for backend in self.backends if backend not in request.tried]
         return (untried[0], None) if untried else None
 
 

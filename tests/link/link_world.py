@@ -16,8 +16,9 @@ import msgspec
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason
 from maitred.core.units import MILLISECOND, SECOND, Micros
 from maitred.scheduler.link.channel import ChannelState
-from maitred.scheduler.link.gateway_books import GatewayBooks
+from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks
 from maitred.scheduler.link.gateway_end import Closed, GatewayEnd, Granted, LinkEvent, Preempted, Rejected
+from maitred.scheduler.link.linked_admission import Placer
 from maitred.scheduler.link.messages import AnyMessage, Grant, RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 
@@ -54,17 +55,17 @@ def config() -> AdmissionConfig:
     return msgspec.convert({"mode": "priority", "on_preempt": "retry", "classes": entries}, AdmissionConfig)
 
 
-class LeastHeld:
+class LeastHeld(Placer):
     """Sends a request where most is free, as the books have it."""
 
     def __init__(self, world: World, node: SchedulerNode, books: GatewayBooks) -> None:
         self.world, self.node, self.books = world, node, books
 
-    def place(self, terms: RequestTerms, tried: Sequence[int], now: Micros) -> tuple[int, int | None] | None:
+    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
         held = Counter(one.backend for one in self.books.by_ticket.values() if one.holds_slot)
         extra = self.node.end.unaccounted.extra_slots
         free = {backend: cap - held[backend] + extra.get(backend, 0) for backend, cap in enumerate(CAPACITIES)}
-        best = max(free, key=lambda backend: (free[backend] > 0, backend not in tried, free[backend]))
+        best = max(free, key=lambda backend: (free[backend] > 0, backend not in request.tried, free[backend]))
         return best, None
 
 

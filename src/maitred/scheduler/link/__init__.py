@@ -10,7 +10,8 @@
     gateway_books.py    what the scheduler knows of each gateway
     unaccounted.py      slots whose gateway is gone, until the engines show them gone
     learning.py         what a scheduler may grant that has just begun to lead
+    model_slots.py      how many slots each model has
 
 An end is told what happens, with the time of its own monotonic clock (`now`, µs), and has bytes to send and events for its
-driver. It reads no clock and no socket. No command makes use of the link yet.
+driver (`scheduler.sharing`). It reads no clock and no socket.
 """

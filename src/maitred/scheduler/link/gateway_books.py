@@ -22,7 +22,8 @@ from typing import Final, TypeAlias
 
 from maitred.admission import Ticket
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES
-from maitred.core.request import RequestId
+from maitred.core.errors import InvariantError
+from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.scheduler.link.messages import RequestTerms
 
@@ -35,21 +36,34 @@ _MOST_ANSWERS: Final = 8
 class BookedRequest:
     """One request of a gateway, as long as it waits or holds a slot."""
 
-    __slots__ = ("attempt", "backend", "gateway", "number", "streaming_since", "terms", "ticket", "tried")
+    __slots__ = (
+        *("attempt", "backend", "gateway", "may_repeat", "number", "request", "streaming_since", "terms", "ticket", "tried"),
+    )
 
-    def __init__(self, gateway: Gateway, number: int, attempt: int, terms: RequestTerms, ticket: Ticket) -> None:
+    def __init__(
+        self, gateway: Gateway, number: int, attempt: int, terms: RequestTerms, request: Request, ticket: Ticket
+    ) -> None:
         self.gateway = gateway
         self.number, self.attempt = number, attempt
         """Its number at its gateway, and how often it has asked for a place."""
         self.terms = terms
+        self.request = request
+        """What routing sees of it."""
         self.ticket = ticket
         """What admission knows of it, under a number of its own."""
         self.backend = -1
-        """Where it was sent last, or -1."""
+        """Where it is, or -1 while it is nowhere."""
         self.streaming_since: Micros | None = None
         """When the news came that its response has begun, µs."""
         self.tried: list[int] = []
-        """The backends that have failed it."""
+        """The backends that have failed it since it last got a slot."""
+        self.may_repeat = False
+        """Whether the last of them may have it once more, where no other is left."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a slot."""
+        return not self.holds_slot
 
     @property
     def holds_slot(self) -> bool:
@@ -88,6 +102,10 @@ class Gateway:
         """Note that it has said hello."""
         self.connection, self.heard_at = connection, now
         self._answers.clear()
+
+    def die(self, now: Micros) -> None:
+        """Note that its process has ended: it starts nothing from now on."""
+        self.heard_at, self.lease = now, 0
 
     @property
     def certain_from(self) -> Micros:
@@ -140,6 +158,23 @@ class GatewayBooks:
     def silent(self, now: Micros) -> list[Gateway]:
         """Return the gateways that are connected, and have not been heard for a lease."""
         return [one for one in self.gateways.values() if one.connection is not None and now >= one.certain_from]
+
+    def note_death(self, name: str, now: Micros) -> None:
+        """Note that the process of a gateway has ended, which is gone: it starts nothing more, whatever its lease says."""
+        for gateway in self.gateways.values():
+            if gateway.id[0] == name and gateway.connection is None:
+                gateway.die(now)
+
+    def check(self) -> None:
+        """Raise InvariantError if the requests of a gateway and those by ticket differ. For tests; O(n)."""
+        for gateway in self.gateways.values():
+            for request in gateway.requests.values():
+                if self.by_ticket.get(request.ticket.id) is not request:
+                    raise InvariantError(f"request {request.number} of {gateway.id} is not booked by its ticket")
+                if gateway.connection is None and not request.holds_slot:
+                    raise InvariantError(f"request {request.number} of {gateway.id} waits, and its gateway is gone")
+        if sum(len(gateway.requests) for gateway in self.gateways.values()) != len(self.by_ticket):
+            raise InvariantError("a request is booked by its ticket, and its gateway does not have it")
 
     def next_silence_at(self) -> Micros | None:
         """Return when the next gateway has not been heard for a lease, µs, or None if none is connected."""

@@ -31,22 +31,28 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from maitred.admission import ReleaseReason
+from maitred.admission import Refusal, ReleaseReason
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent, RequestState
 from maitred.scheduler.link.messages import (
+    Abandon,
     AnyMessage,
+    BackendNews,
     Beat,
     BeatAnswer,
     Declined,
     Failed,
     FirstByte,
+    Fleet,
     Grant,
     Hello,
+    Note,
+    Outcome,
     Preempt,
+    Progress,
     Queue,
     Reject,
     Release,
@@ -90,12 +96,25 @@ class Rejected(msgspec.Struct, frozen=True):
     request: int
     reason: str
     retry_after: Micros | None
+    refusal: Refusal | None = None
 
 
 class Preempted(msgspec.Struct, frozen=True):
     """Stop a request, of which nothing was sent, and then `yield_slot`."""
 
     request: int
+
+
+class Abandoned(msgspec.Struct, frozen=True):
+    """Stop a request at its backend, of which nothing was sent, and ask for another place."""
+
+    request: int
+
+
+class FleetTold(msgspec.Struct, frozen=True):
+    """What the backends are like now, in the order of their numbers."""
+
+    backends: list[BackendNews]
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -111,7 +130,7 @@ class Closed(msgspec.Struct, frozen=True):
     reason: str
 
 
-LinkEvent: TypeAlias = Granted | Queued | Rejected | Preempted | Opened | Closed
+LinkEvent: TypeAlias = Granted | Queued | Rejected | Preempted | Abandoned | FleetTold | Opened | Closed | Note
 
 
 class GatewayEnd:
@@ -235,11 +254,15 @@ class GatewayEnd:
         if request is not None and request.state is RequestState.VICTIM and request.ask_again():
             self._say(Yielded(number, request.attempt - 1))
 
-    def leave_backend(self, number: int, reason: str) -> None:
-        """Ask for another place for a request that its backend has failed before its response began."""
+    def leave_backend(self, number: int, reason: str, *, counts: bool = True, may_repeat: bool = False) -> None:
+        """Ask for another place for a request that its backend has failed before its response began; see `Failed`."""
         request = self._requests.get(number)
         if request is not None and request.ask_again():
-            self._say(Failed(number, request.attempt - 1, reason))
+            self._say(Failed(number, request.attempt - 1, reason, counts, may_repeat))
+
+    def report(self, message: Outcome | Progress | Note) -> None:
+        """Tell of a backend, how far answers have come, or something else. It is lost without a connection."""
+        self._say(message)
 
     def release(self, number: int, end: ReleaseReason, tokens: int | None = None) -> None:
         """End a request. Idempotent."""
@@ -275,6 +298,12 @@ class GatewayEnd:
                 return self._on_reject(message)
             case Preempt():
                 return self._on_preempt(message)
+            case Abandon():
+                return self._on_abandon(message)
+            case Fleet():
+                return [FleetTold(message.backends)]
+            case Note():
+                return [message]
             case _:
                 return [self._go_down(f"{type(message).__name__} is not for a gateway")]
         return ()
@@ -308,7 +337,7 @@ class GatewayEnd:
         if not self._is_of_now(reject) or self._requests[reject.request].state is not RequestState.WAITING:
             return ()
         del self._requests[reject.request]
-        return [Rejected(reject.request, reject.reason, reject.retry_after)]
+        return [Rejected(reject.request, reject.reason, reject.retry_after, reject.refusal)]
 
     def _on_preempt(self, preempt: Preempt) -> Sequence[LinkEvent]:
         request = self._requests.get(preempt.request)
@@ -319,7 +348,12 @@ class GatewayEnd:
             return ()
         return [Preempted(request.number)]
 
-    def _is_of_now(self, message: Grant | Queue | Reject | Preempt) -> bool:
+    def _on_abandon(self, abandon: Abandon) -> Sequence[LinkEvent]:
+        request = self._requests.get(abandon.request)
+        is_held = request is not None and request.state is RequestState.HELD
+        return [Abandoned(abandon.request)] if is_held and self._is_of_now(abandon) else ()
+
+    def _is_of_now(self, message: Grant | Queue | Reject | Preempt | Abandon) -> bool:
         """Return whether a message is on a request that is here, and on its latest attempt."""
         request = self._requests.get(message.request)
         return request is not None and request.attempt == message.attempt

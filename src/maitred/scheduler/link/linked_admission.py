@@ -17,21 +17,24 @@ The same message may come twice, and late: the attempt tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from maitred.admission import Action, Admission, ReleaseReason, Ticket, TicketState
+from maitred.admission import EMPTY_LOAD, Action, Admission, LoadProbe, ReleaseReason, TicketState, no_load
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import BookedRequest, Gateway, GatewayBooks
 from maitred.scheduler.link.messages import (
+    Abandon,
     AnyMessage,
     Declined,
     Failed,
     FirstByte,
     Grant,
     LiveRequest,
+    Outcome,
     Preempt,
+    Progress,
     Queue,
     Reject,
     Release,
@@ -47,13 +50,28 @@ NO_BACKEND: Final = "no_backend"
 PREEMPTED: Final = "preempted"
 
 
-class Placer(Protocol):
-    """Says where a request goes that holds a slot."""
+class Placer:
+    """Says where a request goes that holds a slot, and is told what becomes of it there. What it is told may be ignored."""
 
-    def place(self, terms: RequestTerms, tried: Sequence[int], now: Micros) -> tuple[int, int | None] | None:
-        """Return a backend, and the rank to ask for there or None; or None if no backend may have the request. `tried` are the
-        backends that have failed it."""
-        ...
+    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
+        """Return a backend, where the request is from now on, and the rank to ask for there or None; or None if no backend may
+        have the request. Not one of those that have failed it (`BookedRequest.tried`), where there is another."""
+        raise NotImplementedError
+
+    def arrive(self, request: BookedRequest, now: Micros) -> None:
+        """Note that a request is at its backend of which this scheduler did not know."""
+
+    def leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
+        """Note that a request is at its backend no more, and how it has ended there."""
+
+    def first_byte(self, request: BookedRequest, now: Micros) -> None:
+        """Note that the response of a request has begun."""
+
+    def on_outcome(self, request: BookedRequest | None, outcome: Outcome, now: Micros) -> None:
+        """Note what an attempt says of its backend; None: that of a request without a slot, or one that has ended."""
+
+    def progress(self, request: BookedRequest, pieces: int, now: Micros) -> None:
+        """Note how many pieces the answer of a request has had so far."""
 
 
 class LinkedAdmission:
@@ -67,24 +85,49 @@ class LinkedAdmission:
         models: Container[str],
         epoch: int,
         say: Callable[[Gateway, AnyMessage], None],
+        pool_of: Callable[[str], str] = str,
+        load_probe: LoadProbe = no_load,
     ) -> None:
-        """`models` are those that the core has slots for. `say` sends a message to a gateway that is connected."""
+        """`models` are the pools that the core has slots for. `say` sends a message to a gateway that is connected. `pool_of`
+        returns the pool of a model, and `load_probe` the load of its backends."""
         self.core = core
         self._books, self._placer, self._models, self._epoch, self._say = books, placer, models, epoch, say
+        self._pool_of, self._load_probe = pool_of, load_probe
 
     # What gateways say.
+
+    def take(self, gateway: Gateway, message: AnyMessage, now: Micros) -> bool:
+        """Take what a gateway says of its requests. Return False for any other message."""
+        match message:
+            case Submit():
+                self.submit(gateway, message, now)
+            case FirstByte() | Declined():
+                self.first_byte(gateway, message, now)
+            case Yielded():
+                self.yielded(gateway, message, now)
+            case Failed():
+                self.failed(gateway, message, now)
+            case Release():
+                self.release(gateway, message, now)
+            case Outcome():
+                self.outcome(gateway, message, now)
+            case Progress():
+                self.progress(gateway, message, now)
+            case _:
+                return False
+        return True
 
     def submit(self, gateway: Gateway, message: Submit, now: Micros) -> None:
         """Take a request that asks for a slot for the first time."""
         if message.request <= gateway.last_number:
             return
         gateway.last_number = message.request
-        if message.terms.model not in self._models:
+        if self._pool_of(message.terms.model) not in self._models:
             self._say(gateway, Reject(message.request, message.attempt, UNKNOWN_MODEL))
             return
-        ticket = self._make_ticket(message.terms, now)
-        self._books.add(BookedRequest(gateway, message.request, message.attempt, message.terms, ticket))
-        self.apply(self.core.submit(ticket, now), now)
+        request = self._book(gateway, message.request, message.attempt, message.terms, now)
+        load = self._load_probe(request.ticket.pool, now) if self.core.reads_load else EMPTY_LOAD
+        self.apply(self.core.submit(request.ticket, now, load), now)
 
     def first_byte(self, gateway: Gateway, message: FirstByte | Declined, now: Micros) -> None:
         """Note that a response has begun."""
@@ -93,6 +136,7 @@ class LinkedAdmission:
             return
         if request.streaming_since is None:
             request.streaming_since = now
+            self._placer.first_byte(request, now)
         if request.ticket.state is _VICTIM:
             self.apply(self.core.decline(request.ticket.id, now), now)
         else:
@@ -106,6 +150,7 @@ class LinkedAdmission:
         ticket = request.ticket
         if ticket.state is _VICTIM:
             request.attempt += 1
+            self._leave(request, ReleaseReason.SLOT_PREEMPTED, now)
             decisions = self.core.release(ticket.id, ReleaseReason.SLOT_PREEMPTED, now)
             if ticket.state is _LEFT:
                 self._say(gateway, Reject(request.number, request.attempt, PREEMPTED))
@@ -121,10 +166,16 @@ class LinkedAdmission:
             self.yielded(gateway, message, now)
             return
         request.attempt += 1
-        request.tried.append(request.backend)
+        request.may_repeat = message.may_repeat
+        if message.counts:
+            request.tried.append(request.backend)
+        self._leave(request, ReleaseReason.FAILED, now)
         decisions = self.core.leave_backend(request.ticket.id, now)
+        keeps_slot = all(decision.subject != request.ticket.id for decision in decisions)
+        if not keeps_slot:
+            request.tried.clear()  # It waits for a slot, and what has failed it may be well again.
         self.apply(decisions, now)
-        if not any(decision.subject == request.ticket.id for decision in decisions):
+        if keeps_slot:
             self._grant(request, now)
 
     def release(self, gateway: Gateway, message: Release, now: Micros) -> None:
@@ -141,7 +192,7 @@ class LinkedAdmission:
         kept: list[tuple[BookedRequest, LiveRequest]] = []
         for live in named:
             known = former.get(live.request)
-            if live.terms.model not in self._models:
+            if self._pool_of(live.terms.model) not in self._models:
                 self._say(gateway, Reject(live.request, live.attempt, UNKNOWN_MODEL))
             elif known is not None and live.standing is not Standing.WAITING:
                 kept.append((former.pop(live.request), live))
@@ -168,8 +219,24 @@ class LinkedAdmission:
 
     def end(self, request: BookedRequest, end: ReleaseReason, now: Micros, tokens: int | None = None) -> None:
         """Free the slot of a request, or its place in the queue."""
+        self._leave(request, end, now)
         self._books.remove(request)
         self.apply(self.core.release(request.ticket.id, end, now, tokens), now)
+
+    def outcome(self, gateway: Gateway, message: Outcome, now: Micros) -> None:
+        """Note what an attempt says of its backend."""
+        self._placer.on_outcome(gateway.requests.get(message.request), message, now)
+
+    def progress(self, gateway: Gateway, message: Progress, now: Micros) -> None:
+        """Note how far the answers of a gateway have come."""
+        for number, pieces in zip(message.requests, message.pieces, strict=False):
+            request = gateway.requests.get(number)
+            if request is not None and request.holds_slot:
+                self._placer.progress(request, pieces, now)
+
+    def abandon_attempt(self, request: BookedRequest) -> None:
+        """Have a request stopped at its backend, which is given up, if its response has not begun."""
+        self._say(request.gateway, Abandon(request.number, request.attempt))
 
     def apply(self, decisions: Iterable[Decision], now: Micros) -> None:
         """Carry out decisions of the core."""
@@ -185,7 +252,8 @@ class LinkedAdmission:
                 case Action.PREEMPT_SLOT:
                     self._say(request.gateway, Preempt(request.number, request.attempt))
                 case Action.REJECT:
-                    rejected = Reject(request.number, request.attempt, decision.reason, decision.retry_after)
+                    refusal = self.core.refusal(decision)
+                    rejected = Reject(request.number, request.attempt, decision.reason, decision.retry_after, refusal)
                     self._say(request.gateway, rejected)
                     self._books.remove(request)
                 case _:  # It has left, which its gateway has said.
@@ -197,8 +265,8 @@ class LinkedAdmission:
         if request.gateway.connection is None:
             self.end(request, ReleaseReason.CLIENT_GONE, now)
             return
-        request.backend = -1  # It is at none now, and the placer counts who is where.
-        place = self._placer.place(request.terms, request.tried, now)
+        self._leave(request, ReleaseReason.FAILED, now)
+        place = self._placer.place(request, now)
         if place is None:
             self._say(request.gateway, Reject(request.number, request.attempt, NO_BACKEND))
             self.end(request, ReleaseReason.FAILED, now)
@@ -206,9 +274,19 @@ class LinkedAdmission:
         request.backend, rank = place
         self._say(request.gateway, Grant(request.number, request.attempt, self._epoch, request.backend, rank))
 
+    def _leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
+        """Note that a request is at its backend no more, if it is at one."""
+        if request.backend >= 0:
+            self._placer.leave(request, end, now)
+            request.backend = -1
+
     def _restore(self, request: BookedRequest, live: LiveRequest, now: Micros) -> None:
         """Go on with a request that holds a slot here and at its gateway, which is back."""
-        request.attempt, request.backend = live.attempt, live.backend
+        request.attempt = live.attempt
+        if request.backend != live.backend:
+            self._leave(request, ReleaseReason.FAILED, now)
+            request.backend = live.backend
+            self._placer.arrive(request, now)
         self.apply(self.core.set_stranded(request.ticket.id, stranded=False, now=now), now)
         if live.standing is Standing.STREAMING:
             self.first_byte(request.gateway, FirstByte(request.number, request.attempt), now)
@@ -216,17 +294,18 @@ class LinkedAdmission:
             self._say(request.gateway, Preempt(request.number, request.attempt))
 
     def _adopt(self, gateway: Gateway, live: LiveRequest, now: Micros) -> BookedRequest:
-        ticket = self._make_ticket(live.terms, now - live.age)
+        request = self._book(gateway, live.request, live.attempt, live.terms, now - live.age)
+        ticket = request.ticket
         ticket.submitted_at = now - live.age
         if live.standing is not Standing.WAITING:
             ticket.state = TicketState.STREAMING if live.standing is Standing.STREAMING else _ADMITTED
             ticket.admitted_at = now - live.held
         else:
             ticket.state = TicketState.QUEUED
-        request = BookedRequest(gateway, live.request, live.attempt, live.terms, ticket)
-        request.backend = live.backend if live.standing is not Standing.WAITING else -1
+        if live.standing is not Standing.WAITING:
+            request.backend = live.backend
+            self._placer.arrive(request, now)
         request.streaming_since = now if live.standing is Standing.STREAMING else None
-        self._books.add(request)
         return request
 
     def _ask_anew(self, request: BookedRequest, attempt: int, now: Micros) -> None:
@@ -236,7 +315,8 @@ class LinkedAdmission:
         adopted = self._adopt(request.gateway, waiting, now)
         self.apply(self.core.adopt([adopted.ticket], now), now)
 
-    def _make_ticket(self, terms: RequestTerms, arrival: Micros) -> Ticket:
+    def _book(self, gateway: Gateway, number: int, attempt: int, terms: RequestTerms, arrival: Micros) -> BookedRequest:
+        """Return a request that is here from now on, with the ticket that it has."""
         request = Request(
             id=self._books.next_ticket(),
             arrival=arrival,
@@ -247,10 +327,18 @@ class LinkedAdmission:
             model=terms.model,
             priority_class=PriorityClass(terms.priority_class),
             tenant=terms.tenant,
+            stream=terms.stream,
+            priority=terms.priority,
+            routing_key=terms.routing_key,
+            program=terms.program,
+            cache_namespace=terms.cache_namespace,
             slo_class=terms.slo_class,
             slo_target=terms.slo_target,
         )
-        return self.core.make_ticket(request, terms.cost)
+        ticket = self.core.make_ticket(request, terms.cost, self._pool_of(terms.model))
+        booked = BookedRequest(gateway, number, attempt, terms, request, ticket)
+        self._books.add(booked)
+        return booked
 
     def _find(self, gateway: Gateway, message: FirstByte | Declined | Yielded | Failed) -> BookedRequest | None:
         """Return the request that a message is on, or None if the message is late."""

@@ -11,14 +11,14 @@ said of an earlier attempt comes late, and is ignored.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from maitred.admission import ReleaseReason
+from maitred.admission import Refusal, ReleaseReason
 from maitred.core.units import Micros
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -83,6 +83,8 @@ class RequestTerms(Message, frozen=True):
     stream: bool = True
     priority: float = 0.0
     routing_key: str = ""
+    program: str = ""
+    cache_namespace: str = ""
     slo_class: str = ""
     slo_target: Micros | None = None
 
@@ -148,6 +150,10 @@ class Failed(Message, frozen=True, tag=15):
     request: int
     attempt: int
     reason: str
+    counts: bool = True
+    """Whether the request goes elsewhere because of that; a backend that was only abandoned may have it again."""
+    may_repeat: bool = False
+    """Whether the same backend may have it once more, where no other is left."""
 
 
 class Release(Message, frozen=True, tag=16):
@@ -166,6 +172,39 @@ class Beat(Message, frozen=True, tag=17):
     heard: int
     """The last beat of which the answer has come on this connection, or 0. All that the gateway had said when the scheduler
     gave that answer comes before this beat."""
+
+
+class OutcomeKind(IntEnum):
+    """What a gateway says of a backend."""
+
+    FAILURE = 0
+    """It has failed a request."""
+    BUSY = 1
+    """It has no room at present."""
+    REST = 2
+    """It has asked to be left alone for a time."""
+    UNREACHABLE = 3
+    """No connection could be made."""
+
+
+class Outcome(Message, frozen=True, tag=18):
+    """What an attempt has come to, where that says something of its backend."""
+
+    backend: int
+    kind: OutcomeKind
+    request: int = -1
+    """The request, or -1 for one that needed no slot."""
+    words: str = ""
+    rest: Micros = 0
+    is_refusal: bool = False
+    """Whether the backend has refused a connection: nothing listens there."""
+
+
+class Progress(Message, frozen=True, tag=19):
+    """How many pieces the streams of a gateway have had so far: requests, and as many numbers."""
+
+    requests: list[int]
+    pieces: list[int]
 
 
 # From the scheduler.
@@ -205,6 +244,8 @@ class Reject(Message, frozen=True, tag=23):
     attempt: int
     reason: str
     retry_after: Micros | None = None
+    refusal: Refusal | None = None
+    """Status and words of the admission policy that refuses it, or None if none does."""
 
 
 class Preempt(Message, frozen=True, tag=24):
@@ -221,6 +262,42 @@ class BeatAnswer(Message, frozen=True, tag=25):
     epoch: int
 
 
-GatewayMessage: TypeAlias = Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat
-SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer
-AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | SchedulerMessage
+class Abandon(Message, frozen=True, tag=26):
+    """The backend of a request is given up. If its response has not begun, the gateway stops it there and asks again."""
+
+    request: int
+    attempt: int
+
+
+class BackendNews(Message, frozen=True):
+    """What a gateway needs to know of one backend."""
+
+    healthy: bool
+    was_ever_healthy: bool
+    has_been_polled: bool
+    is_draining: bool
+    is_ejected: bool
+    rests: Micros | None
+    """For how long the engine has asked to be left alone, or None."""
+    problem: str
+    models: dict[str, dict[str, Any]]
+
+
+class Fleet(Message, frozen=True, tag=27):
+    """All backends, in the order of their numbers."""
+
+    backends: list[BackendNews]
+
+
+class Note(Message, frozen=True, tag=30):
+    """What the owners of both ends have to say to each other; the link hands it on. From either end."""
+
+    kind: str
+    number: int
+    """By which an answer is told to a question."""
+    payload: bytes
+
+
+GatewayMessage: TypeAlias = Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Outcome | Progress
+SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer | Abandon | Fleet
+AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | SchedulerMessage | Note

@@ -21,14 +21,14 @@ A connection that has not said hello in time is cut, as is one that says what is
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from typing import Final
 
 import msgspec
 
-from maitred.admission import Admission, ReleaseReason
+from maitred.admission import Admission, LoadProbe, ReleaseReason, no_load
+from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
@@ -36,21 +36,8 @@ from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, Gateway, GatewayBooks, GatewayId
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
-from maitred.scheduler.link.messages import (
-    AnyMessage,
-    Beat,
-    BeatAnswer,
-    Declined,
-    Failed,
-    Farewell,
-    FirstByte,
-    Hello,
-    Release,
-    Standing,
-    Submit,
-    Welcome,
-    Yielded,
-)
+from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Farewell, Fleet, Hello, Note, Standing, Welcome
+from maitred.scheduler.link.model_slots import ModelSlots
 from maitred.scheduler.link.unaccounted import Unaccounted
 
 GATEWAY_LEASE: Final[Micros] = 3 * SECOND
@@ -96,9 +83,12 @@ class SchedulerEnd:
         lease: Micros = GATEWAY_LEASE,
         reclaim_after: Micros = RECLAIM_AFTER,
         limits: ChannelLimits | None = None,
+        pool_of: Callable[[str], str] = str,
+        load_probe: LoadProbe = no_load,
     ) -> None:
         """`make_core` returns an admission core without models, made at a time. `lease`: how long a gateway may start requests
-        after a beat, and `reclaim_after`: for how long the slots of one that is gone are held at most, µs."""
+        after a beat, and `reclaim_after`: for how long the slots of one that is gone are held at most, µs. `pool_of` returns
+        the pool of a model, and `load_probe` the load of its backends."""
         self.epoch: int | None = None
         """The epoch under which this scheduler leads, or None if it stands by."""
         self.learning: Learning | None = None
@@ -106,12 +96,14 @@ class SchedulerEnd:
         self._secret, self._make_core, self._make_placer = secret, make_core, make_placer
         self._lease, self._reclaim_after, self._limits = lease, reclaim_after, limits
         self._leads_until: Micros = 0
-        self._slots: dict[str, int] = {}
-        self._models: dict[int, str] = {}
+        self._pool_of, self._load_probe = pool_of, load_probe
+        self.on_welcome: Callable[[GatewayId], object] | None = None
+        """Called with each gateway that has been welcomed."""
+        self.on_note: Callable[[GatewayId, Note], object] | None = None
+        """Called with the notes of gateways."""
+        self._slots = ModelSlots({}, {})
         self._links: dict[ConnectionId, _Link] = {}
         self._cuts: list[Cut] = []
-        self._extra_slots: Mapping[int, int] = {}
-        """What `unaccounted` said last."""
         self._begin_books(0)
 
     def _begin_books(self, now: Micros) -> None:
@@ -119,7 +111,14 @@ class SchedulerEnd:
         self.unaccounted = Unaccounted(self.books, self._reclaim_after)
         core = self._make_core(now)
         self.requests = LinkedAdmission(
-            core, self.books, self._make_placer(self.books), self._slots, self.epoch or 0, self._say
+            core,
+            self.books,
+            self._make_placer(self.books),
+            self._slots.by_model,
+            self.epoch or 0,
+            self._say,
+            self._pool_of,
+            self._load_probe,
         )
         """Admission for the requests of all gateways."""
 
@@ -145,7 +144,7 @@ class SchedulerEnd:
         model, and `backends` the models that are served."""
         self.step_down("another term begins")
         self.epoch, self._leads_until = epoch, until
-        self._slots, self._models = dict(slots), dict(backends)
+        self._slots = ModelSlots(slots, backends)
         self._begin_books(now)
         self.learning = Learning(gateways, backends, self._lease, now)
         self._resize(now)
@@ -161,11 +160,27 @@ class SchedulerEnd:
         for connection in [*self._links]:
             self._cut(connection, reason)
 
-    def set_slots(self, model: str, slots: int, now: Micros) -> None:
-        """Set the slots of a model, known or new."""
-        self._slots[model] = slots
+    def set_slots(self, model: str, slots: int, now: Micros, lead: Lead = NO_LEAD) -> None:
+        """Set the slots of a model, known or new, of which `lead` are beyond what its backends run at once."""
+        self._slots.set(model, slots, lead)
         if self.is_leading(now):
-            self._resize(now)
+            self._resize_model(model, now)
+
+    def forget_model(self, model: str, now: Micros) -> None:
+        """Remove a model that is not served any more. Raises ValueError if a request of it waits or holds a slot."""
+        self.requests.apply(self.requests.core.forget(model, now), now)
+        self._slots.forget(model)
+
+    def set_backends(self, models: Mapping[int, str]) -> None:
+        """Set which model each backend serves. One that serves several is not named: orphans there are held until all of them
+        are gone, because its engine does not say of which model is what has gone."""
+        self._slots.model_at = dict(models)
+
+    def tell(self, message: Fleet | Note, to: GatewayId | None = None) -> None:
+        """Tell something to a gateway, or to all that are connected."""
+        for gateway in self.books.gateways.values():
+            if to is None or gateway.id == to:
+                self._say(gateway, message)
 
     def is_leading(self, now: Micros) -> bool:
         """Return whether this scheduler leads; if its own lease is over, it steps down."""
@@ -265,41 +280,27 @@ class SchedulerEnd:
         for gateway in self.books.gateways.values():
             if gateway.connection is not None and self._links[gateway.connection].gateway is not gateway:
                 raise InvariantError(f"{gateway.id} is not at its connection")
-            for request in gateway.requests.values():
-                if self.books.by_ticket.get(request.ticket.id) is not request:
-                    raise InvariantError(f"request {request.number} of {gateway.id} is not booked by its ticket")
-                if gateway.connection is None and not request.holds_slot:
-                    raise InvariantError(f"request {request.number} of {gateway.id} waits, and its gateway is gone")
-        live = sum(len(gateway.requests) for gateway in self.books.gateways.values())
+        self.books.check()
         views = [self.requests.core.view(pool) for pool in self.requests.core.pool_names]
-        if not live == len(self.books.by_ticket) == sum(view.in_flight + view.waiting for view in views):
+        if len(self.books.by_ticket) != sum(view.in_flight + view.waiting for view in views):
             raise InvariantError("admission and the books differ")
 
     # What gateways say.
 
     def _take(self, connection: ConnectionId, link: _Link, message: AnyMessage, now: Micros) -> None:
-        gateway, requests = link.gateway, self.requests
+        gateway = link.gateway
         if isinstance(message, Hello) and gateway is None:
             self._on_hello(connection, link, message, now)
             return
         if gateway is None:
             self._cut(connection, f"{type(message).__name__} came before a hello", now)
             return
-        match message:
-            case Submit():
-                requests.submit(gateway, message, now)
-            case FirstByte() | Declined():
-                requests.first_byte(gateway, message, now)
-            case Yielded():
-                requests.yielded(gateway, message, now)
-            case Failed():
-                requests.failed(gateway, message, now)
-            case Release():
-                requests.release(gateway, message, now)
-            case Beat():
-                self._on_beat(gateway, message, now)
-            case _:
-                self._cut(connection, f"{type(message).__name__} is out of place", now)
+        if isinstance(message, Beat):
+            self._on_beat(gateway, message, now)
+        elif isinstance(message, Note) and self.on_note is not None:
+            self.on_note(gateway.id, message)
+        elif not self.requests.take(gateway, message, now):
+            self._cut(connection, f"{type(message).__name__} is out of place", now)
 
     def _on_hello(self, connection: ConnectionId, link: _Link, hello: Hello, now: Micros) -> None:
         if self.epoch is None:
@@ -317,6 +318,8 @@ class SchedulerEnd:
         gateway.connect(connection, now)
         link.gateway = gateway
         self._say(gateway, Welcome(self.epoch, self._lease, self.learning is not None))
+        if self.on_welcome is not None:
+            self.on_welcome(gateway.id)
         holders = self.requests.reconcile(gateway, hello.requests, now)
         for request in holders:
             self._on_new_holder(request)
@@ -379,7 +382,7 @@ class SchedulerEnd:
 
     def _use_extra_slots(self, now: Micros) -> None:
         # Always before an orphan ends, because a slot that becomes free is granted at once.
-        if self._extra_slots != self.unaccounted.extra_slots:
+        if self._slots.extra != self.unaccounted.extra_slots:
             self._resize(now)
 
     def _review(self, now: Micros) -> None:
@@ -388,10 +391,10 @@ class SchedulerEnd:
             self._resize(now)
 
     def _resize(self, now: Micros) -> None:
-        self._extra_slots = self.unaccounted.extra_slots
-        extra: Counter[str] = Counter()
-        for backend, slots in self._extra_slots.items():
-            extra[self._models.get(backend, "")] += slots
-        for model, slots in self._slots.items():
-            most = slots if self.learning is None else min(slots, self.learning.seen[model])
-            self.requests.apply(self.requests.core.resize(model, max(0, most + extra[model]), now), now)
+        self._slots.extra = self.unaccounted.extra_slots
+        for model in self._slots.by_model:
+            self._resize_model(model, now)
+
+    def _resize_model(self, model: str, now: Micros) -> None:
+        slots, lead = self._slots.capacity(model, self.learning), self._slots.lead(model)
+        self.requests.apply(self.requests.core.resize(model, slots, now, lead), now)
