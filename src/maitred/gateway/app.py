@@ -52,12 +52,17 @@ from maitred.wire.server import App, Listener, OpenPort, open_ports, serve
 from maitred.wire.server_context import ServerContext
 
 log = logging.getLogger("maitred.gateway")
-_FIRST_POLLS_SECS: Final = 0.5
+FIRST_POLLS_SECS: Final = 0.5
 """For how long the first connections may wait for backends that do not answer polls."""
 
 
 class Gateway(App):
     """What `maitred serve` serves."""
+
+    endpoints_class = AdminEndpoints
+    """What answers the paths that are not forwarded."""
+    snapshots_class = StateSnapshots
+    """What looks at the whole."""
 
     @whole_or_nothing()
     def __init__(
@@ -73,10 +78,11 @@ class Gateway(App):
         default_state: str | None = None,
         log_output: LogOutput | None = None,
         machine: Machine | None = None,
+        make_scheduler: Callable[..., Scheduler] = Scheduler,
     ) -> None:
         """`reload` reads the sources of the configuration again. `fallback` says why less than they configure is in force.
         `default_state` is the file that keeps the programs if the configuration names none. `log_output` takes the lines of the
-        log; None: standard error. `machine` is where it runs; None: on this one.
+        log; None: standard error. `machine` is where it runs; None: on this one. `make_scheduler` is called as `Scheduler` is.
 
         Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
         """
@@ -98,7 +104,7 @@ class Gateway(App):
         self._outputs = Outputs(config, self._clock, log_output)
         self.decisions = self._outputs.decisions
         """Every input and decision of the cores, or None if they are not logged."""
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             config,
             admission=settings.admission,
             routing=settings.routing,
@@ -160,7 +166,7 @@ class Gateway(App):
             certificates=self.certificates,
             results=self.counters.reloads,
         )
-        self._snapshots = StateSnapshots(
+        self._snapshots = self.snapshots_class(
             self.scheduler, self._client, self.counters, self._budget, self._descriptors, self._outputs
         )
         programs, shared = self._program_pages, SharedPages()
@@ -171,7 +177,7 @@ class Gateway(App):
         if programs is not None:
             families.append(programs.metric_families)
         self._collector = GatewayCollector(self.counters, self._snapshots.take, tenants, shared, families)
-        self._endpoints = AdminEndpoints(
+        self._endpoints = self.endpoints_class(
             scheduler=self.scheduler,
             intake=self._intake,
             collector=self._collector,
@@ -206,7 +212,7 @@ class Gateway(App):
         if self._program_pages is not None:
             self._program_pages.start()
         self.scheduler.start()
-        await self.scheduler.watch.wait_until_polled(_FIRST_POLLS_SECS)
+        await self.scheduler.wait_until_polled(FIRST_POLLS_SECS)
 
     async def stop(self) -> None:
         """Release all resources, after the last request has ended."""
@@ -265,10 +271,13 @@ class Gateway(App):
         host = config.admin_host or config.host
         return (Listener(host, config.admin_port, self.answer_operator, self.certificates.admin_port, "admin-"),)
 
+    def listeners(self) -> Sequence[Listener]:
+        """Return the ports of this gateway: that of the clients, and that of the operator, if there is to be one."""
+        return [Listener(self.config.host, self.config.port, self, self.certificates.port), *self.admin_listener()]
+
     def open_ports(self) -> Sequence[OpenPort]:
         """Return the ports of this gateway, all of them listening. Raises ConfigError if an address cannot be listened on."""
-        clients = Listener(self.config.host, self.config.port, self, self.certificates.port)
-        return open_ports([clients, *self.admin_listener()], self.machine)
+        return open_ports(self.listeners(), self.machine)
 
     async def _answer_page(self, exchange: Exchange, port: Port) -> None:
         """Answer a request for a page of the gateway's own."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from maitred.admission import AdmissionConfig, Reason
+from maitred.admission import AdmissionConfig, Reason, ReleaseReason
 from maitred.core.units import Micros, to_seconds
 from maitred.programs import ProgramReason
 from maitred.scheduler.interface import AdmissionRejected, FleetView, ProgramRejected
@@ -44,6 +44,8 @@ def abbreviate(text: str) -> str:
 def admission_rejected(refused: AdmissionRejected, config: AdmissionConfig, timeout_status: int) -> ApiError:
     """Return the words of the admission policy; else SMG's, which depend on the mode and on whether there is a queue at all."""
     policy = refused.refusal
+    if policy is None and refused.reason == ReleaseReason.SLOT_PREEMPTED:
+        return preempted()
     if policy is None:
         status, code, message = _describe_rejection(refused.reason, config, timeout_status)
     else:

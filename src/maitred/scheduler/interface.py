@@ -38,11 +38,16 @@ from maitred.scheduler.failures import (
     is_blameless,
     is_free,
 )
+from maitred.scheduler.link.gateway_books import GatewayId
+from maitred.scheduler.link.messages import Note as LinkNote
 from maitred.scheduler.placements import MemoryLost, Place
 from maitred.scheduler.programs.memories import ProgramMemories, with_rank
 from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.sharing.host import SchedulerHost
+from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
+from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler, check_shareable
 
 __all__ = [
     "ANY_MODEL",
@@ -56,6 +61,9 @@ __all__ = [
     "EngineCounts",
     "FailedAttempts",
     "FleetView",
+    "GatewayId",
+    "HostedScheduler",
+    "LinkNote",
     "MemoryLease",
     "MemoryLost",
     "NotFoundThere",
@@ -65,12 +73,15 @@ __all__ = [
     "ProgramRejected",
     "RealTimeAdmission",
     "RealTimePrograms",
+    "RemoteScheduler",
     "ScheduledRequest",
     "Scheduler",
+    "SchedulerHost",
     "ServedModel",
     "SlotSource",
     "UpstreamRequest",
     "UsageRefused",
+    "check_shareable",
     "is_blameless",
     "is_free",
     "with_rank",

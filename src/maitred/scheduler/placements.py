@@ -105,6 +105,10 @@ class RoutedPlacement(Placement):
             untried = self._untried(scheduled)
         return self._choose(scheduled, untried, self._admission.clock.now())
 
+    def again(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
+        """Return where a request goes that has failed and holds a slot, or None if no backend may have it any more."""
+        return self._choose(scheduled, self._untried(scheduled), now)
+
     def _choose(self, scheduled: ScheduledRequest, backends: Sequence[Backend], now: Micros) -> Place | None:
         if not backends:
             return None

@@ -44,24 +44,24 @@ class Scheduler:
         """`client` polls the backends. `decisions` gets every input and decision. `fallback` says why less is in force than is
         configured. `default_state` is the file that keeps the programs if the configuration names none, and `file_mode` is for
         files that are made. Raises ConfigError."""
+        self._clock = clock
         self.router = open_router(routing, seed, decisions, clock.now())
         self.signals = signals_read(self.router)
         """What the router reads of requests and backends."""
         self.fleet = fleet = FleetView(config, clock)
         """The backends."""
-        core = Admission(admission, {}, fleet.pool_load, decisions, clock.now())
         router_reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
+        self.admission = self._make_admission(Admission(admission, {}, fleet.pool_load, decisions, clock.now()))
+        """The driver of admission."""
         self.watch = FleetWatch(
             config,
             fleet,
             client,
             clock=clock,
             kv_polling=kv_polling(programs),
-            wants_load=lambda: router_reads_load or core.reads_load,
+            wants_load=lambda: router_reads_load or self.admission.reads_load,
         )
         """What polls the backends."""
-        self.admission = RealTimeAdmission(core, clock, fleet.pool_load, fleet.pools.pool_of)
-        """The driver of admission."""
         self._routed = RoutedPlacement(fleet, self.admission, self.router)
         self._granted: GrantedPlacement | None = None
         self.program_parts: ProgramParts | None = None
@@ -82,6 +82,14 @@ class Scheduler:
         self._slot_learning.choose_sources()
         fleet.listen(self.capacity)
 
+    def _make_admission(self, core: Admission) -> RealTimeAdmission:
+        return RealTimeAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of)
+
+    @property
+    def fallback(self) -> str | None:
+        """Why less is in force than is configured, or None."""
+        return self.capacity.fallback
+
     @property
     def programs(self) -> RealTimePrograms | None:
         """The driver of the programs, or None if requests are routed one by one."""
@@ -100,6 +108,10 @@ class Scheduler:
             self.program_parts.start()
         self.watch.start()
         self._slot_learning.start()
+
+    async def wait_until_polled(self, secs: float) -> None:
+        """Return when every backend has been polled once, or after `secs`."""
+        await self.watch.wait_until_polled(secs)
 
     async def close(self) -> None:
         """Stop, after the last request has ended, and write what is left."""

@@ -84,7 +84,7 @@ class AdminEndpoints:
     ) -> None:
         """`intake` knows who may see which page."""
         self._fleet = scheduler.fleet
-        self._capacity = scheduler.capacity
+        self._scheduler = scheduler
         self._intake = intake
         self._collector = collector
         self._snapshots = snapshots
@@ -142,13 +142,29 @@ class AdminEndpoints:
             viewer = self._intake.access.viewer(endpoint.page, exchange, port)
             if method not in endpoint.methods:
                 raise error_responses.method_not_allowed(method, ", ".join(endpoint.methods))
-            await endpoint.handler(exchange, viewer)
+            return await self.answer_as(exchange, endpoint, viewer)
         except ApiError as error:
             send_error(exchange, error, path)
             return error.code or ""
         except ClientDisconnected:
             return "" if exchange.refusal is None else exchange.refusal.code or ""
+
+    async def answer_as(self, exchange: Exchange, endpoint: Endpoint, viewer: Viewer) -> str:
+        """Answer a request of `viewer`, under a method that the path has. Return the code of the error, or "" for none. Raises
+        ApiError, and what `Exchange.read_body` raises."""
+        await endpoint.handler(exchange, viewer)
         return ""
+
+    async def answer_viewer(self, exchange: Exchange, viewer: Viewer) -> str:
+        """Answer a request of which another process has found out who sees what. Return as `answer_request` does."""
+        endpoint = self._endpoint(exchange.path)
+        try:
+            if endpoint is None:
+                raise error_responses.no_route(exchange.path)
+            return await self.answer_as(exchange, endpoint, viewer)
+        except ApiError as error:
+            send_error(exchange, error, exchange.path)
+            return error.code or ""
 
     async def _models(self, exchange: Exchange, viewer: Viewer) -> None:
         if not self._fleet.healthy:
@@ -177,7 +193,7 @@ class AdminEndpoints:
         return {**self._health_status(names_problems=True), **fields}
 
     def _health_status(self, *, names_problems: bool) -> dict[str, Any]:
-        fallback = self._capacity.fallback
+        fallback = self._scheduler.fallback
         problems = {"problems": [fallback]} if names_problems and fallback is not None else {}
         return {"status": "ok" if fallback is None else "degraded", **problems}
 
@@ -185,7 +201,7 @@ class AdminEndpoints:
         is_ready = bool(self._fleet.healthy) and not self._snapshots.is_draining
         answer: dict[str, Any] = {"ready": is_ready}
         if viewer.sees_all:
-            fallback = self._capacity.fallback
+            fallback = self._scheduler.fallback
             answer |= {} if fallback is None else {"problems": [fallback]}
             answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: write_json(self._snapshots.backends())))
         send_json(exchange, 200 if is_ready else 503, answer)

@@ -108,6 +108,8 @@ class ConfigReloader:
         self._read_settings = read_settings
         self._scheduler, self._intake, self._certificates = scheduler, intake, certificates
         self._results = results
+        self.on_reloaded: Callable[[GatewaySettings], object] | None = None
+        """Called with settings that are in force from now on."""
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         """What reloads as `request_reload` asks for it."""
@@ -184,7 +186,17 @@ class ConfigReloader:
         reloaded = ReloadResult(True, list(_ignored_keys(settings, found)), warnings)
         self._reconfigure(settings, certificates)
         self._settings = settings
+        if self.on_reloaded is not None:
+            self.on_reloaded(settings)
         return reloaded
+
+    async def follow(self, read_settings: Callable[[], GatewaySettings]) -> None:
+        """Use settings that another process has found to be right and put in force, all of them. `read_settings` reads them, in
+        a thread."""
+        async with self._lock:
+            found, certificates = await self._reading.run(partial(self._read_sources, read_settings))
+            self._reconfigure(found, certificates)
+            self._settings = found
 
     def _read_sources(self, read_settings: Callable[[], GatewaySettings]) -> tuple[GatewaySettings, PortFiles]:
         found = read_settings()

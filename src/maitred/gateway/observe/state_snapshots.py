@@ -67,7 +67,7 @@ class StateSnapshots:
         self._client = client
         self._admission = scheduler.admission
         self._fleet = scheduler.fleet
-        self._capacity = scheduler.capacity
+        self._scheduler = scheduler
         self._counters = counters
         self._budget, self._descriptors, self._outputs = budget, descriptors, outputs
 
@@ -88,7 +88,7 @@ class StateSnapshots:
         state = GatewayState(
             ready=any(backend.healthy for backend in fleet.backends),
             mode=core.config.mode,
-            config_fallback=self._capacity.fallback,
+            config_fallback=self._scheduler.fallback,
             capacity=_total_capacity(pools),
             in_flight=sum(pool.in_flight for pool in pools.values()),
             waiting=sum(pool.waiting for pool in pools.values()),

@@ -159,6 +159,8 @@ class AnswerTimes(Protocol):
     sent_at: Micros | None
     first_data_at: Micros | None
     last_data_at: Micros
+    num_events: int
+    """Of a stream, with data."""
 
 
 class UpstreamRequest(CancelScope):

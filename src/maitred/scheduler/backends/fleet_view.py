@@ -25,7 +25,7 @@ another one, so it is no victim of a preemption (`_tell_stranded`; in the core, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from maitred.admission import fleet_load
@@ -63,6 +63,9 @@ class FleetView:
         """Whether a backend was healthy when the log last said so."""
         self._listener: FleetListener = FleetListener()
         self._observer: BackendObserver | None = None
+        self.on_unreachable: Callable[[UpstreamRequest, ConnectError], object] | None = None
+        """Told of backends that could not be reached, where another process decides what that means and says how backends are;
+        None: that is decided here."""
 
     def listen(self, listener: FleetListener) -> None:
         """Tell `listener` what becomes of the slots, from now on."""
@@ -144,14 +147,16 @@ class FleetView:
 
     def _on_left_behind(self, sent: UpstreamRequest) -> None:
         """A request has ended where no new ones come: its slot ends with it (`SlotPools.total_slots`)."""
-        if sent.backend.is_draining and not sent.backend.requests:
+        if sent.backend.is_draining and not sent.backend.requests and self.on_unreachable is None:
             log.warning("backend %s is drained: it has no request any more", sent.backend.url)
         if sent.model:
             self.tell_slots_changed((self.pools.pool_of(sent.model),))
 
     def note_unreachable(self, sent: UpstreamRequest, error: ConnectError) -> None:
         """No connection could be made for a request: its backend is down, unless it has said something since: it is busy."""
-        if error.is_refusal or not sent.backend.has_answered(sent.sent_at, sent.backend.circuit.num_answers):
+        if self.on_unreachable is not None:
+            self.on_unreachable(sent, error)
+        elif error.is_refusal or not sent.backend.has_answered(sent.sent_at, sent.backend.circuit.num_answers):
             self.mark_down(sent.backend, str(error))
 
     def drain(self, backend: Backend) -> None:
@@ -265,9 +270,13 @@ class FleetView:
             if not is_left and any(other is not sent.backend for other in self.backends_serving(sent.model)):
                 sent.cancel()
 
+    def update_mirrored(self) -> None:
+        """Draw the consequences of what another process has said of the backends."""
+        self._update_serving()
+
     def _update_serving(self) -> None:
         is_ready = bool(self.healthy)
-        if is_ready != self._is_ready:
+        if is_ready != self._is_ready and self.on_unreachable is None:
             self._is_ready = is_ready
             log.log(*((logging.INFO, "ready: a backend is up") if is_ready else (logging.ERROR, "not ready: no backend is up")))
         were_left = [backend.is_left for backend in self.backends]

@@ -118,6 +118,11 @@ class RealTimeAdmission:
         """All requests that wait or hold a slot."""
         return self._leases.values()
 
+    @property
+    def reads_load(self) -> bool:
+        """Whether the load of backends is to be known."""
+        return self.core.reads_load
+
     def submit(self, request: Request, cost: int, task: asyncio.Task[None], now: Micros) -> SlotLease:
         """Ask at `now` for a slot for the request that `task` serves. `cost` is in tokens, prompt and answer.
 

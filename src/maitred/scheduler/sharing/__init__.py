@@ -1,0 +1,18 @@
+"""One scheduler that many gateways share (`maitred serve --workers`): both ends of `scheduler.link`, over Unix sockets.
+
+At the scheduler's end the parts of `Scheduler` decide as for one gateway, and every request of a gateway has a stand-in there:
+
+    hosted_scheduler.py   the scheduler, with what listens
+    host.py               the sockets, the timer, and what becomes of slots whose gateways are gone
+    hosted_admission.py   the driver of admission: decisions become messages
+    fleet_placer.py       where a request goes, and what the fleet is told of it
+    hosted_attempts.py    the stand-in of a request at its backend
+
+At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
+
+    remote_scheduler.py   the parts, wired together
+    link_client.py        the socket and the timer
+    remote_admission.py   the driver of admission: a slot is granted together with a backend
+    remote_placement.py   the backend that was granted; one that is chosen here, for requests that need no slot
+    fleet_mirror.py       the fleet as the scheduler tells it; what attempts come to is reported
+"""

@@ -1,0 +1,144 @@
+"""FleetPlacer: where the requests of gateways in other processes go, and what the fleet is told of them there.
+
+A request that holds a slot is placed as one of this process is (`RoutedPlacement`), and then has a stand-in at its backend
+(`HostedAttempt`), so that routers, learned slots, ejection and the slots of backends that are down see it:
+
+    place, arrive   FleetView.add_request
+    first_byte      an answer of its backend that is no failure; a success, where the answer is not streamed
+    on_outcome      what the gateway has found: a failure, no room, no connection
+    leave           FleetView.remove_request; a success, if the answer has come whole
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from maitred.admission import ReleaseReason
+from maitred.core.contracts import Router
+from maitred.core.request import Request, RequestId
+from maitred.core.units import Micros
+from maitred.scheduler.backends.backend import Backend
+from maitred.scheduler.backends.fleet_view import FleetView
+from maitred.scheduler.failures import AnsweredError, FailedAttempts
+from maitred.scheduler.link.gateway_books import BookedRequest
+from maitred.scheduler.link.linked_admission import Placer
+from maitred.scheduler.link.messages import Outcome, OutcomeKind
+from maitred.scheduler.placements import RoutedPlacement
+from maitred.scheduler.sharing.hosted_attempts import HostedAttempt, HostedRequest
+from maitred.wire.errors import ConnectError
+
+_DRAINED: Final = ReleaseReason.DRAINED
+_FAILED: Final = ReleaseReason.FAILED
+
+
+class FleetPlacer(Placer):
+    """Places requests in one fleet."""
+
+    def __init__(
+        self,
+        fleet: FleetView,
+        placement: RoutedPlacement,
+        router: Router,
+        task: asyncio.Task[None],
+        abandon: Callable[[BookedRequest], object],
+        note_news: Callable[[], object],
+    ) -> None:
+        """`task` lasts as long as the placer. `abandon` has a request stopped at its backend, and `note_news` is called when
+        gateways may have to be told of a backend."""
+        self._fleet, self._placement, self._router = fleet, placement, router
+        self._task, self._abandon, self._note_news = task, abandon, note_news
+        self._attempts: dict[RequestId, HostedAttempt] = {}
+        """The stand-in of each request that is at a backend, by the number of its ticket."""
+
+    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
+        served = self._fleet.find_model(request.terms.model)
+        if served is None:
+            return None
+        scheduled = HostedRequest(request.request, served)
+        if request.tried:
+            scheduled.failed = self._failed_attempts(request)
+            place = self._placement.again(scheduled, now)
+        else:
+            place = self._placement.first(scheduled, now)
+        if place is None:
+            return None
+        self._begin(request, place[0], now)
+        return place[0].index, place[1]
+
+    def arrive(self, request: BookedRequest, now: Micros) -> None:
+        if request.backend < len(self._fleet.backends):
+            self._begin(request, self._fleet.backends[request.backend], now)
+
+    def leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
+        attempt = self._attempts.pop(request.ticket.id, None)
+        if attempt is None:
+            return
+        attempt.is_complete, attempt.has_failed = end is _DRAINED, end is _FAILED
+        backend = attempt.backend
+        if attempt.is_complete and backend.circuit.needs_attention and request.terms.stream:
+            self._fleet.ejection.on_success(attempt)
+        self._fleet.remove_request(attempt, now)
+        self._router.on_request_end(request.request, backend.index, now)
+
+    def first_byte(self, request: BookedRequest, now: Micros) -> None:
+        attempt = self._attempts.get(request.ticket.id)
+        if attempt is None:
+            return
+        circuit = attempt.backend.circuit
+        circuit.num_answers += 1
+        if circuit.needs_attention:
+            if request.terms.stream:
+                self._fleet.ejection.on_answer_begins(attempt)
+            else:
+                self._fleet.ejection.on_success(attempt)
+        attempt.backend.first_data_times.observe(now - attempt.sent_at)
+        attempt.begin_answer(now)
+
+    def on_outcome(self, request: BookedRequest | None, outcome: Outcome, now: Micros) -> None:
+        if not 0 <= outcome.backend < len(self._fleet.backends):
+            return
+        backend = self._fleet.backends[outcome.backend]
+        attempt = None if request is None else self._attempts.get(request.ticket.id)
+        if attempt is None or attempt.backend is not backend:
+            attempt = HostedAttempt(backend, Request(id=-1, arrival=now, prompt_tokens=0), self._task, now, _ignore)
+        match outcome.kind:
+            case OutcomeKind.FAILURE:
+                self._fleet.ejection.on_failure(attempt, outcome.words)
+            case OutcomeKind.BUSY:
+                self._fleet.ejection.on_busy(attempt)
+            case OutcomeKind.REST:
+                self._fleet.ejection.rest(backend, outcome.rest)
+            case OutcomeKind.UNREACHABLE:
+                self._fleet.note_unreachable(attempt, _connect_error(outcome))
+        self._note_news()
+
+    def progress(self, request: BookedRequest, pieces: int, now: Micros) -> None:
+        attempt = self._attempts.get(request.ticket.id)
+        if attempt is not None:
+            attempt.note_pieces(pieces, now)
+
+    def _begin(self, request: BookedRequest, backend: Backend, now: Micros) -> None:
+        attempt = HostedAttempt(backend, request.request, self._task, now, lambda: self._abandon(request))
+        self._attempts[request.ticket.id] = attempt
+        self._fleet.add_request(attempt, now)
+
+    def _failed_attempts(self, request: BookedRequest) -> FailedAttempts:
+        failed = FailedAttempts()
+        failed.tried = [self._fleet.backends[index] for index in request.tried]
+        if request.may_repeat:
+            failed.failure = AnsweredError("", is_busy=False, retry_after=None)
+        return failed
+
+
+def _connect_error(outcome: Outcome) -> ConnectError:
+    error = ConnectError(outcome.words)
+    if outcome.is_refusal:
+        error.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, outcome.words)
+    return error
+
+
+def _ignore() -> None:
+    pass

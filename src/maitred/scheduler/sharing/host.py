@@ -1,0 +1,304 @@
+"""SchedulerHost: the scheduler's end of the links, with its sockets and its timer.
+
+**A turn.** Whatever happens in a turn of the loop, what is to be said to the gateways is written once, at its end (`_flush`):
+one frame for each gateway.
+
+**Gateways that are gone.** Their slots are held until their backends show the requests gone (`link.unaccounted`). So these
+backends are asked ten times a second while there are such slots (`_watch_orphans`), and not when their regular poll is due: a
+backend notices at once that the connections of a process that has ended are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Final, cast
+
+from maitred.admission.terms.lead import Lead
+from maitred.core.decisions import Decision
+from maitred.core.units import Micros
+from maitred.scheduler.backends.backend import Backend
+from maitred.scheduler.backends.fleet_view import FleetView
+from maitred.scheduler.backends.fleet_watch import FleetWatch
+from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
+from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, GatewayBooks, GatewayId
+from maitred.scheduler.link.messages import BackendNews, Fleet, Note
+from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.sharing.fleet_placer import FleetPlacer
+from maitred.scheduler.sharing.hosted_admission import HostedAdmission
+from maitred.scheduler.sharing.link_writer import LinkWriter
+from maitred.wire.clock import Clock
+
+_FOREVER: Final[Micros] = 1 << 62
+"""The end of the term of a scheduler that no other one stands by for."""
+_ORPHAN_POLL_SECS: Final = 0.1
+
+
+class SchedulerHost:
+    """Serves the gateways that connect to a Unix socket, from `start` to `close`."""
+
+    def __init__(
+        self,
+        path: str,
+        secret: bytes,
+        *,
+        admission: HostedAdmission,
+        fleet: FleetView,
+        watch: FleetWatch,
+        make_placer: Callable[[asyncio.Task[None], Callable[[BookedRequest], object], Callable[[], object]], FleetPlacer],
+    ) -> None:
+        """`path` is that of the socket. `make_placer` is given a task that lasts as long as the host, what has a request
+        stopped at its backend, and what tells gateways of the backends. Made inside the loop that it runs in."""
+        self._path, self._fleet, self._watch = path, fleet, watch
+        self._clock: Clock = admission.clock
+        self._wakeup = asyncio.Event()
+        """Set when slots may have lost their gateway."""
+        self._watching = asyncio.create_task(self._watch_orphans())
+        placer = make_placer(self._watching, self._abandon, self.note_news)
+
+        def placer_of(books: GatewayBooks) -> FleetPlacer:
+            return placer
+
+        self.end = SchedulerEnd(
+            secret,
+            lambda now: admission.core,
+            placer_of,
+            pool_of=admission.pool_of,
+            load_probe=admission.load_probe,
+        )
+        """What the link says and hears."""
+        self.end.lead(1, _FOREVER, (), {}, {}, self._clock.now())
+        self._connections: dict[ConnectionId, _Connection] = {}
+        self._last_connection = 0
+        self._timer = DeadlineTimer(self._on_due, self._clock)
+        self._is_flush_due = False
+        self._is_news_due = True
+        """Whether gateways may have to be told of the backends."""
+        self._last_news = Fleet([])
+        self.on_note: Callable[[GatewayId, Note], object] | None = None
+        """Called with the notes of gateways."""
+        self.on_welcome: Callable[[GatewayId], object] | None = None
+        """Called with each gateway that has been welcomed."""
+        self.on_rules: Callable[[], object] | None = None
+        """Called when other rules of admission are in force."""
+        self.end.on_note, self.end.on_welcome = self._on_note, self._on_welcome
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the socket cannot be made."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), self._path)
+
+    async def close(self) -> None:
+        """Cut all connections, and listen no more."""
+        if self._server is not None:
+            self._server.close()
+        self._timer.cancel()
+        self._watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._watching
+        for connection in [*self._connections.values()]:
+            connection.close(b"")
+        with contextlib.suppress(OSError):
+            Path(self._path).unlink()
+
+    # What the driver of admission asks (`RequestHost`).
+
+    @property
+    def requests(self) -> Collection[BookedRequest]:
+        """All requests that wait or hold a slot."""
+        return self.end.books.by_ticket.values()
+
+    @property
+    def has_orphans(self) -> bool:
+        """Whether slots are held by requests of gateways that are gone."""
+        return bool(self.end.unaccounted.orphans())
+
+    def apply(self, decisions: Iterable[Decision]) -> None:
+        """Tell gateways what was decided."""
+        self.end.requests.apply(decisions, self._clock.now())
+        self.flush_soon()
+
+    def rules_changed(self) -> None:
+        """Note that other rules are in force."""
+        if self.on_rules is not None:
+            self.on_rules()
+
+    def set_slots(self, pool: str, capacity: int, lead: Lead) -> None:
+        """Set the slots of a pool."""
+        self.end.set_backends(self._only_pools())
+        self.end.set_slots(pool, capacity, self._clock.now(), lead)
+        self.flush_soon()
+
+    def forget_pool(self, pool: str) -> None:
+        """Remove a pool in which no request is."""
+        self.end.forget_model(pool, self._clock.now())
+        self.flush_soon()
+
+    def _only_pools(self) -> dict[int, str]:
+        """Return the pool of each backend that has models of no other."""
+        pools = {backend.index: self._fleet.pools.of_backend(backend) for backend in self._fleet.backends}
+        return {index: names[0] for index, names in pools.items() if len(names) == 1}
+
+    def _abandon(self, request: BookedRequest) -> None:
+        self.end.requests.abandon_attempt(request)
+        self.flush_soon()
+
+    # What gateways and their processes do.
+
+    def accept(self, connection: _Connection) -> ConnectionId:
+        """Return the number of a connection that has come."""
+        self._last_connection += 1
+        self._connections[self._last_connection] = connection
+        self.end.accept(self._last_connection, os.urandom(32), self._clock.now())
+        return self._last_connection
+
+    def feed(self, number: ConnectionId, data: bytes) -> None:
+        """Take bytes of a connection."""
+        self.end.feed(number, data, self._clock.now())
+        self.flush_soon()
+
+    def lost(self, number: ConnectionId) -> None:
+        """Note that a connection is gone."""
+        if self._connections.pop(number, None) is not None:
+            self.end.lost(number, self._clock.now())
+            self._wakeup.set()
+            self.flush_soon()
+
+    def note_death(self, name: str) -> None:
+        """Note that the process of a gateway has ended: it starts nothing any more."""
+        self.end.books.note_death(name, self._clock.now())
+        self._wakeup.set()
+
+    def on_backend_polled(self, backend: Backend) -> None:
+        """Tell gateways what has become of a backend (`BackendObserver`)."""
+        self.note_news()
+
+    def on_backend_restarted(self, backend: Backend) -> None:
+        """Note nothing: what was in KV memory is of no concern here."""
+
+    def note_news(self) -> None:
+        """Tell gateways of the backends, if anything has changed."""
+        self._is_news_due = True
+        self.flush_soon()
+
+    def tell(self, note: Note, to: GatewayId | None = None) -> None:
+        """Send a note to a gateway, or to all that are connected."""
+        self.end.tell(note, to)
+        self.flush_soon()
+
+    @property
+    def gateway_ids(self) -> list[GatewayId]:
+        """The gateways that are connected."""
+        return [gateway.id for gateway in self.end.books.gateways.values() if gateway.connection is not None]
+
+    def _on_note(self, gateway: GatewayId, note: Note) -> None:
+        if self.on_note is not None:
+            self.on_note(gateway, note)
+
+    def _on_welcome(self, gateway: GatewayId) -> None:
+        self.end.tell(self._last_news, gateway)
+        if self.on_welcome is not None:
+            self.on_welcome(gateway)
+
+    def flush_soon(self) -> None:
+        """Write what is to be said at the end of this turn of the loop."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        now = self._clock.now()
+        if self._is_news_due:
+            self._is_news_due = False
+            news = fleet_news(self._fleet.backends, now)
+            if news != self._last_news:
+                self._last_news = news
+                self.end.tell(news)
+        for number, connection in [*self._connections.items()]:
+            connection.writer.write(
+                lambda number=number: self.end.take_bytes(number, now),  # type: ignore[misc]
+                lambda num_bytes, number=number: self.end.note_written(number, num_bytes),  # type: ignore[misc]
+            )
+        for cut in self.end.take_cuts():
+            if cut.connection in self._connections:
+                self._connections.pop(cut.connection).close(cut.last_bytes)
+                self._wakeup.set()
+        self._timer.set_to(self.end.next_deadline())
+
+    def _on_due(self) -> None:
+        self.end.advance(self._clock.now())
+        self.flush_soon()
+
+    # Slots whose gateways are gone.
+
+    async def _watch_orphans(self) -> None:
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            while orphans := self.end.unaccounted.orphans():
+                for index in sorted({request.backend for request in orphans if request.backend >= 0}):
+                    await self._ask(self._fleet.backends[index])
+                await asyncio.sleep(_ORPHAN_POLL_SECS)
+
+    async def _ask(self, backend: Backend) -> None:
+        """Ask a backend how many requests it has, if it says so."""
+        before, asked_at = backend.load, self._clock.now()
+        await self._watch.poll_now(backend)
+        load = backend.load
+        if load is not None and load is not before and load.running is not None:
+            self.end.on_reading(backend.index, load.running + (load.waiting or 0), asked_at, self._clock.now())
+            self.flush_soon()
+
+
+class _Connection(asyncio.Protocol):
+    """The connection of one gateway."""
+
+    def __init__(self, host: SchedulerHost) -> None:
+        self._host = host
+        self._number: ConnectionId = 0
+        self.writer = LinkWriter()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.writer.transport = cast(asyncio.Transport, transport)
+        self._number = self._host.accept(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._host.feed(self._number, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.writer.transport = None
+        self._host.lost(self._number)
+
+    def close(self, last_bytes: bytes) -> None:
+        """Close the connection; `last_bytes` are written if its peer takes them at once."""
+        transport = self.writer.transport
+        if transport is not None:
+            if last_bytes and not transport.get_write_buffer_size():
+                transport.write(last_bytes)
+                transport.close()
+            else:
+                transport.abort()
+
+
+def fleet_news(backends: Iterable[Backend], now: Micros) -> Fleet:
+    """Return what gateways need to know of the backends."""
+    return Fleet([_news(backend, now) for backend in backends])
+
+
+def _news(backend: Backend, now: Micros) -> BackendNews:
+    rests_until = backend.circuit.rests_until
+    return BackendNews(
+        healthy=backend.healthy,
+        was_ever_healthy=backend.was_ever_healthy,
+        has_been_polled=backend.has_been_polled,
+        is_draining=backend.is_draining,
+        is_ejected=backend.circuit.is_ejected,
+        rests=None if rests_until is None else max(0, rests_until - now),
+        problem=backend.problem,
+        models=backend.models,
+    )

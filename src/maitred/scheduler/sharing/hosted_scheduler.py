@@ -1,0 +1,37 @@
+"""HostedScheduler: the scheduler of gateways in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from maitred.admission import Admission
+from maitred.scheduler.link.gateway_books import BookedRequest
+from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.sharing.fleet_placer import FleetPlacer
+from maitred.scheduler.sharing.host import SchedulerHost
+from maitred.scheduler.sharing.hosted_admission import HostedAdmission
+
+
+class HostedScheduler(Scheduler):
+    """A scheduler that decides for the gateways that connect to a socket, and has no requests of its own."""
+
+    admission: HostedAdmission
+
+    def host(self, path: str, secret: bytes) -> SchedulerHost:
+        """Return what serves gateways on a Unix socket at `path`; once, and inside the loop that it runs in."""
+
+        def make_placer(
+            task: asyncio.Task[None], abandon: Callable[[BookedRequest], object], note_news: Callable[[], object]
+        ) -> FleetPlacer:
+            return FleetPlacer(self.fleet, self._routed, self.router, task, abandon, note_news)
+
+        host = SchedulerHost(
+            path, secret, admission=self.admission, fleet=self.fleet, watch=self.watch, make_placer=make_placer
+        )
+        self.admission.host = host
+        self.fleet.observe(host)
+        return host
+
+    def _make_admission(self, core: Admission) -> HostedAdmission:
+        return HostedAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of)

@@ -1,0 +1,193 @@
+"""LinkClient: a gateway's end of the link, with its socket and its timer.
+
+Without a connection it connects again, every 100 ms. What requests ask meanwhile is kept (`GatewayEnd`), and told in the next
+hello.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from maitred.admission import ReleaseReason
+from maitred.core.request import Request
+from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
+from maitred.scheduler.link.gateway_end import Closed, EndState, GatewayEnd, LinkEvent, Opened
+from maitred.scheduler.link.messages import Note, Outcome, Progress, RequestTerms
+from maitred.scheduler.sharing.link_writer import LinkWriter
+from maitred.wire.clock import Clock
+
+log = logging.getLogger("maitred.gateway")
+_RECONNECT_SECS: Final = 0.1
+
+
+class LinkClient:
+    """Connects to a scheduler, from `start` to `close`."""
+
+    def __init__(self, path: str, name: str, secret: bytes, clock: Clock, on_event: Callable[[LinkEvent], object]) -> None:
+        """`path` is that of the scheduler's Unix socket, `name` that of this gateway. `on_event` is told what requests and
+        the fleet must know."""
+        self.end = GatewayEnd(name, os.urandom(8).hex(), secret)
+        """What the link says and hears."""
+        self.on_event = on_event
+        self._path, self._clock = path, clock
+        self._writer = LinkWriter()
+        self._is_flush_due = False
+        self._timer = DeadlineTimer(self._on_due, clock)
+        self._task: asyncio.Task[None] | None = None
+        self._is_down = asyncio.Event()
+        """Set while there is no connection."""
+        self._is_down.set()
+        self.lost_for_good: Callable[[str], object] | None = None
+        """Called with the reason when no connection could be made, if a scheduler that is gone does not come back."""
+
+    def start(self) -> None:
+        """Connect, inside this event loop."""
+        self._task = asyncio.create_task(self._connect_repeatedly())
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._timer.cancel()
+        self._write()
+        self.end.lost()
+        if self._writer.transport is not None:
+            self._writer.transport.close()
+
+    # What the driver of admission asks (`RemoteEnd`).
+
+    def submit(self, number: int, request: Request, cost: int) -> None:
+        """Ask for a slot."""
+        self.end.submit(number, _terms_of(request, cost), self._clock.now())
+        self._flush_soon()
+
+    def confirm_first_byte(self, number: int) -> bool:
+        """Return whether the first byte of a response may be sent."""
+        self._flush_soon()
+        return self.end.confirm_first_byte(number)
+
+    def yield_slot(self, number: int) -> None:
+        """Give up the slot of a preempted request, which asks again."""
+        self.end.yield_slot(number)
+        self._flush_soon()
+
+    def leave_backend(self, number: int, reason: str, counts: bool, may_repeat: bool) -> None:
+        """Ask for another place for a request that its backend has failed."""
+        self.end.leave_backend(number, reason, counts=counts, may_repeat=may_repeat)
+        self._flush_soon()
+
+    def release(self, number: int, end: ReleaseReason, tokens: int | None) -> None:
+        """End a request."""
+        self.end.release(number, end, tokens)
+        self._flush_soon()
+
+    def report(self, message: Outcome | Progress | Note) -> None:
+        """Tell of a backend, how far answers have come, or something else."""
+        self.end.report(message)
+        self._flush_soon()
+
+    # The connection.
+
+    async def _connect_repeatedly(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._is_down.wait()
+            self._is_down.clear()
+            try:
+                await loop.create_unix_connection(lambda: _Connection(self), self._path)
+            except OSError as error:
+                self._is_down.set()
+                if self.lost_for_good is not None and self.end.epoch:
+                    self.lost_for_good(str(error))
+                await asyncio.sleep(_RECONNECT_SECS)
+
+    def connected(self, transport: asyncio.WriteTransport) -> None:
+        """Begin on a connection."""
+        self._writer = LinkWriter()
+        self._writer.transport = transport
+        self.end.connect(os.urandom(32), self._clock.now())
+        self._flush_soon()
+
+    def feed(self, transport: asyncio.WriteTransport | None, data: bytes) -> None:
+        """Take bytes of a connection."""
+        if transport is self._writer.transport:
+            self._take(self.end.feed(data, self._clock.now()))
+            self._flush_soon()
+
+    def lost(self, transport: asyncio.WriteTransport | None) -> None:
+        """Note that a connection is gone."""
+        if transport is self._writer.transport:
+            self._writer.transport = None
+            if self.end.state is not EndState.DOWN:
+                self.end.lost()
+                log.warning("the link to the scheduler is lost")
+            self._is_down.set()
+
+    def _take(self, events: Sequence[LinkEvent]) -> None:
+        for event in events:
+            if isinstance(event, Closed):
+                log.warning("the link to the scheduler is closed: %s", event.reason)
+                if self._writer.transport is not None:
+                    self._writer.transport.abort()
+            elif isinstance(event, Opened):
+                log.debug("the scheduler has welcomed this gateway: epoch %d", event.epoch)
+            else:
+                self.on_event(event)
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        self._write()
+        self._timer.set_to(self.end.next_deadline())
+
+    def _write(self) -> None:
+        self._writer.write(self.end.take_bytes, self.end.note_written)
+
+    def _on_due(self) -> None:
+        self._take(self.end.advance(self._clock.now()))
+        self._flush_soon()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, client: LinkClient) -> None:
+        self._client = client
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._client.connected(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._client.feed(self._transport, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.lost(self._transport)
+
+
+def _terms_of(request: Request, cost: int) -> RequestTerms:
+    return RequestTerms(
+        model=request.model,
+        priority_class=request.priority_class,
+        tenant=request.tenant,
+        cost=cost,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        sequences=request.sequences,
+        client_id=request.client_id,
+        stream=request.stream,
+        priority=request.priority,
+        routing_key=request.routing_key,
+        program=request.program,
+        cache_namespace=request.cache_namespace,
+        slo_class=request.slo_class,
+        slo_target=request.slo_target,
+    )

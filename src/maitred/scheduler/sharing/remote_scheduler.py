@@ -1,0 +1,169 @@
+"""RemoteScheduler: the seam of a scheduler, at a gateway whose scheduler is another process.
+
+What a gateway asks of `Scheduler` is answered by the parts of this package that ask over the link. Every gateway and the
+scheduler have the same configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from maitred.admission import Admission, AdmissionConfig
+from maitred.core.decisions import DecisionLog
+from maitred.core.errors import ConfigError
+from maitred.core.request import RequestId
+from maitred.files.line_file import PRIVATE
+from maitred.programs import ProgramsConfig
+from maitred.routing import RoutingConfig, Signals, open_router, signals_read
+from maitred.scheduler.backends.fleet_view import FleetView
+from maitred.scheduler.config import FleetConfig
+from maitred.scheduler.link.gateway_end import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Rejected
+from maitred.scheduler.link.linked_admission import NO_BACKEND, UNKNOWN_MODEL
+from maitred.scheduler.link.messages import Note, Progress
+from maitred.scheduler.placements import Placement
+from maitred.scheduler.requests import ScheduledRequest
+from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
+from maitred.scheduler.sharing.link_client import LinkClient
+from maitred.scheduler.sharing.remote_admission import RemoteAdmission
+from maitred.scheduler.sharing.remote_placement import RemotePlacement
+from maitred.wire.client import UpstreamClient
+from maitred.wire.clock import Clock
+
+_PROGRESS_SECS: Final = 0.1
+"""How often the scheduler is told how far streams have come: as often as it looks at learned slots."""
+
+
+class RemoteScheduler(Scheduler):
+    """Asks a scheduler in another process. See `Scheduler` for what its parts are."""
+
+    def __init__(  # The parts of `Scheduler` are others here, so that its `__init__` is not called.
+        self,
+        config: FleetConfig,
+        *,
+        admission: AdmissionConfig,
+        routing: RoutingConfig,
+        programs: ProgramsConfig,
+        client: UpstreamClient,
+        clock: Clock,
+        path: str,
+        name: str,
+        secret: bytes,
+        on_parent_lost: Callable[[str], object] | None = None,
+        decisions: DecisionLog | None = None,
+        seed: int = 0,
+        fallback: str | None = None,
+        default_state: str | None = None,
+        file_mode: int = PRIVATE,
+    ) -> None:
+        """`path` is that of the scheduler's Unix socket, `name` that of this gateway. `on_parent_lost` is called, with the
+        reason, when the scheduler is there no more. Raises ConfigError for what does not
+        work over a link yet."""
+        check_shareable(routing, programs)
+        # Requests without a slot are few and short, and each gateway spreads its own.
+        self.router = open_router(RoutingConfig(), seed)
+        self.signals = signals_read(open_router(routing, seed))
+        self.fleet = fleet = FleetView(config, clock)
+        self.link = LinkClient(path, name, secret, clock, self._on_event)
+        """The link to the scheduler."""
+        self.link.lost_for_good = on_parent_lost
+        self.admission = remote = RemoteAdmission(Admission(admission, {}, now=clock.now()), clock, self.link)
+        ejection = ReportedEjection(config.ejection, fleet.backends, clock, self.link.report, remote.number_of)
+        self.mirror = FleetMirror(fleet, ejection, clock)
+        """What tells the fleet how backends are."""
+        self._remote = remote
+        self._routed = RemotePlacement(fleet, remote, self.router)
+        self.program_parts = None
+        self.on_note: Callable[[Note], object] | None = None
+        """Called with the notes of the scheduler."""
+        self._fallback: str | None = None
+        self._tells_progress = config.learns_slots
+        self._progress: asyncio.Task[None] | None = None
+        self._told_pieces: dict[RequestId, int] = {}
+
+    def placement(self, scheduled: ScheduledRequest) -> Placement:
+        return self._routed
+
+    def start(self) -> None:
+        self.link.start()
+        if self._tells_progress:
+            self._progress = asyncio.create_task(self._tell_progress())
+
+    async def wait_until_polled(self, secs: float) -> None:
+        await self.mirror.wait_until_polled(secs)
+
+    async def close(self) -> None:
+        if self._progress is not None:
+            self._progress.cancel()
+            await asyncio.wait({self._progress})
+        await self.link.close()
+        self.admission.close()
+
+    def checks(self) -> Mapping[str, Callable[[], None]]:
+        return {"link": self.link.end.check}
+
+    @property
+    def fallback(self) -> str | None:
+        return self._fallback
+
+    def follow(self, admission: AdmissionConfig, fallback: str | None) -> None:
+        """Go by the rules that are in force at the scheduler, and by what that says of them."""
+        self._fallback = fallback
+        self.admission.reconfigure(admission)
+
+    def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
+        """Do nothing: the scheduler says which rules are in force (`follow`)."""
+
+    def _on_event(self, event: LinkEvent) -> None:
+        remote = self._remote
+        match event:
+            case Granted():
+                remote.on_granted(event.request, event.backend, event.rank)
+            case Rejected() if event.reason in (NO_BACKEND, UNKNOWN_MODEL):
+                remote.on_no_backend(event.request)
+            case Rejected():
+                remote.on_rejected(event.request, event.reason, event.retry_after, event.refusal)
+            case Preempted():
+                remote.on_preempted(event.request)
+            case Abandoned():
+                self._abandon(event.request)
+            case Note():
+                if self.on_note is not None:
+                    self.on_note(event)
+            case FleetTold():
+                self.mirror.take_over(event.backends)
+
+    def _abandon(self, number: int) -> None:
+        """Take a request away from its backend, if nothing of its answer has gone to the client."""
+        request_id = self._remote.request_id(number)
+        for backend in self.fleet.backends:
+            for sent in backend.requests:
+                if sent.request.id == request_id and not sent.is_committed and sent.may_be_abandoned:
+                    sent.cancel()
+
+    async def _tell_progress(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_SECS)
+            numbers, pieces = list[int](), list[int]()
+            told, self._told_pieces = self._told_pieces, {}
+            for sent in (sent for backend in self.fleet.backends for sent in backend.requests if sent.is_committed):
+                request_id, record = sent.request.id, sent.record
+                count = self._told_pieces[request_id] = 0 if record is None else record.num_events
+                if count != told.get(request_id, 1):
+                    numbers.append(self._remote.number_of(request_id))
+                    pieces.append(count)
+            if numbers:
+                self.link.report(Progress(numbers, pieces))
+
+
+def check_shareable(routing: RoutingConfig, programs: ProgramsConfig) -> None:
+    """Raise ConfigError for what does not work over a link yet."""
+    if programs.mode != "off":
+        raise ConfigError(
+            "agent programs are not shared by several processes", where="programs.mode", hint="off, or --workers 1"
+        )
+    if signals_read(open_router(routing, 0)) & (Signals.PROMPT | Signals.CACHES):
+        problem = f"{routing.policy} goes by what prompts say, which a scheduler of several processes is not told"
+        raise ConfigError(problem, where="routing.policy", hint="another policy, or --workers 1")
