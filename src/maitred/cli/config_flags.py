@@ -53,6 +53,7 @@ SERVER: Final = FlagGroup(
     "Server",
     KeyFlag("gateway.host", "HOST"),
     KeyFlag("gateway.port", "PORT"),
+    KeyFlag("gateway.workers", "N"),
     KeyFlag("gateway.tls_cert", "FILE"),
     KeyFlag("gateway.tls_key", "FILE"),
     KeyFlag("gateway.admin_port", "PORT"),

@@ -109,6 +109,13 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
     from maitred.gateway.app import serve_gateway
     from maitred.wire.server import run_server
 
+    number = num_workers(loaded.config.gateway.workers)
+    if number > 1:
+        from maitred.cli.workers import serve_workers
+
+        on_ready = partial(_announce, loaded.config.gateway, output)
+        serve_workers(loaded, output, number, lambda: _reloaded_settings(sources), on_ready)
+        return
     with whole_or_nothing():
         gateway = _make_gateway(sources, loaded, output)
         log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
@@ -132,6 +139,16 @@ def _make_gateway(sources: ConfigSources, loaded: LoadedConfig, output: LogOutpu
     )
 
 
+def num_workers(workers: int | str) -> int:
+    """Return how many processes `workers` means: a number, or `auto`."""
+    from maitred.gateway.config import MAX_WORKERS
+
+    if isinstance(workers, int):
+        return workers
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, MAX_WORKERS)
+
+
 def default_state(env: Mapping[str, str], port: int) -> str | None:
     """Return the file that keeps the programs of the gateway at this port, or None for one that gets another port each time."""
     if not port:
@@ -149,6 +166,9 @@ def values_of(flags: ServeFlags) -> dict[str, object]:
         values["gateway.backends"] = [*(given if isinstance(given, list) else []), *filter(None, urls)]
     if flags.tenant_api_key:
         values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
+    workers = values.get("gateway.workers")
+    if isinstance(workers, str) and workers.isdecimal():  # The flag takes text, because `auto` is one of its values.
+        values["gateway.workers"] = int(workers)
     max_class = values.get("admission.default_max_class")
     if isinstance(max_class, str):  # SMG reads it as it reads the header
         values["admission.default_max_class"] = max_class.strip().lower()

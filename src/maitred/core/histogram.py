@@ -76,6 +76,19 @@ class Histogram:
         self._counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
         self.total += other.total
 
+    def share(self) -> tuple[list[int], Micros]:
+        """Return the counts by bucket and the sum of all values, for `add`."""
+        return [*self._counts], self.total
+
+    def add(self, counts: Sequence[int], total: Micros) -> None:
+        """Add the values of a histogram of the same bounds, as its `share` gives them."""
+        self._counts = [mine + theirs for mine, theirs in zip(self._counts, counts, strict=True)]
+        self.total += total
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._counts, self.total = [0] * len(self._counts), 0
+
     def prometheus_buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Return cumulative counts by upper bound (seconds, the last one `+Inf`), and the sum in seconds."""
         so_far, buckets = 0, []

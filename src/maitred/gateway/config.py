@@ -45,6 +45,10 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s,A-Z]+")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
+MAX_WORKERS: Final = 256
+"""Processes of one gateway, at most."""
+
+
 class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How requests that a backend has failed are sent again. Raises ValueError for invalid values."""
 
@@ -81,6 +85,9 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Address to listen on."""
     port: int = 8080
     """Port to listen on; 0 takes any free one."""
+    workers: int | Literal["auto"] = 1
+    """Processes that serve. More than one share the port, and one scheduler in the process that has started them, so that
+    classes, limits and slots hold over all of them (docs/cluster.md). `auto`: as many as this process may use processors."""
     tls_cert: str | None = None
     """File with the certificate and its chain, in PEM; a reload reads it again. Null: plain HTTP."""
     tls_key: str | None = None
@@ -172,6 +179,8 @@ class GatewayConfig(FleetConfig, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_ports()
+        if self.workers != "auto" and not 1 <= self.workers <= MAX_WORKERS:
+            raise ValueError(f"workers must be from 1 to {MAX_WORKERS}, or auto")
         if self.max_parked_body_bytes < self.max_body_bytes:
             raise ValueError(f"max_parked_body_bytes must be at least max_body_bytes ({self.max_body_bytes})")
         if not _HEADER_NAME.fullmatch(self.tenant_header_name):

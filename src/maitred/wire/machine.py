@@ -70,8 +70,25 @@ class Machine:
     def listen(self, host: str, port: int) -> ListeningSocket:
         """Return a socket that listens; port 0 takes any free port. Raises OSError, also for an unknown host, and OverflowError
         for a number that is no port."""
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return _ListeningSocket(socket.create_server((host, port), family=family, backlog=BACKLOG))
+        return _listen(host, port)
+
+    def listen_often(self, host: str, port: int, number: int) -> list[SystemListener]:
+        """Return so many sockets that listen on one port, among which the system spreads connections; one alone where it cannot
+        (no SO_REUSEPORT). Raises as `listen`, also if another process listens there, whatever it allows."""
+        first = _listen(host, port)
+        if number == 1 or not hasattr(socket, "SO_REUSEPORT"):
+            return [first]
+        address = first.getsockname()
+        first.close()
+        family = socket.AF_INET6 if len(address) > 2 else socket.AF_INET
+        return [
+            SystemListener(socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=True))
+            for _ in range(number)
+        ]
+
+    def adopt_listener(self, descriptor: int) -> SystemListener:
+        """Return the socket that listens under a descriptor which this process has inherited."""
+        return SystemListener(socket.socket(fileno=descriptor))
 
     def look_up(self, host: str) -> list[str]:
         """Return the addresses of a host, those to be tried first at the front. Waits for name servers. Raises OSError, and
@@ -102,7 +119,9 @@ class _AcceptedSocket(socket.socket):
     type = socket.SocketType.type  # type: ignore[assignment]
 
 
-class _ListeningSocket(socket.socket):
+class SystemListener(socket.socket):
+    """A listening socket of the system."""
+
     def __init__(self, listener: socket.socket) -> None:
         """Take over the descriptor of a listening socket."""
         super().__init__(fileno=listener.detach())
@@ -121,6 +140,11 @@ class _ListeningSocket(socket.socket):
             # keeps a descriptor in reserve, accepts one connection per turn with it, and closes it at once.
             return None
         return _AcceptedSocket(*self._kind, descriptor)
+
+
+def _listen(host: str, port: int) -> SystemListener:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return SystemListener(socket.create_server((host, port), family=family, backlog=BACKLOG))
 
 
 def _address_text(family: int, address: tuple[object, ...]) -> str:

@@ -24,7 +24,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import uvloop
 
@@ -38,6 +38,7 @@ from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import SEND_TIMEOUT_SECS, ServerContext
 from maitred.wire.unix_signals import handle_signals
 
+T = TypeVar("T")
 log = logging.getLogger("maitred.wire")
 
 CANCEL_SECS = 5.0
@@ -257,10 +258,15 @@ class _Server:
 
 def open_listener(listener: Listener, machine: Machine) -> ListeningSocket:
     """Return a listening socket. Raises ConfigError if there can be none, which names the flags of host and port."""
+    return open_with(machine.listen, listener)
+
+
+def open_with(listen: Callable[[str, int], T], listener: Listener) -> T:
+    """Return what `listen` returns for a host and a port. Raises ConfigError as `open_listener`."""
     host, port, *_, prefix = listener
     host_flag, port_flag = f"--{prefix}host", f"--{prefix}port"
     try:
-        return machine.listen(host, port)
+        return listen(host, port)
     except socket.gaierror as error:
         raise ConfigError(f"unknown host {host!r}", where=host_flag, hint="an address of this machine, or 0.0.0.0") from error
     except OverflowError as error:

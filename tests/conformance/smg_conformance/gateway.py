@@ -12,6 +12,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +23,11 @@ import yaml
 
 from maitred.cli import main
 from maitred.gateway import app as gateway
+from maitred.gateway.workers import supervisor
+from maitred.gateway.workers.parent import ParentGateway
+from maitred.gateway.workers.settings import WorkerFolder, share_of
+from maitred.gateway.workers.worker import WorkerGateway
+from maitred.scheduler.interface import RemoteScheduler
 from maitred.wire import server
 from maitred.wire.machine import Machine
 
@@ -120,14 +127,86 @@ async def in_this_process(arguments: Sequence[str], key: str | None, machine: Ma
         yield Gateway(url, log, key, lambda: None)
 
 
+def with_workers(number: int) -> Launcher:
+    """Return what runs `maitred serve --workers NUMBER`, of which each process is an application in this event loop. Every
+    request comes to another worker."""
+
+    @contextlib.asynccontextmanager
+    async def launch(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
+        log: list[str] = []
+        _LOG.set(log)
+        parent = _parent([*arguments, "--workers", str(number)], log)
+        with TemporaryDirectory(prefix="maitred-workers-") as path:
+            folder = WorkerFolder(Path(path))
+            folder.make_secret()
+            await parent.open(folder.socket, folder.secret())
+            async with contextlib.AsyncExitStack() as stack:
+                workers = [_worker(parent, folder, each, number) for each in range(number)]
+                urls = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in workers]
+                yield SharedGateway(urls, log, key, lambda: None)
+            await parent.close()
+
+    return launch
+
+
+class SharedGateway(Gateway):
+    """A gateway of several workers."""
+
+    def __init__(self, urls: Sequence[str], log: Sequence[str], key: str | None, exit_code: Callable[[], int | None]) -> None:
+        self._urls = cycle(urls)
+        super().__init__(urls[0], log, key, exit_code)
+
+    @property
+    def url(self) -> str:
+        """That of the next worker."""
+        return next(self._urls)
+
+    @url.setter
+    def url(self, url: str) -> None:
+        pass
+
+
+def _worker(parent: ParentGateway, folder: WorkerFolder, number: int, workers: int) -> WorkerGateway:
+    settings = share_of(parent.settings(), workers)
+    make = partial(RemoteScheduler, path=folder.socket, name=f"worker {number}", secret=folder.secret())
+    sections = (settings.gateway, settings.admission, settings.routing, settings.programs)
+    return WorkerGateway(*sections, make_scheduler=make, read_settings=lambda: settings)
+
+
+def _parent(arguments: Sequence[str], log: list[str]) -> ParentGateway:
+    """Return the process that would schedule. Raises GatewayExited if it would end instead."""
+    parents: list[ParentGateway] = []
+
+    class Noted:
+        def __init__(self, parent: ParentGateway, *others: object) -> None:
+            parents.append(parent)
+
+        def run(self, *others: object) -> None: ...
+
+    code = _run_command(arguments, log, mock.patch.object(supervisor, "Supervisor", Noted), Machine())
+    if not parents:
+        raise GatewayExited(code, log)
+    return parents[0]
+
+
 def _application(arguments: Sequence[str], log: list[str], machine: Machine) -> Any:
     """Return the application that `maitred serve` would serve. Raises GatewayExited if it would end instead."""
     served: list[Any] = []
-    stderr = io.StringIO()
+    noted = mock.patch.object(gateway, "serve", lambda application, *_, **options: served.append(application))
+    code = _run_command(arguments, log, noted, machine)
+    if not served:
+        raise GatewayExited(code, log)
+    return served[0]
+
+
+def _run_command(arguments: Sequence[str], log: list[str], serving: Any, machine: Machine) -> int:
+    """Run `maitred serve` up to where it would serve, which `serving` puts something in the place of. Return its status."""
+    stderr, code = io.StringIO(), None
     with (
+        serving,
         mock.patch.object(gateway, "Machine", return_value=machine),
         mock.patch.object(gateway, "open_ports", lambda listeners, machine: listeners),
-        mock.patch.object(gateway, "serve", lambda application, *_, **options: served.append(application)),
+        mock.patch.object(supervisor, "open_shared", lambda listeners, *_: listeners),
         mock.patch.object(server, "run_server"),
         mock.patch.object(sys, "argv", ["maitred", "serve", "--port", "0", *arguments]),
         mock.patch.dict(os.environ, _environment(), clear=True),
@@ -138,9 +217,7 @@ def _application(arguments: Sequence[str], log: list[str], machine: Machine) -> 
         except SystemExit as ended:
             code = ended.code
     log += stderr.getvalue().splitlines()
-    if not served:
-        raise GatewayExited(code if isinstance(code, int) else 1, log)
-    return served[0]
+    return code if isinstance(code, int) else 1
 
 
 def _environment() -> dict[str, str]:

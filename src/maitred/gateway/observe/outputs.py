@@ -52,6 +52,11 @@ class Outputs:
                 await file.close()
 
     @property
+    def log(self) -> LogOutput:
+        """Where the lines of the log go."""
+        return self._log
+
+    @property
     def decision_log_failed(self) -> bool:
         """Whether inputs and decisions are not written at present, or are lost."""
         return self._decision_file is not None and self._decision_file.failed

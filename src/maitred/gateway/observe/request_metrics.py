@@ -95,6 +95,15 @@ class RequestMetrics:
         series = self._series[c, model] = RequestSeries()
         return series
 
+    @property
+    def labels(self) -> list[tuple[PriorityClass, str]]:
+        """The classes and models that have a series."""
+        return [*self._series]
+
+    def clear(self) -> None:
+        """Forget all series; the models that have labels of their own keep them."""
+        self._series.clear()
+
     def families(self) -> Iterator[Metric]:
         """Yield all metrics; one with many rows as several of the same name, one after the other."""
         labelled = [((c.label, model), series) for (c, model), series in sorted(self._series.items(), key=itemgetter(0))]

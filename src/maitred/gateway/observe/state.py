@@ -57,11 +57,11 @@ class GatewayCounters:
 
     def count_refusal(self, tenant: str, code: str) -> None:
         """Count a request that the gateway has answered with an error."""
-        self.refused_by_tenant[self._own_name(tenant)][code] += 1
+        self.refused_by_tenant[self.own_name(tenant)][code] += 1
 
     def refusals_of(self, tenant: str) -> dict[str, int] | None:
         """Return the refusals of a tenant by code, or None if they are counted with those of others."""
-        name = self._own_name(tenant)
+        name = self.own_name(tenant)
         return None if name == OTHER_TENANTS else dict(self.refused_by_tenant.get(name, {}))
 
     def refusals_by_label(self) -> Counter[tuple[str, str]]:
@@ -73,7 +73,8 @@ class GatewayCounters:
                 found[label, code] += n
         return found
 
-    def _own_name(self, tenant: str) -> str:
+    def own_name(self, tenant: str) -> str:
+        """Return the name under which the refusals of `tenant` are counted."""
         return tenant if tenant.startswith(KEY_TENANT_PREFIX) else self.tenant_label(tenant)
 
 

@@ -1,0 +1,74 @@
+"""`maitred serve --workers N`: the process that schedules, and its workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maitred import __version__
+from maitred.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maitred.config import LoadedConfig
+    from maitred.gateway.admin.reload import GatewaySettings
+    from maitred.gateway.observe.logs import LogOutput
+    from maitred.gateway.workers.parent import ParentGateway
+    from maitred.gateway.workers.settings import WorkerFolder
+
+log = logging.getLogger("maitred.gateway")
+
+
+def serve_workers(
+    loaded: LoadedConfig,
+    output: LogOutput,
+    number: int,
+    reload: Callable[[], GatewaySettings],
+    on_ready: Callable[..., object],
+) -> None:
+    """Serve with so many processes until a signal. `reload` reads the sources of the configuration again, and `on_ready` is
+    called with the URL of each port when all workers serve. Raises ConfigError if that is not possible, also for what several
+    processes cannot do yet; then no file has been made or changed."""
+    from maitred.files.undo import whole_or_nothing
+    from maitred.gateway.workers.settings import WorkerFolder, check_shares
+    from maitred.gateway.workers.supervisor import Supervisor, open_shared
+    from maitred.scheduler.interface import check_shareable
+    from maitred.wire.machine import Machine
+    from maitred.wire.server import run_server
+
+    config = loaded.config
+    check_shareable(config.routing, config.programs)
+    check_shares(config.gateway, number)
+    if config.admission.mode == "flow-control":
+        raise ConfigError("flow control is not shared by several processes yet", where="admission.mode", hint="--workers 1")
+    with tempfile.TemporaryDirectory(prefix="maitred-") as path:
+        folder = WorkerFolder(Path(path))
+        with whole_or_nothing():
+            parent = _make_parent(loaded, output, folder, reload)
+            mode = parent.core.config.mode
+            log.info("maitred %s starts: process %d, %d workers, admission %s", __version__, os.getpid(), number, mode)
+            ports = open_shared(parent.listeners(), number, Machine())
+        folder.make_secret()
+        folder.write_settings(parent.settings())
+        run_server(Supervisor(parent, folder, ports, number).run(on_ready))
+
+
+def _make_parent(
+    loaded: LoadedConfig, output: LogOutput, folder: WorkerFolder, reload: Callable[[], GatewaySettings]
+) -> ParentGateway:
+    from maitred.gateway.workers.parent import ParentGateway
+
+    config = loaded.config
+    return ParentGateway(
+        config.gateway,
+        config.admission,
+        config.routing,
+        config.programs,
+        reload=reload,
+        fallback=None if loaded.problem is None else str(loaded.problem),
+        log_output=output,
+        write_settings=folder.write_settings,
+    )

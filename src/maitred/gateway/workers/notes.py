@@ -1,0 +1,55 @@
+"""What workers and their parent say to each other past the scheduler's link: notes (`scheduler.link.messages.Note`) by kind.
+
+from the parent    RULES     the rules of admission in force
+                   RELOAD    the file of the settings has been written anew
+                   COUNTS    what have you counted? (answered by COUNTS)
+                   PAGE      an answer
+from a worker      READY     it serves
+                   COUNTS    what it has counted; every second, and when it is asked
+                   PAGE      a question: a request for a page, and who sees it
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from maitred.admission import AdmissionConfig
+
+
+class NoteKind(StrEnum):
+    RULES = "rules"
+    RELOAD = "reload"
+    COUNTS = "counts"
+    PAGE = "page"
+    READY = "ready"
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """The rules of admission."""
+
+    admission: AdmissionConfig
+    fallback: str | None
+    """Why less is in force than is configured, or None."""
+
+
+class PageQuestion(msgspec.Struct, frozen=True):
+    """A request for a page, from a sender who may have it."""
+
+    method: str
+    path: str
+    body: bytes
+    tenant: str
+    shown: str
+    """What the sender gets of it (`Shown`, by name)."""
+
+
+class PageAnswer(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    code: str
+    """The code of the error, or ""."""

@@ -1,0 +1,222 @@
+"""ParentGateway: what the workers of a gateway have in common: the scheduler, the pages that show the whole, the configuration.
+
+It serves no port. Before a page is made, each worker is asked what it has counted (`shares`), so a page is never older than the
+request for it. A worker that does not answer within a second is there with what it has told last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from maitred.core.steps import Steps
+from maitred.gateway.access.page_access import Shown, Viewer
+from maitred.gateway.admin.reload import GatewaySettings
+from maitred.gateway.app import FIRST_POLLS_SECS, Gateway
+from maitred.gateway.observe.logs import LogOutput
+from maitred.gateway.observe.state import BackendState
+from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
+from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
+from maitred.gateway.workers.shares import Gauges, Share, Totals
+from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, SchedulerHost
+from maitred.wire.exchange import Exchange, body_too_large
+from maitred.wire.messages import Headers
+
+_COUNTS_SECS: Final = 1.0
+"""How long a page waits for what a worker has counted."""
+_MOST_ENDED: Final = 8
+"""Shares of processes that have ended which are kept one by one."""
+
+
+class AskedExchange:
+    """A request for a page that a worker has passed on, and what takes its answer."""
+
+    def __init__(self, question: PageQuestion) -> None:
+        self.method, self.path = question.method, question.path
+        self._body = question.body
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.answer = b""
+
+    def get_header(self, name: bytes) -> None:
+        """Return None: what the headers say was looked at by the worker."""
+
+    async def read_body(self, limit: int) -> bytes:
+        """Return the body. Raises ApiError if it is larger than `limit`."""
+        if len(self._body) > limit:
+            raise body_too_large(limit)
+        return self._body
+
+    def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> None:
+        """Take the head and the first piece of the answer."""
+        self.status, self.headers, self.answer = status, [*headers], piece
+
+    def send_piece(self, piece: bytes, more: bool) -> None:
+        """Take a further piece of the answer."""
+        self.answer += piece
+
+
+class SharedSnapshots(StateSnapshots):
+    """Snapshots of all workers together."""
+
+    totals: Totals
+    is_about_to_end = False
+    """Whether all workers were told to end."""
+    gauges: Sequence[Gauges] = ()
+    """What each of them has."""
+
+    @property
+    def is_draining(self) -> bool:
+        return self.is_about_to_end
+
+    def take(self) -> Steps[Snapshot]:
+        snapshot = yield from super().take()
+        state, gauges = snapshot.state, self.gauges
+        state.num_connections = sum(each.connections for each in gauges)
+        state.is_out_of_descriptors = any(each.is_out_of_descriptors for each in gauges)
+        state.num_evicted_connections = self.totals.evicted_connections
+        state.dropped_lines["log"] += self.totals.dropped_log_lines
+        return snapshot
+
+    def backends(self) -> Steps[list[BackendState]]:
+        states = yield from super().backends()
+        for index, state in enumerate(states):
+            state.connections += sum(_at(each, index) for each in self.gauges)
+        return states
+
+
+class ParentGateway(Gateway):
+    """A gateway whose scheduler is a `HostedScheduler`, and which has no port."""
+
+    snapshots_class = SharedSnapshots
+    scheduler: HostedScheduler
+
+    def __init__(self, *args: Any, write_settings: Callable[[GatewaySettings], object], **named: Any) -> None:
+        """As `Gateway`. `write_settings` writes settings to where workers read them."""
+        super().__init__(*args, make_scheduler=HostedScheduler, **named)
+        self.host: SchedulerHost | None = None
+        self.on_worker_ready: Callable[[str], object] = _ignore
+        """Called with the name of each worker that serves."""
+        self._write_settings = write_settings
+        self._reloader.on_reloaded = self._on_reloaded
+        self._totals = Totals(self.counters, self.request_metrics, self._loop_lag.lags)
+        self._shares: dict[GatewayId, Share] = {}
+        """The last share of each process that is there."""
+        assert isinstance(self._snapshots, SharedSnapshots)
+        self._shared = self._snapshots
+        self._shared.totals = self._totals
+        self._ended: list[Share] = []
+        """The shares of those that have ended."""
+        self._answered: dict[GatewayId, int] = {}
+        self._last_question = 0
+        self._has_answer = asyncio.Event()
+        self._pages: set[asyncio.Task[None]] = set()
+
+    async def open(self, path: str, secret: bytes) -> None:
+        """Begin to schedule for the workers that connect to the Unix socket `path`."""
+        self._idle_checks.start()
+        self._outputs.start()
+        self.host = host = self.scheduler.host(path, secret)
+        host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
+        await host.start()
+        self.scheduler.start()
+        await self.scheduler.wait_until_polled(FIRST_POLLS_SECS)
+
+    async def close(self) -> None:
+        """Release everything, after the last worker has ended."""
+        self._idle_checks.stop()
+        if self.host is not None:
+            await self.host.close()
+        await self.scheduler.close()
+        await self._client.close()
+        await self._outputs.close()
+
+    @property
+    def log_output(self) -> LogOutput:
+        """Where the lines of the log go."""
+        return self._outputs.log
+
+    # What workers say.
+
+    def _on_note(self, gateway: GatewayId, note: LinkNote) -> None:
+        match note.kind:
+            case NoteKind.COUNTS:
+                self._shares[gateway] = msgspec.msgpack.decode(note.payload, type=Share)
+                self._answered[gateway] = max(note.number, self._answered.get(gateway, 0))
+                self._has_answer.set()
+            case NoteKind.PAGE:
+                question = msgspec.msgpack.decode(note.payload, type=PageQuestion)
+                page = asyncio.get_running_loop().create_task(self._answer(gateway, note.number, question))
+                self._pages.add(page)
+                page.add_done_callback(self._pages.discard)
+            case NoteKind.READY:
+                self.on_worker_ready(gateway[0])
+
+    def _on_welcome(self, gateway: GatewayId) -> None:
+        self._tell(NoteKind.RULES, 0, self._rules(), gateway)
+
+    def _tell(self, kind: NoteKind, number: int, payload: bytes, gateway: GatewayId | None = None) -> None:
+        if self.host is not None:
+            self.host.tell(LinkNote(kind, number, payload), gateway)
+
+    def _rules(self) -> bytes:
+        return msgspec.msgpack.encode(Rules(self.core.config, self.scheduler.fallback))
+
+    def _tell_rules(self) -> None:
+        # Afterwards: what is said of the rules changes with them.
+        asyncio.get_running_loop().call_soon(lambda: self._tell(NoteKind.RULES, 0, self._rules()))
+
+    def announce_end(self) -> None:
+        """Say on the pages that this gateway is about to end."""
+        self._shared.is_about_to_end = True
+
+    def _on_reloaded(self, settings: GatewaySettings) -> None:
+        self._write_settings(settings)
+        self._tell(NoteKind.RELOAD, 0, b"")
+
+    # Pages.
+
+    async def _answer(self, gateway: GatewayId, number: int, question: PageQuestion) -> None:
+        asked = AskedExchange(question)
+        viewer = Viewer(question.tenant, Shown[question.shown])
+        await self._gather()
+        code = await self._endpoints.answer_viewer(cast(Exchange, asked), viewer)
+        answer = PageAnswer(asked.status, asked.headers, asked.answer, code)
+        self._tell(NoteKind.PAGE, number, msgspec.msgpack.encode(answer), gateway)
+
+    async def _gather(self) -> None:
+        """Ask all workers what they have counted, and add it up."""
+        if self.host is None:
+            return
+        self._last_question += 1
+        self._tell(NoteKind.COUNTS, self._last_question, b"")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COUNTS_SECS):
+                while any(self._answered.get(each, 0) < self._last_question for each in self.host.gateway_ids):
+                    self._has_answer.clear()
+                    await self._has_answer.wait()
+        self._end_shares(set(self.host.gateway_ids))
+        self._totals.set_to([*self._ended, *self._shares.values()])
+        self._shared.gauges = [share.gauges for share in self._shares.values()]
+        self._budget.taken_bytes = sum(gauges.parked_body_bytes for gauges in self._shared.gauges)
+
+    def _end_shares(self, present: set[GatewayId]) -> None:
+        """Set aside the shares of processes that have ended. Many of them are added up to one."""
+        for gateway in [each for each in self._shares if each not in present]:
+            self._ended.append(self._shares.pop(gateway))
+            self._answered.pop(gateway, None)
+        if len(self._ended) > _MOST_ENDED:
+            self._totals.set_to(self._ended)
+            self._ended = [self._totals.share()]
+
+
+def _at(gauges: Gauges, index: int) -> int:
+    return gauges.upstream_connections[index] if index < len(gauges.upstream_connections) else 0
+
+
+def _ignore(*said: object) -> None:
+    """Do nothing."""

@@ -1,0 +1,157 @@
+"""Shares: what each worker has counted since it started, and how the parent adds it up.
+
+A share is whole, not a difference, so none can be lost or come twice. The parent keeps the last one of each process. A page is
+made of the sum: what was counted by processes that have ended stays in it, and what they had open does not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from maitred.core.histogram import Histogram
+from maitred.core.request import PriorityClass
+from maitred.gateway.observe.request_metrics import RequestMetrics, TokenCounts
+from maitred.gateway.observe.state import GatewayCounters
+
+HistogramShare: TypeAlias = tuple[list[int], int]
+"""The counts by bucket, and the sum of all values."""
+
+
+class SeriesShare(msgspec.Struct, frozen=True):
+    """What was counted for the requests of one class and model."""
+
+    priority_class: int
+    model: str
+    ttft: HistogramShare
+    itl: HistogramShare
+    e2e: HistogramShare
+    tokens: dict[str, tuple[int, int, int, int]]
+    """By the label of the tenant: prompt and output as reported, prompt and output as estimated."""
+
+
+class Gauges(msgspec.Struct):
+    """What a process has now."""
+
+    connections: int = 0
+    parked_body_bytes: int = 0
+    is_out_of_descriptors: bool = False
+    upstream_connections: list[int] = []
+    """Open connections to each backend."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one process has counted."""
+
+    unknown_class: dict[str, int]
+    clamped_classes: list[tuple[tuple[str, str, str], int]]
+    refused_before_admission: dict[str, int]
+    upstream_failures: dict[str, int]
+    unreadable_answers: dict[str, int]
+    refused_by_tenant: dict[str, dict[str, int]]
+    retries: int
+    retries_over_budget: int
+    responses: list[tuple[tuple[int, str], int]]
+    series: list[SeriesShare]
+    evicted_connections: int
+    dropped_log_lines: int
+    loop_lag: HistogramShare
+    gauges: Gauges
+
+
+class Totals:
+    """The sums of shares, in the objects that pages are made of."""
+
+    def __init__(self, counters: GatewayCounters, metrics: RequestMetrics, loop_lag: Histogram) -> None:
+        """These are the parent's own, which serves no request and counts nothing beside reloads."""
+        self._counters, self._metrics, self._loop_lag = counters, metrics, loop_lag
+        self.evicted_connections = self.dropped_log_lines = 0
+
+    def set_to(self, shares: Iterable[Share]) -> None:
+        """Make the sums those of these shares."""
+        counters = self._counters
+        for counts in (
+            *(counters.unknown_class, counters.clamped_classes, counters.refused_before_admission),
+            *(counters.upstream_failures, counters.unreadable_answers, counters.refused_by_tenant, self._metrics.responses),
+        ):
+            counts.clear()
+        counters.retries = counters.retries_over_budget = self.evicted_connections = self.dropped_log_lines = 0
+        self._metrics.clear()
+        self._loop_lag.clear()
+        for share in shares:
+            self._add(share)
+
+    def share(self) -> Share:
+        """Return the sums as one share, of a process that has nothing open."""
+        gone = self.evicted_connections, self.dropped_log_lines
+        return take_share(self._counters, self._metrics, self._loop_lag, *gone, Gauges())
+
+    def _add(self, share: Share) -> None:
+        counters = self._counters
+        counters.unknown_class.update(share.unknown_class)
+        counters.clamped_classes.update(dict(share.clamped_classes))
+        counters.refused_before_admission.update(share.refused_before_admission)
+        counters.upstream_failures.update(share.upstream_failures)
+        counters.unreadable_answers.update(share.unreadable_answers)
+        for tenant, codes in share.refused_by_tenant.items():
+            counters.refused_by_tenant[counters.own_name(tenant)].update(codes)
+        counters.retries += share.retries
+        counters.retries_over_budget += share.retries_over_budget
+        self.evicted_connections += share.evicted_connections
+        self.dropped_log_lines += share.dropped_log_lines
+        self._metrics.responses.update(dict(share.responses))
+        self._loop_lag.add(*share.loop_lag)
+        for series in share.series:
+            self._add_series(series)
+
+    def _add_series(self, share: SeriesShare) -> None:
+        series = self._metrics.series(PriorityClass(share.priority_class), share.model)
+        series.ttft.add(*share.ttft)
+        series.itl.add(*share.itl)
+        series.e2e.add(*share.e2e)
+        for tenant, counts in share.tokens.items():
+            tokens = series.tokens_of(self._counters.tenant_label(tenant))
+            tokens.reported_prompt += counts[0]
+            tokens.reported_output += counts[1]
+            tokens.estimated_prompt += counts[2]
+            tokens.estimated_output += counts[3]
+
+
+def take_share(
+    counters: GatewayCounters,
+    metrics: RequestMetrics,
+    loop_lag: Histogram,
+    evicted_connections: int,
+    dropped_log_lines: int,
+    gauges: Gauges,
+) -> Share:
+    """Return what a process has counted so far."""
+    return Share(
+        unknown_class=dict(counters.unknown_class),
+        clamped_classes=[*counters.clamped_classes.items()],
+        refused_before_admission=dict(counters.refused_before_admission),
+        upstream_failures=dict(counters.upstream_failures),
+        unreadable_answers=dict(counters.unreadable_answers),
+        refused_by_tenant={tenant: dict(codes) for tenant, codes in counters.refused_by_tenant.items()},
+        retries=counters.retries,
+        retries_over_budget=counters.retries_over_budget,
+        responses=[*Counter(metrics.responses).items()],
+        series=[_series_share(metrics, c, model) for c, model in metrics.labels],
+        evicted_connections=evicted_connections,
+        dropped_log_lines=dropped_log_lines,
+        loop_lag=loop_lag.share(),
+        gauges=gauges,
+    )
+
+
+def _series_share(metrics: RequestMetrics, c: PriorityClass, model: str) -> SeriesShare:
+    series = metrics.series(c, model)
+    tokens = {tenant: _token_share(counts) for tenant, counts in series.tokens.items()}
+    return SeriesShare(c, model, series.ttft.share(), series.itl.share(), series.e2e.share(), tokens)
+
+
+def _token_share(counts: TokenCounts) -> tuple[int, int, int, int]:
+    return counts.reported_prompt, counts.reported_output, counts.estimated_prompt, counts.estimated_output

@@ -1,0 +1,143 @@
+"""WorkerGateway: one of the processes of a gateway. It serves clients, and asks its parent for decisions and pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from maitred.gateway.access.page_access import Viewer
+from maitred.gateway.admin.endpoints import AdminEndpoints, Endpoint, read_page_body
+from maitred.gateway.admin.reload import GatewaySettings
+from maitred.gateway.app import Gateway
+from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
+from maitred.gateway.workers.shares import Gauges, take_share
+from maitred.scheduler.interface import LinkNote, RemoteScheduler
+from maitred.wire.exchange import ApiError, Exchange
+from maitred.wire.server_context import ServerContext
+
+_COUNTS_SECS: Final = 1.0
+_ANSWER_SECS: Final = 10.0
+"""How long a page may take to be made."""
+_OWN_PAGES: Final = ("/liveness",)
+"""Pages that say something of this process alone."""
+
+
+class AskedPages:
+    """Asks the parent for pages."""
+
+    def __init__(self, send: Callable[[LinkNote], object]) -> None:
+        self._send = send
+        self._answers: dict[int, asyncio.Future[PageAnswer]] = {}
+        self._last = 0
+
+    async def ask(self, question: PageQuestion) -> PageAnswer:
+        """Return the answer. Raises ApiError if none comes in time."""
+        self._last += 1
+        number = self._last
+        answer: asyncio.Future[PageAnswer] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            self._send(LinkNote(NoteKind.PAGE, number, msgspec.msgpack.encode(question)))
+            async with asyncio.timeout(_ANSWER_SECS):
+                return await answer
+        except TimeoutError:
+            message = "the scheduler of this gateway does not answer"
+            raise ApiError(503, message, kind="server_error", code="no_scheduler") from None
+        finally:
+            del self._answers[number]
+
+    def on_answer(self, note: LinkNote) -> None:
+        """Take an answer; one that is waited for no more is dropped."""
+        answer = self._answers.get(note.number)
+        if answer is not None and not answer.done():
+            answer.set_result(msgspec.msgpack.decode(note.payload, type=PageAnswer))
+
+
+class WorkerEndpoints(AdminEndpoints):
+    """The pages, of which the parent makes all that show more than this process."""
+
+    asked: AskedPages
+
+    async def answer_as(self, exchange: Exchange, endpoint: Endpoint, viewer: Viewer) -> str:
+        if exchange.path in _OWN_PAGES:
+            return await super().answer_as(exchange, endpoint, viewer)
+        body = await read_page_body(exchange) if exchange.method == "POST" else b""
+        question = PageQuestion(exchange.method, exchange.path, body, viewer.tenant, viewer.shown.name)
+        answer = await self.asked.ask(question)
+        exchange.start_response(answer.status, answer.headers, answer.body, False)
+        return answer.code
+
+
+class WorkerGateway(Gateway):
+    """A gateway whose scheduler is a `RemoteScheduler`."""
+
+    endpoints_class = WorkerEndpoints
+    scheduler: RemoteScheduler
+
+    def __init__(self, *args: Any, read_settings: Callable[[], GatewaySettings], **named: Any) -> None:
+        """As `Gateway`. `read_settings` reads the settings that the parent has written."""
+        super().__init__(*args, **named)
+        self._read_settings = read_settings
+        self._asked = AskedPages(self.scheduler.link.report)
+        assert isinstance(self._endpoints, WorkerEndpoints)
+        self._endpoints.asked = self._asked
+        self.scheduler.on_note = self._on_note
+        self._telling: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
+
+    async def start(self, server: ServerContext) -> None:
+        await super().start(server)
+        self._telling = asyncio.create_task(self._tell_counts())
+
+    async def stop(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait({self._telling})
+        self._tell(0)
+        await super().stop()
+
+    def say_ready(self) -> None:
+        """Tell the parent that connections are accepted."""
+        self.scheduler.link.report(LinkNote(NoteKind.READY, 0, b""))
+
+    def _on_note(self, note: LinkNote) -> None:
+        match note.kind:
+            case NoteKind.PAGE:
+                self._asked.on_answer(note)
+            case NoteKind.COUNTS:
+                self._tell(note.number)
+            case NoteKind.RULES:
+                rules = msgspec.msgpack.decode(note.payload, type=Rules)
+                self.scheduler.follow(rules.admission, rules.fallback)
+            case NoteKind.RELOAD:
+                self._reloading = asyncio.get_running_loop().create_task(self._take_settings())
+
+    async def _take_settings(self) -> None:
+        """Use what the parent has read and found to be right."""
+        await self._reloader.follow(self._read_settings)
+
+    async def _tell_counts(self) -> None:
+        while True:
+            await asyncio.sleep(_COUNTS_SECS)
+            self._tell(0)
+
+    def _tell(self, number: int) -> None:
+        server, backends = self._snapshots.server, self.scheduler.fleet.backends
+        gauges = Gauges(
+            connections=0 if server is None else len(server.connections),
+            parked_body_bytes=self._budget.parked_bytes,
+            is_out_of_descriptors=self._descriptors.is_exhausted,
+            upstream_connections=[self._client.num_connections(backend.origin) for backend in backends],
+        )
+        share = take_share(
+            self.counters,
+            self.request_metrics,
+            self._loop_lag.lags,
+            0 if server is None else server.num_evicted,
+            self._outputs.log.num_dropped,
+            gauges,
+        )
+        self.scheduler.link.report(LinkNote(NoteKind.COUNTS, number, msgspec.msgpack.encode(share)))
