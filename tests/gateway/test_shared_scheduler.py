@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from shared_world import shared_world
-from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run, whole
+from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run_on_sockets, whole
 
 from maitred.core.errors import ConfigError
 from maitred.programs import ProgramsConfig
@@ -45,7 +45,7 @@ def test_a_request_is_answered_by_each_of_the_gateways() -> None:
                 assert (status, body) == (200, ANSWER)
             assert len(w.backends[0].received) == 3
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_no_more_requests_are_admitted_over_all_gateways_than_there_are_slots() -> None:
@@ -58,7 +58,7 @@ def test_no_more_requests_are_admitted_over_all_gateways_than_there_are_slots() 
             assert [(await client.read_response())[0] for client in clients] == [200] * 24
             assert engine.most == 4
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_waiting_request_of_a_higher_class_goes_first_whichever_gateway_it_came_to() -> None:
@@ -83,7 +83,7 @@ def test_a_waiting_request_of_a_higher_class_goes_first_whichever_gateway_it_cam
                 assert (await client.read_response())[0] == 200
             assert order == [b"first", b"interactive", b"default", b"bulk"]
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize("on_preempt", ["reject", "retry"])
@@ -109,7 +109,7 @@ def test_a_request_of_one_gateway_preempts_one_of_another(on_preempt: str) -> No
                 assert (status, headers["x-smg-error-code"]) == (503, "scheduler_preempted")
                 assert headers["x-smg-preempted"] == "true"
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_stream_that_has_begun_is_no_victim() -> None:
@@ -134,7 +134,7 @@ def test_a_stream_that_has_begun_is_no_victim() -> None:
             assert await stream.read_chunk() == b"data: [DONE]\n\n"
             assert (await vip.read_response())[0] == 200
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_refusals_are_those_of_one_gateway() -> None:
@@ -153,7 +153,7 @@ def test_refusals_are_those_of_one_gateway() -> None:
             engine.open.set()
             assert [(await client.read_response())[0] for client in (running, waiting)] == [200, 200]
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_client_that_leaves_frees_its_place_or_slot() -> None:
@@ -170,7 +170,7 @@ def test_a_client_that_leaves_frees_its_place_or_slot() -> None:
             running.disconnect()
             await w.wait_until(lambda: not w.host.requests)
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def failing(times: int) -> tuple[Sequence[Backend], list[int]]:
@@ -196,7 +196,7 @@ def test_a_request_that_its_backend_fails_is_granted_another() -> None:
             assert (await w.request())[0] == 200
             assert sorted(asked) == [0, 1]
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_backend_that_fails_the_requests_of_all_gateways_is_ejected_for_all() -> None:
@@ -212,7 +212,7 @@ def test_a_backend_that_fails_the_requests_of_all_gateways_is_ejected_for_all() 
             assert w.scheduler.fleet.backends[0].circuit.is_ejected
             assert len(w.backends[0].received) == 3
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_requests_are_spread_by_what_all_gateways_have_sent() -> None:
@@ -226,7 +226,7 @@ def test_requests_are_spread_by_what_all_gateways_have_sent() -> None:
                 engine.open.set()
             assert [(await client.read_response())[0] for client in clients] == [200] * 8
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_session_stays_where_it_is_whichever_gateway_it_comes_to() -> None:
@@ -241,7 +241,7 @@ def test_a_session_stays_where_it_is_whichever_gateway_it_comes_to() -> None:
                 assert sum(asked) % 6 == 0
                 assert all(number % 6 == 0 for number in asked)
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_backend_that_goes_down_is_down_for_all_gateways() -> None:
@@ -254,7 +254,7 @@ def test_a_backend_that_goes_down_is_down_for_all_gateways() -> None:
                 status, headers, _ = await w.request(at=number)
                 assert (status, headers["x-smg-error-code"]) == (503, "no_healthy_backend")
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_a_gateway_whose_link_breaks_keeps_its_streams_and_its_slots() -> None:
@@ -283,7 +283,7 @@ def test_a_gateway_whose_link_breaks_keeps_its_streams_and_its_slots() -> None:
                 assert await stream.read_chunk() == b"data: [DONE]\n\n"
             assert (await waiting.read_response())[0] == 200
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 PAGE = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running %d\nvllm:num_requests_waiting 0\n"
@@ -318,7 +318,7 @@ def test_slots_of_a_gateway_that_has_died_come_back_when_the_engine_shows_its_re
             assert (await waiting.read_response())[0] == 200
             assert len(dead) == 2
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize(
@@ -346,4 +346,4 @@ def test_the_path_of_a_request_is_not_that_of_another() -> None:
             assert b"POST /tokenize" in w.backends[0].received[0].head
             assert CHAT.encode() not in w.backends[0].received[0].head
 
-    run(scenario())
+    run_on_sockets(scenario())

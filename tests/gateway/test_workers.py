@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, run, whole
+from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, run_on_sockets, whole
 
 SLOTS = 4
 CONFIG = """
@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_under_load_loses_no_slot_and_over_admits_none(t
             assert {status for status, _ in await asyncio.gather(*last)} == {200}
             assert engine.most == SLOTS
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 def test_pages_and_reloads_are_of_all_workers(tmp_path: Path) -> None:
@@ -191,17 +191,17 @@ def test_pages_and_reloads_are_of_all_workers(tmp_path: Path) -> None:
         assert sum("/v1/chat/completions" in line for line in w.log) >= 12
         assert all(line.endswith("\n") for line in w.log)
 
-    run(scenario())
+    run_on_sockets(scenario())
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--programs", "tr"], "agent programs are not shared by several processes"),
+        (["--router", "tr"], "agent programs are not shared by several processes"),
         (["--routing-policy", "cache-aware"], "cache-aware goes by what prompts say"),
         (["--record", "FILE"], "traffic is not recorded by several workers"),
         (["--admission", "flow-control"], "flow control is not shared"),
-        (["--max-parked-body-bytes", "40000000"], "a share of 1/3 of max_parked_body_bytes"),
+        (["--max-body-bytes", "600000000"], "a share of 1/3 of max_parked_body_bytes"),
     ],
 )
 def test_what_several_workers_cannot_do_is_refused_in_one_line(
