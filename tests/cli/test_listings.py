@@ -239,7 +239,7 @@ def test_a_policy_is_taken_without_a_word(maitred: Any, flags: list[str]) -> Non
         (["--routing-scorers", "load-aware:1"], "routing scorers have no effect with least-loaded"),
         (["--routing-policy", "weighted"], "the scorer precise-prefix-cache looks at the prefix caches of the instances"),
         (
-            ["--routing-policy", "weighted", "--routing-scorers", "prefix-affinity:1", "--enable-prefix-caching"],
+            ["--routing-policy", "weighted", "--routing-scorers", "prefix-affinity:1"],
             "the scorer prefix-affinity looks at what prompts say, which is not known here",
         ),
         (["--routing-policy", "session-affinity"], "session-affinity: no request names a program, routing key or tenant here"),

@@ -139,12 +139,57 @@ def test_a_flag_that_is_wrong_is_one_line(maitred: Any, flags: tuple[object, ...
             ("--model", "qwen3-8b", "--total-kv-blocks", 5_000, "--gpu-memory-utilization", 0.5),
             "gpu_memory_utilization 0.5 has no effect beside total_kv_blocks, which it is to find",
         ),
+        (("--admission", "off", "--capacity", 4), "a capacity has no effect with admission off: every request enters"),
+        (("--scheduler", "edf"), "the wait queue goes by deadlines, and no request here has any: all are alike to it"),
+        (("--scheduler", "vtc(sjf)"), "the wait queue goes by tenants, and no request here has any: all are alike to it"),
+        (
+            ("--scheduling-policy", "priority"),
+            "the wait queue goes by priorities of clients, and no request here has any: all are alike to it",
+        ),
+        (("--pd-decider", "never"), "disaggregation.decider has no effect without prefill_instances and decode_instances"),
+        (
+            ("--snapshot-refresh-interval", 50_000, "--num-instances", 2, "--routing-policy", "least-loaded"),
+            "snapshot_refresh_interval_ms has no effect with a router that goes by requests in flight, which it knows",
+        ),
+        (
+            ("--cache-signal-delay", 50_000, "--num-instances", 2, "--routing-policy", "round-robin"),
+            "cache_signal_delay_ms has no effect with a router that does not look at prefix caches",
+        ),
+        (
+            ("--latency", "linear:5,0.1,0.2"),
+            "a step takes 5 + 0.1 per prefill token + 0.2 per decode µs (not ms?)",
+        ),
+        (("--enable-prefix-caching",), "a prefix cache finds nothing: no two prompts are alike without --prefix-tokens"),
     ],
 )
 def test_what_has_no_effect_is_warned_of(maitred: Any, flags: tuple[object, ...], words: str) -> None:
     result = maitred("simulate", *LOAD, *flags)
     assert result.code == 0
     assert f"maitred: warning: {words}\n" in result.err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--flavour", "vllm"),
+        ("--scheduler", "vtc", "--tenant-mix", "auth:a:1,auth:b:1"),
+        ("--scheduler", "slo", "--class-mix", "bulk:1,interactive:1"),
+        ("--enable-prefix-caching", "--prefix-tokens", 100),
+        (
+            "--snapshot-refresh-interval",
+            50_000,
+            "--num-instances",
+            2,
+            "--routing-policy",
+            "weighted",
+            "--routing-scorers",
+            "queue-depth:1",
+        ),
+    ],
+)
+def test_what_has_an_effect_is_not_warned_of(maitred: Any, flags: tuple[object, ...]) -> None:
+    assert "warning" not in maitred("simulate", *LOAD, *flags).err
 
 
 def test_a_share_of_memory_has_no_effect_beside_the_blocks_wherever_both_are_given(maitred: Any, tmp_path: Path) -> None:

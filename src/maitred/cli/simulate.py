@@ -30,6 +30,7 @@ from maitred.core.units import MILLISECOND, Micros
 
 if TYPE_CHECKING:
     from maitred.config import Config
+    from maitred.queueing.base import RequestFacts
     from maitred.report import Assessment, By, RunSetup, Summary
     from maitred.routing import Signals
     from maitred.sim import Results
@@ -244,14 +245,39 @@ def _check_none_of(flags: SimulateFlags, section: str, fields: Iterable[str], wi
 
 def _warnings(flags: SimulateFlags, config: Config) -> Iterator[str]:
     """Yield a warning for each setting that has no effect or is probably a mistake. `config` is as stated."""
+    from random import Random
+
+    from maitred.routing import Signals
+    from maitred.routing.base import signals_read
+
     caching = config.instance.caches_prefixes
     yield from config.admission.policy_warnings()
     if config.admission.mode == "flow-control" and config.cluster.capacity is not None and not config.admission.tenant_budgets:
         yield "a capacity has no effect: flow control goes by how loaded the instances are"
+    reads = signals_read(config.routing.router(Random(0)))
+    by_load = config.admission.mode == "flow-control" or config.admission.policy != "always-admit"
+    reads |= Signals.LOAD if by_load else Signals.NOTHING
+    yield from config.cluster.warnings(is_admission_off=config.admission.mode == "off", reads=reads)
     yield from config.instance.warnings(prefix_cache=caching)
+    yield from config.instance.warnings_without(_missing_facts(flags.load))
+    is_drawn = flags.load.rate is not None and not flags.load.prefix_tokens
+    if is_drawn and caching and "instance.enable_prefix_caching" in flags.values:
+        yield "a prefix cache finds nothing: no two prompts are alike without --prefix-tokens"
     if config.programs.mode == "tr" and not caching:
         yield "programs are paused to keep KV that nothing keeps between their requests: give --enable-prefix-caching"
     yield from config.routing.warnings(_missing_signals(flags.load, caching=caching))
+
+
+def _missing_facts(load: Load) -> RequestFacts:
+    """Return what no request says of itself here: drawn requests have classes and tenants only if the flags give them."""
+    from maitred.queueing.base import RequestFacts
+
+    if load.rate is None:
+        return RequestFacts.NOTHING
+    given = RequestFacts.NOTHING
+    given |= RequestFacts.PRIORITY_CLASS if load.class_mix else RequestFacts.NOTHING
+    given |= RequestFacts.TENANT if load.tenant_mix else RequestFacts.NOTHING
+    return ~given
 
 
 def _missing_signals(load: Load, *, caching: bool) -> Signals:

@@ -36,6 +36,8 @@ _EVERYWHERE = "long_prefill_token_threshold"
 """A key of vLLM that BLIS has, too."""
 _HOUR: Micros = 3_600_000_000
 _MAX_LATENCY_SCALE = 1_000_000
+_SHORTEST_STEP = 100
+"""Time of a step with one token of each kind, in µs, below which milliseconds are probably meant: no GPU is so fast."""
 
 
 class _FlavouredStruct(msgspec.StructMeta):
@@ -213,6 +215,7 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
             *super().warnings(prefix_cache=prefix_cache),
             *self._vllm_warnings(),
             *self._cache_warnings(),
+            *self._unit_warnings(),
             *self._model_warnings(),
             *self._preemption_warnings(),
             *self._batching_warnings(),
@@ -252,6 +255,12 @@ class InstanceConfig(VllmKeys, frozen=True, kw_only=True, forbid_unknown_fields=
                 yield f"{name} {getattr(self, name)} has no effect without kv_cpu_blocks"
         if self.radix_eviction_policy != "lru" and self.prefix_cache != "radix":
             yield f"radix_eviction_policy {self.radix_eviction_policy} has no effect without prefix_cache radix"
+
+    def _unit_warnings(self) -> Iterator[str]:
+        """Warn of linear step times that are probably meant as ms."""
+        if isinstance(self.latency, LinearLatency) and 0 < sum(self.latency.beta) < _SHORTEST_STEP:
+            base, per_prefill, per_decode = self.latency.beta
+            yield f"a step takes {base:g} + {per_prefill:g} per prefill token + {per_decode:g} per decode µs (not ms?)"
 
     def _model_warnings(self) -> Iterator[str]:
         """Warn of keys that only a model gives a meaning. A key that needs a model is an error elsewhere."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from enum import Enum
+from enum import Enum, Flag, auto
 from random import Random
 
 import msgspec
@@ -51,6 +51,20 @@ class CacheAware(Enum):
     """The policy wraps another one."""
 
 
+class RequestFacts(Flag):
+    """What a request may say of itself, beside its arrival and its prompt."""
+
+    NOTHING = 0
+    DEADLINE = auto()
+    PRIORITY_CLASS = auto()
+    """Another class than `default`."""
+    TENANT = auto()
+    ROUTING_KEY = auto()
+    OUTPUT_LIMIT = auto()
+    CLIENT_PRIORITY = auto()
+    """The number that a client gives."""
+
+
 class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a user must know to choose a policy; each class in `SCHEDULERS` carries one as `about`."""
 
@@ -61,6 +75,8 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
     starves: str
     """Which requests may wait for ever under load; "nothing" if none can."""
     cache_aware: CacheAware = CacheAware.NO
+    reads: RequestFacts = RequestFacts.NOTHING
+    """What the order follows from. Requests that say nothing of it are all alike to the policy."""
 
 
 class BaseQueue(WaitQueue):

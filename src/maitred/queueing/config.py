@@ -8,7 +8,7 @@ import msgspec
 
 from maitred.core.contracts import PriorityPolicy, QueuePolicy
 from maitred.core.errors import ConfigError
-from maitred.queueing.base import SCHEDULERS, CacheAware, PolicyInfo
+from maitred.queueing.base import SCHEDULERS, CacheAware, PolicyInfo, RequestFacts
 from maitred.queueing.priority import (
     PRIORITIES,
     ByPriority,
@@ -17,6 +17,15 @@ from maitred.queueing.priority import (
     ScoredPolicy,
     ScoreOrderedPolicy,
 )
+
+_FACTS = {
+    RequestFacts.DEADLINE: "deadlines",
+    RequestFacts.PRIORITY_CLASS: "classes",
+    RequestFacts.TENANT: "tenants",
+    RequestFacts.ROUTING_KEY: "routing keys",
+    RequestFacts.OUTPUT_LIMIT: "limits of the output",
+    RequestFacts.CLIENT_PRIORITY: "priorities of clients",
+}
 
 
 class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +61,14 @@ class QueueingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not prefix_cache:
             _check_without_cache(policy)
         return [*self._priority_warnings(policy, priority), *self._layer_warnings(policy, prefix_cache)]
+
+    def warnings_without(self, lacks: RequestFacts) -> list[str]:
+        """Return a warning for each policy that goes by what no request says: all of that is in `lacks`. Raises ConfigError as
+        `policy` does."""
+        abouts = [getattr(layer, "about", None) for layer in _policy_chain(self.policy())]
+        read = [about.reads for about in abouts if isinstance(about, PolicyInfo) and about.reads]
+        named = [" or ".join(_FACTS[fact] for fact in reads) for reads in read if reads in lacks]
+        return [f"the wait queue goes by {facts}, and no request here has any: all are alike to it" for facts in named]
 
     @property
     def scores_matter_elsewhere(self) -> bool:

@@ -17,7 +17,7 @@ from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.queueing.base import SCHEDULERS, BaseQueue, KeyPolicy, PolicyInfo
+from maitred.queueing.base import SCHEDULERS, BaseQueue, KeyPolicy, PolicyInfo, RequestFacts
 from maitred.queueing.fcfs_queue import FcfsQueue
 
 
@@ -53,6 +53,13 @@ class ClientPriorityOrder(KeyPolicy):
     """By the client's priority, the most urgent first, then arrival, then id: vLLM's wait queue with `scheduling_policy:
     priority`. A preempted sequence has no advantage."""
 
+    about = PolicyInfo(
+        summary="the client's priority, the most urgent first, then arrival",
+        complexity="O(log n) per request",
+        starves="low priorities",
+        reads=RequestFacts.CLIENT_PRIORITY,
+    )
+
     def key(self, seq: SequenceState) -> SortKey:
         return (-seq.request.priority, seq.request.arrival, seq.request.id)
 
@@ -68,6 +75,7 @@ class EarliestDeadlineFirst(KeyPolicy):
         summary="earliest deadline first, those without one last, then arrival",
         complexity="O(log n) per request",
         starves="requests without a deadline",
+        reads=RequestFacts.DEADLINE,
     )
 
     def key(self, seq: SequenceState) -> SortKey:
@@ -84,6 +92,7 @@ class LongestOutputFirst(KeyPolicy):
         summary="largest max_output_tokens first, then arrival: long answers start early, so that a batch job ends early",
         complexity="O(log n) per request",
         starves="short answers",
+        reads=RequestFacts.OUTPUT_LIMIT,
     )
 
     def key(self, seq: SequenceState) -> SortKey:
@@ -164,6 +173,7 @@ class RoutingKeyOrder(QueuePolicy):
         summary="requests with the routing key that most running ones have, then arrival",
         complexity="O(log n) per request, O(running batch) per pass",
         starves="requests with a routing key that no running one has",
+        reads=RequestFacts.ROUTING_KEY,
     )
 
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:

@@ -30,7 +30,16 @@ from maitred.core.request import Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.slo_classes import slo_priority
 from maitred.core.units import Micros
-from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, DelegatingQueue, KeyQueue, PolicyInfo, SubqueuedQueue
+from maitred.queueing.base import (
+    SCHEDULERS,
+    BaseQueue,
+    CacheAware,
+    DelegatingQueue,
+    KeyQueue,
+    PolicyInfo,
+    RequestFacts,
+    SubqueuedQueue,
+)
 from maitred.queueing.orders import FirstComeFirstServed
 from maitred.queueing.subqueues import Subqueues
 
@@ -272,6 +281,7 @@ class ByPriority(QueuePolicy):
         complexity="as the inner policy, and O(log priorities) per request",
         starves="low priorities",
         cache_aware=CacheAware.AS_INNER,
+        reads=RequestFacts.CLIENT_PRIORITY,
     )
 
     def __init__(self, policy: QueuePolicy | None = None, values: PriorityValues = PriorityValues.HIGH_FIRST) -> None:

@@ -30,7 +30,7 @@ from maitred.core.lazy_heap import IndexedHeap
 from maitred.core.request import PriorityClass, Request, RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros, from_seconds
-from maitred.queueing.base import SCHEDULERS, BaseQueue, PolicyInfo, earliest
+from maitred.queueing.base import SCHEDULERS, BaseQueue, PolicyInfo, RequestFacts, earliest
 
 _Key: TypeAlias = tuple[Micros, Micros, RequestId]
 """The key as above, arrival, id."""
@@ -48,6 +48,7 @@ class SloUrgency(QueuePolicy):
         summary="most urgent first: head start of the class + time waited + pressure of the deadline, in seconds",
         complexity="O(log n) per request",
         starves="nothing: what has waited long enough overtakes every class",
+        reads=RequestFacts.PRIORITY_CLASS | RequestFacts.DEADLINE,
     )
 
     def __init__(

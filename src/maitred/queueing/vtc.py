@@ -26,7 +26,7 @@ from maitred.core.contracts import PrefixCacheView, QueuePolicy, SortKey, StepVi
 from maitred.core.request import RequestId
 from maitred.core.sequence import SequenceState
 from maitred.core.units import Micros
-from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, PolicyInfo, SubqueuedQueue, earliest
+from maitred.queueing.base import SCHEDULERS, BaseQueue, CacheAware, PolicyInfo, RequestFacts, SubqueuedQueue, earliest
 from maitred.queueing.orders import FirstComeFirstServed
 from maitred.queueing.subqueues import Subqueues
 from maitred.queueing.vtc_counters import ServiceAccount, TenantRank, TenantRanking, TokenCounters
@@ -44,6 +44,7 @@ class VirtualTokenCounter(QueuePolicy):
         summary="the tenant that was served least first, then the inner policy; within slack, the best head by that policy",
         complexity="as the inner policy, and O(log tenants) per request and per tenant that decodes",
         starves="no tenant; within one, as the inner policy",
+        reads=RequestFacts.TENANT,
         cache_aware=CacheAware.AS_INNER,
     )
 

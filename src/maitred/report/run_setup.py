@@ -22,7 +22,7 @@ from maitred import __version__
 from maitred.admission import AdmissionConfig
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import SILICON_HINT, installed_version
+from maitred.instance.catalogue import SILICON_HINT, deviation_of, installed_version
 from maitred.instance.latency import AIConfiguratorLatency, LatencyConfig, LinearLatency, RooflineLatency, TrainedPhysicsLatency
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
@@ -139,6 +139,8 @@ def _described(name: str, latency: LatencyConfig) -> str:
 
 
 def _latency_error(instance: InstanceConfig, published: float, of: str) -> str:
+    if published and instance.latency_error == deviation_of(published):  # as `maitred compare` takes it from there
+        return f"error {instance.latency_error:.1%}, of the published {published:.1%}"
     if instance.latency_error is not None:
         return f"error {instance.latency_error:.1%} as configured"
     return f"published error {published:.1%} of E2E" if published else f"no error published{of}" if of else "error unknown"

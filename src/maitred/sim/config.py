@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Literal
 
@@ -12,7 +13,7 @@ from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms
 from maitred.instance import InstanceConfig
-from maitred.routing import RoutingConfig
+from maitred.routing import RoutingConfig, Signals
 
 MAX_INSTANCES = 10_000
 """More instances than any router has; a larger number is a typing mistake."""
@@ -119,6 +120,20 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"capacity must be from 1 to {MAX_SLOTS:,} slots, not {self.capacity}")
         if self.capacity is not None and self.slots == "learned":
             raise ValueError("capacity and slots: learned contradict each other (leave one of them out)")
+
+    def warnings(self, *, is_admission_off: bool, reads: Signals) -> Iterator[str]:
+        """Yield a warning for each key without effect. `reads` is what the router looks at."""
+        if is_admission_off and self.capacity is not None:
+            yield "a capacity has no effect with admission off: every request enters"
+        if self.snapshot_refresh_interval_ms and not reads & (Signals.LOAD | Signals.MEMORY):
+            yield "snapshot_refresh_interval_ms has no effect with a router that goes by requests in flight, which it knows"
+        if self.cache_signal_delay_ms and not reads & Signals.CACHES:
+            yield "cache_signal_delay_ms has no effect with a router that does not look at prefix caches"
+        if not self.disaggregation:
+            plain = DisaggregationConfig()
+            for name in DisaggregationConfig.__struct_fields__:
+                if getattr(self.disaggregation, name) != getattr(plain, name):
+                    yield f"disaggregation.{name} has no effect without prefill_instances and decode_instances"
 
     @property
     def limits_slots(self) -> bool:

@@ -79,7 +79,8 @@ def synthetic(
     """
     if type(rate) not in (int, float) or not MIN_RATE <= rate <= MAX_RATE:
         hint = f"a number between {MIN_RATE:g} and {MAX_RATE:g} requests per second"
-        raise ConfigError(f"a rate of {rate!r} cannot be used", where="rate", hint=hint)
+        shown = f"{rate:g}" if type(rate) in (int, float) else repr(rate)
+        raise ConfigError(f"a rate of {shown} cannot be used", where="rate", hint=hint)
     count = _check_num_requests(num_requests)
     prompts = parse_lengths(input_tokens, where="input_tokens") if isinstance(input_tokens, str | int) else input_tokens
     answers = parse_lengths(output_tokens, where="output_tokens") if isinstance(output_tokens, str | int) else output_tokens

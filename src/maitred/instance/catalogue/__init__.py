@@ -9,12 +9,19 @@ It is the one part of `instance` that reads files. Nothing else in `instance` im
 
 from __future__ import annotations
 
-from maitred.instance.catalogue.resolving import find_deployment, num_kv_blocks, published_latency_error, resolve_instance
+from maitred.instance.catalogue.resolving import (
+    deviation_of,
+    find_deployment,
+    num_kv_blocks,
+    published_latency_error,
+    resolve_instance,
+)
 from maitred.instance.catalogue.silicon import SILICON_HINT, installed_version
 from maitred.instance.catalogue.specs import find_hardware, find_model, hardware_names, model_names
 
 __all__ = [
     "SILICON_HINT",
+    "deviation_of",
     "find_deployment",
     "find_hardware",
     "find_model",

@@ -87,7 +87,6 @@ def _weight_bytes(deployment: Deployment) -> float:
 
 
 _SD_BY_MEAN_ERROR = sqrt(pi / 2)
-"""Standard deviation of a normal error, by its mean absolute value."""
 
 
 def read_step_table(path: Path) -> StepTable:
@@ -214,4 +213,9 @@ def published_latency_error(config: InstanceConfig) -> float | None:
         latency = TrainedPhysicsLatency()
     if not isinstance(latency, TrainedPhysicsLatency) or not latency.shipped:
         return None
-    return round(_SD_BY_MEAN_ERROR * deployment.hardware.trained_physics_error, 4) or None
+    return deviation_of(deployment.hardware.trained_physics_error) or None
+
+
+def deviation_of(mean_error: float) -> float:
+    """Return the standard deviation of a normal error, by its mean absolute value."""
+    return round(_SD_BY_MEAN_ERROR * mean_error, 4)
