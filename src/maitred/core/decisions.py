@@ -66,7 +66,8 @@ def _snake_case(name: str) -> str:
 
 
 class Input(msgspec.Struct, frozen=True, tag_field="input", tag=_snake_case):
-    """Something that a core is told. Its class gives it the name that it has in a log: `FirstByte` is `first_byte`."""
+    """Something that a core is told. Its class gives it the name that it has in a log: `FirstByte` is `first_byte`. Inputs of
+    two rooms may have one name, as lines have their room beside it."""
 
     at: Micros
 

@@ -31,7 +31,7 @@ from maitred.gateway.observe.descriptor_watch import DescriptorWatch
 from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.loop_lag import LoopLag
 from maitred.gateway.observe.metrics import GatewayCollector, ejection_families, upstream_families
-from maitred.gateway.observe.outputs import Outputs
+from maitred.gateway.observe.outputs import GatewayOutputs
 from maitred.gateway.observe.request_ids import RequestIds
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.request_observer import RequestObserver
@@ -101,7 +101,7 @@ class Gateway(App):
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config, self._clock)
         self._client = UpstreamClient(config.upstream, self.machine)
-        self._outputs = Outputs(config, self._clock, log_output)
+        self._outputs = GatewayOutputs(config, self._clock, log_output)
         self.decisions = self._outputs.decisions
         """Every input and decision of the cores, or None if they are not logged."""
         self.scheduler = make_scheduler(

@@ -18,7 +18,7 @@ from maitred.gateway.observe.recording import TrafficRecorder
 from maitred.wire.clock import Clock
 
 
-class Outputs:
+class GatewayOutputs:
     """The files of one gateway that are written while it serves, from `start` to `close`."""
 
     def __init__(self, config: GatewayConfig, clock: Clock, log_output: LogOutput | None = None) -> None:

@@ -19,7 +19,7 @@ from maitred.core.steps import Steps, in_batches
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.bodies.body_budget import BodyBudget
 from maitred.gateway.observe.descriptor_watch import DescriptorWatch
-from maitred.gateway.observe.outputs import Outputs
+from maitred.gateway.observe.outputs import GatewayOutputs
 from maitred.gateway.observe.state import (
     BackendState,
     ClassState,
@@ -60,7 +60,7 @@ class StateSnapshots:
         counters: GatewayCounters,
         budget: BodyBudget,
         descriptors: DescriptorWatch,
-        outputs: Outputs,
+        outputs: GatewayOutputs,
     ) -> None:
         self.server: ServerContext | None = None
         """The server in front of the gateway; None before it serves."""
