@@ -44,14 +44,14 @@ class Scheduler:
         """`client` polls the backends. `decisions` gets every input and decision. `fallback` says why less is in force than is
         configured. `default_state` is the file that keeps the programs if the configuration names none, and `file_mode` is for
         files that are made. Raises ConfigError."""
-        self._clock = clock
+        self._clock, self._random = clock, client.machine.random
         self.router = open_router(routing, seed, decisions, clock.now())
         self.signals = signals_read(self.router)
         """What the router reads of requests and backends."""
         self.fleet = fleet = FleetView(config, clock)
         """The backends."""
         router_reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
-        self.admission = self._make_admission(Admission(admission, {}, fleet.pool_load, decisions, clock.now()))
+        self.admission = asked = self._make_admission(Admission(admission, {}, fleet.pool_load, decisions, clock.now()))
         """The driver of admission."""
         self.watch = FleetWatch(
             config,
@@ -59,7 +59,7 @@ class Scheduler:
             client,
             clock=clock,
             kv_polling=kv_polling(programs),
-            wants_load=lambda: router_reads_load or self.admission.reads_load,
+            wants_load=lambda: router_reads_load or asked.reads_load,
         )
         """What polls the backends."""
         self._routed = RoutedPlacement(fleet, self.admission, self.router)

@@ -261,7 +261,8 @@ class UpstreamClient:
     """Sends requests to any number of origins. Used inside one event loop."""
 
     def __init__(self, limits: UpstreamLimits | None = None, machine: Machine | None = None) -> None:
-        self._machine = machine or Machine()
+        self.machine = machine or Machine()
+        """Where it runs."""
         self.limits = limits or UpstreamLimits()
         self.on_descriptor: Callable[[int], object] = int
         """Told the descriptor of each connection that is made, which may have to make room for the next."""
@@ -305,7 +306,7 @@ class UpstreamClient:
         pool = self._pools.get(origin)
         if pool is None:
             tls = self._client_context() if origin.tls else None
-            pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls, self._machine, self._note_descriptor)
+            pool = self._pools[origin] = ConnectionPool(origin, self.limits, tls, self.machine, self._note_descriptor)
         return pool
 
     def load_authorities(self) -> None:

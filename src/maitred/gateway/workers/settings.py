@@ -3,7 +3,6 @@ the link, and the settings in force, written anew with each reload."""
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 from maitred.core.errors import ConfigError
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.config import GatewayConfig
+from maitred.wire.machine import Machine
 
 SECRET_BYTES: Final = 32
 
@@ -27,7 +27,7 @@ class WorkerFolder:
 
     def make_secret(self) -> None:
         """Draw a secret, and write it."""
-        self._write("secret", os.urandom(SECRET_BYTES))
+        self._write("secret", Machine().random.randbytes(SECRET_BYTES))
 
     def secret(self) -> bytes:
         """Return the secret."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from random import Random
 from typing import Final, cast
 
 from maitred.admission.terms.lead import Lead
@@ -49,11 +49,14 @@ class SchedulerHost:
         fleet: FleetView,
         watch: FleetWatch,
         make_placer: Callable[[asyncio.Task[None], Callable[[BookedRequest], object], Callable[[], object]], FleetPlacer],
+        random: Random,
     ) -> None:
         """`path` is that of the socket. `make_placer` is given a task that lasts as long as the host, what has a request
-        stopped at its backend, and what tells gateways of the backends. Made inside the loop that it runs in."""
+        stopped at its backend, and what tells gateways of the backends. `random` draws what no other process
+        may draw. Made inside the loop that it runs in."""
         self._path, self._fleet, self._watch = path, fleet, watch
         self._clock: Clock = admission.clock
+        self._random = random
         self._wakeup = asyncio.Event()
         """Set when slots may have lost their gateway."""
         self._watching = asyncio.create_task(self._watch_orphans())
@@ -153,7 +156,7 @@ class SchedulerHost:
         """Return the number of a connection that has come."""
         self._last_connection += 1
         self._connections[self._last_connection] = connection
-        self.end.accept(self._last_connection, os.urandom(32), self._clock.now())
+        self.end.accept(self._last_connection, self._random.randbytes(32), self._clock.now())
         return self._last_connection
 
     def feed(self, number: ConnectionId, data: bytes) -> None:

@@ -27,7 +27,13 @@ class HostedScheduler(Scheduler):
             return FleetPlacer(self.fleet, self._routed, self.router, task, abandon, note_news)
 
         host = SchedulerHost(
-            path, secret, admission=self.admission, fleet=self.fleet, watch=self.watch, make_placer=make_placer
+            path,
+            secret,
+            admission=self.admission,
+            fleet=self.fleet,
+            watch=self.watch,
+            make_placer=make_placer,
+            random=self._random,
         )
         self.admission.host = host
         self.fleet.observe(host)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Final, cast
 
 from maitred.admission import ReleaseReason
@@ -27,13 +27,16 @@ _RECONNECT_SECS: Final = 0.1
 class LinkClient:
     """Connects to a scheduler, from `start` to `close`."""
 
-    def __init__(self, path: str, name: str, secret: bytes, clock: Clock, on_event: Callable[[LinkEvent], object]) -> None:
-        """`path` is that of the scheduler's Unix socket, `name` that of this gateway. `on_event` is told what requests and
+    def __init__(
+        self, path: str, name: str, secret: bytes, clock: Clock, random: Random, on_event: Callable[[LinkEvent], object]
+    ) -> None:
+        """`path` is that of the scheduler's Unix socket, `name` that of this gateway. `random` draws what no
+        other process may draw. `on_event` is told what requests and
         the fleet must know."""
-        self.end = GatewayEnd(name, os.urandom(8).hex(), secret)
+        self.end = GatewayEnd(name, random.randbytes(8).hex(), secret)
         """What the link says and hears."""
         self.on_event = on_event
-        self._path, self._clock = path, clock
+        self._path, self._clock, self._random = path, clock, random
         self._writer = LinkWriter()
         self._is_flush_due = False
         self._timer = DeadlineTimer(self._on_due, clock)
@@ -110,7 +113,7 @@ class LinkClient:
         """Begin on a connection."""
         self._writer = LinkWriter()
         self._writer.transport = transport
-        self.end.connect(os.urandom(32), self._clock.now())
+        self.end.connect(self._random.randbytes(32), self._clock.now())
         self._flush_soon()
 
     def feed(self, transport: asyncio.WriteTransport | None, data: bytes) -> None:

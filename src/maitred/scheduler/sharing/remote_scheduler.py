@@ -66,7 +66,7 @@ class RemoteScheduler(Scheduler):
         self.router = open_router(RoutingConfig(), seed)
         self.signals = signals_read(open_router(routing, seed))
         self.fleet = fleet = FleetView(config, clock)
-        self.link = LinkClient(path, name, secret, clock, self._on_event)
+        self.link = LinkClient(path, name, secret, clock, client.machine.random, self._on_event)
         """The link to the scheduler."""
         self.link.lost_for_good = on_parent_lost
         self.admission = remote = RemoteAdmission(Admission(admission, {}, now=clock.now()), clock, self.link)
