@@ -16,6 +16,8 @@ import msgspec
 import pytest
 from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, run_on_sockets, whole
 
+from maitred.cli import main
+
 SLOTS = 4
 CONFIG = """
 gateway:
@@ -207,8 +209,6 @@ def test_pages_and_reloads_are_of_all_workers(tmp_path: Path) -> None:
 def test_what_several_workers_cannot_do_is_refused_in_one_line(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from maitred.cli import main
-
     record = str(tmp_path / "record.csv")
     given = [record if each == "FILE" else each for each in flags]
     with pytest.MonkeyPatch.context() as patch:
@@ -219,3 +219,16 @@ def test_what_several_workers_cannot_do_is_refused_in_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert words in lines[-1]
     assert not Path(record).exists()
+
+
+def test_a_worker_that_cannot_start_ends_the_start_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["maitred", "serve", "--port", "0", "--backend", "http://127.0.0.1:1", "--workers", "2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", arguments)
+        patch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code
+    assert re.search(
+        r"--workers: worker \d could not start: it has ended with status 1", capsys.readouterr().err.splitlines()[-1]
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,8 @@ def serve_workers(
     from maitred.wire.server import run_server
 
     config = loaded.config
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError("several workers need Unix sockets, which this system has not", where="--workers", hint="--workers 1")
     check_shareable(config.routing, config.programs)
     check_shares(config.gateway, number)
     if config.admission.mode == "flow-control":

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.steps import Steps
 from maitred.gateway.access.page_access import Shown, Viewer
 from maitred.gateway.admin.reload import GatewaySettings
@@ -117,12 +118,18 @@ class ParentGateway(Gateway):
         self._pages: set[asyncio.Task[None]] = set()
 
     async def open(self, path: str, secret: bytes) -> None:
-        """Begin to schedule for the workers that connect to the Unix socket `path`."""
+        """Begin to schedule for the workers that connect to the Unix socket `path`. Raises ConfigError if there can be none."""
         self._idle_checks.start()
         self._outputs.start()
         self.host = host = self.scheduler.host(path, secret)
         host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
-        await host.start()
+        try:
+            await host.start()
+        except OSError as error:
+            problem = f"the socket {path} for the workers cannot be made: {describe_os_error(error)}"
+            raise ConfigError(
+                problem, where="--workers", hint="TMPDIR says where it is; its path has about 100 characters"
+            ) from error
         self.scheduler.start()
         await self.scheduler.wait_until_polled(FIRST_POLLS_SECS)
 

@@ -41,6 +41,11 @@ class SharedPort(NamedTuple):
     listener: Listener
     sockets: Sequence[SystemListener]
 
+    def close(self) -> None:
+        """Close the sockets in this process. Those that workers have inherited stay open."""
+        for each in self.sockets:
+            each.close()
+
     @property
     def url(self) -> str:
         """The URL under which this machine reaches it."""
@@ -56,8 +61,7 @@ def open_shared(listeners: Sequence[Listener], number: int, machine: Machine) ->
             ports.append(SharedPort(listener, open_with(lambda host, port: machine.listen_often(host, port, number), listener)))
     except ConfigError:
         for port in ports:
-            for each in port.sockets:
-                each.close()
+            port.close()
         raise
     return ports
 
@@ -161,6 +165,9 @@ class Supervisor:
         if not self._stopping.is_set():
             self._stopping.set()
             self._parent.announce_end()
+            # A worker that stops accepting must be the last that has its socket, or clients would wait in a queue of nobody.
+            for port in self._ports:
+                port.close()
             config = self._parent.config
             secs = config.drain_secs + config.shutdown_delay_secs + _GRACE_SECS
             asyncio.get_running_loop().call_later(secs, self._signal_all, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from maitred.scheduler.interface import LinkNote, RemoteScheduler
 from maitred.wire.exchange import ApiError, Exchange
 from maitred.wire.server_context import ServerContext
 
+log = logging.getLogger("maitred.gateway")
 _COUNTS_SECS: Final = 1.0
 _ANSWER_SECS: Final = 10.0
 """How long a page may take to be made."""
@@ -117,7 +119,10 @@ class WorkerGateway(Gateway):
 
     async def _take_settings(self) -> None:
         """Use what the parent has read and found to be right."""
-        await self._reloader.follow(self._read_settings)
+        try:
+            await self._reloader.follow(self._read_settings)
+        except Exception:  # such as a certificate that has gone since
+            log.exception("this worker goes on with the configuration that it has")
 
     async def _tell_counts(self) -> None:
         while True:
