@@ -176,7 +176,15 @@ def test_a_stream_without_its_end_is_not_whole():
     assert fed((1, TEXT), (2, DONE)).usage == NO_USAGE
 
 
-@pytest.mark.parametrize("failure", [FAILURE, b'event: error\ndata: {"type":"error","error":{"message":"died"}}\n\n'])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        FAILURE,
+        b'event: error\ndata: {"type":"error","error":{"message":"died"}}\n\n',
+        b'event: error\ndata: {"message":"died"}\n\n',
+        b'data: {"object":"error","message":"died"}\n\n',
+    ],
+)
 @pytest.mark.parametrize("behind", [b"", DONE, USAGE + DONE])
 def test_a_stream_with_an_error_has_failed(failure, behind):
     answer = fed((1, ROLE), (2, TEXT), (3, failure + behind))
@@ -216,7 +224,9 @@ def test_a_json_answer_without_a_token_has_no_first_one(body, first):
     assert (answer.problem, answer.first) == ("", first)
 
 
-@pytest.mark.parametrize("before", [b"", ROLE, b": ping\n\n", b'data: {"detail":"Internal Server Error"}\n\n'])
+@pytest.mark.parametrize(
+    "before", [b"", ROLE, b": ping\n\n", b'data: {"detail":"Internal Server Error"}\n\n', b'data: {"message":"Error"}\n\n']
+)
 def test_the_end_of_nothing_is_no_answer(before):
     assert fed((1, before), (2, DONE)).problem == "the stream has no answer"
     assert fed((1, before), (2, END)).problem == ""

@@ -25,6 +25,7 @@ EVENTS = [
         None,
     ),
     (b"event: error\ndata: something broke", "something broke", None),
+    (b'event: error\ndata: {"message":"out of memory","code":500}', "out of memory", 500),
     (b'error: {"code":500,"message":"context shift is off","type":"server_error"}', "context shift is off", 500),
     (b': a comment\ndata: {\ndata: "error": {"message": "two lines"}}', "two lines", None),
 ]

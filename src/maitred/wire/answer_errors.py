@@ -99,7 +99,7 @@ def error_in_event(event: bytes) -> AnswerError | None:
     body = b"\n".join(data)
     found = error_in_body(body)
     if found is None and name == b"error" and data:
-        found = AnswerError(_shortened(body.decode("utf-8", "replace")))
+        found = _error_of_value(_decoded(body) or body)
     return found
 
 

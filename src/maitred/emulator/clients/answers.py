@@ -46,8 +46,9 @@ _CHUNK_END: Final = b"\n\n\r\n"
 """The end of an event that ends a chunk."""
 _NOT_PLAIN: Final = (b'"error"', b'"finish_reason":"', b'"finish_reason": "')
 """What no event has that is counted without being decoded."""
-_WRITTEN: Final = ("delta", "message", "text", "content")
-"""Members of a choice, or of an event without choices, that may have tokens."""
+_WRITTEN: Final[Sequence[str]] = ("delta", "text", "content")
+"""Members of an event without choices that may have tokens. Its `message` would be that of an error."""
+_WRITTEN_IN_CHOICE: Final[Sequence[str]] = (*_WRITTEN, "message")
 _NOT_WRITTEN: Final = frozenset(("role", "id", "type", "index", "object", "format", "expires_at"))
 """Members of a delta that no model writes."""
 _MAX_ERROR_BYTES: Final = 4_096
@@ -193,12 +194,14 @@ class Answer:
     def _read_choices(self, fields: dict[str, Any]) -> bool:
         """Read the reason for which an answer ends. Return whether its choices have tokens."""
         choices = fields.get("choices")
-        found = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else [fields]
+        found, names = [fields], _WRITTEN
+        if isinstance(choices, list):
+            found, names = [choice for choice in choices if isinstance(choice, dict)], _WRITTEN_IN_CHOICE
         for choice in found:
             reason = choice.get("finish_reason")
             if reason:
                 self._is_over, self.finish_reason = True, str(reason.get("type") if isinstance(reason, dict) else reason)
-        return any(_is_written(choice.get(name)) for choice in found for name in _WRITTEN)
+        return any(_is_written(choice.get(name)) for choice in found for name in names)
 
     def _read_usage(self, usage: object) -> None:
         if isinstance(usage, dict):
