@@ -20,9 +20,10 @@ from link_world import VERBS, World, draw_steps
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link import gateway_request
-from maitred.scheduler.link.gateway_books import Gateway
+from maitred.scheduler.link.gateway_books import BookedGateway
 from maitred.scheduler.link.gateway_end import GatewayEnd, Granted
-from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent, RequestState
+from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
+from maitred.scheduler.link.gateway_request import GatewayRequestState as State
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission
 from maitred.scheduler.link.messages import BeatAnswer, Hello, RequestTerms, Standing
@@ -106,7 +107,7 @@ def lose_the_slots_of_a_dead_gateway(patch: pytest.MonkeyPatch) -> None:
 def free_the_slots_of_a_gateway_at_once(patch: pytest.MonkeyPatch) -> None:
     abandon = LinkedAdmission.abandon
 
-    def abandon_all(self: LinkedAdmission, gateway: Gateway, now: Micros) -> None:
+    def abandon_all(self: LinkedAdmission, gateway: BookedGateway, now: Micros) -> None:
         abandon(self, gateway, now)
         for request in [*gateway.requests.values()]:
             self.end(request, "failed", now)  # type: ignore[arg-type]
@@ -122,7 +123,7 @@ def trust_a_reading_before_the_lease_is_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def obey_a_grant_twice(patch: pytest.MonkeyPatch) -> None:
-    transitions = {**gateway_request.TRANSITIONS, (RequestState.HELD, RequestEvent.GRANT): RequestState.HELD}
+    transitions = {**gateway_request.TRANSITIONS, (State.HELD, RequestEvent.GRANT): State.HELD}
     patch.setattr(gateway_request, "TRANSITIONS", transitions)
 
 
@@ -148,12 +149,18 @@ def learn_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_a_victim_stream(patch: pytest.MonkeyPatch) -> None:
-    transitions = {**gateway_request.TRANSITIONS, (RequestState.VICTIM, RequestEvent.FIRST_BYTE): RequestState.STREAMING}
+    transitions = {
+        **gateway_request.TRANSITIONS,
+        (State.VICTIM, RequestEvent.FIRST_BYTE): State.STREAMING,
+    }
     patch.setattr(gateway_request, "TRANSITIONS", transitions)
 
 
 def stop_a_stream(patch: pytest.MonkeyPatch) -> None:
-    transitions = {**gateway_request.TRANSITIONS, (RequestState.STREAMING, RequestEvent.PREEMPT): RequestState.VICTIM}
+    transitions = {
+        **gateway_request.TRANSITIONS,
+        (State.STREAMING, RequestEvent.PREEMPT): State.VICTIM,
+    }
     patch.setattr(gateway_request, "TRANSITIONS", transitions)
 
 

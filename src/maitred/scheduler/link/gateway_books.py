@@ -41,7 +41,7 @@ class BookedRequest:
     )
 
     def __init__(
-        self, gateway: Gateway, number: int, attempt: int, terms: RequestTerms, request: Request, ticket: Ticket
+        self, gateway: BookedGateway, number: int, attempt: int, terms: RequestTerms, request: Request, ticket: Ticket
     ) -> None:
         self.gateway = gateway
         self.number, self.attempt = number, attempt
@@ -71,7 +71,7 @@ class BookedRequest:
         return self.ticket.state in SLOT_HOLDING_STATES
 
 
-class Gateway:
+class BookedGateway:
     """One gateway."""
 
     __slots__ = ("_answers", "connection", "heard_at", "id", "known_until", "last_number", "lease", "requests")
@@ -119,13 +119,13 @@ class GatewayBooks:
     def __init__(self, lease: Micros) -> None:
         self.lease = lease
         """How long a gateway may start requests after a beat, µs."""
-        self.gateways: dict[GatewayId, Gateway] = {}
+        self.gateways: dict[GatewayId, BookedGateway] = {}
         self.by_ticket: dict[RequestId, BookedRequest] = {}
         self._last_ticket = 0
 
-    def gateway(self, id: GatewayId) -> Gateway:  # noqa: A002 - as everywhere
+    def gateway(self, id: GatewayId) -> BookedGateway:  # noqa: A002 - as everywhere
         """Return a gateway, which may be heard for the first time."""
-        return self.gateways.setdefault(id, Gateway(id, self.lease))
+        return self.gateways.setdefault(id, BookedGateway(id, self.lease))
 
     def next_ticket(self) -> RequestId:
         """Return a number for admission, which none has had."""
@@ -146,7 +146,7 @@ class GatewayBooks:
             del gateway.requests[request.number]
         self.forget_if_gone(gateway)
 
-    def forget_if_gone(self, gateway: Gateway) -> None:
+    def forget_if_gone(self, gateway: BookedGateway) -> None:
         """Forget a gateway that is gone and holds nothing."""
         if gateway.connection is None and not gateway.requests:
             self.gateways.pop(gateway.id, None)
@@ -155,7 +155,7 @@ class GatewayBooks:
         """Yield the requests that hold slots at a backend. O(n)."""
         return (one for one in self.by_ticket.values() if one.backend == backend and one.holds_slot)
 
-    def silent(self, now: Micros) -> list[Gateway]:
+    def silent(self, now: Micros) -> list[BookedGateway]:
         """Return the gateways that are connected, and have not been heard for a lease."""
         return [one for one in self.gateways.values() if one.connection is not None and now >= one.certain_from]
 

@@ -36,7 +36,7 @@ from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
-from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent, RequestState
+from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
@@ -241,7 +241,7 @@ class GatewayEnd:
         request = self._requests.get(number)
         if request is None:
             return False
-        was_streaming = request.state is RequestState.STREAMING
+        was_streaming = request.state is GatewayRequestState.STREAMING
         if not request.take(RequestEvent.FIRST_BYTE):
             return False
         if not was_streaming:
@@ -251,7 +251,7 @@ class GatewayEnd:
     def yield_slot(self, number: int) -> None:
         """Give up the slot of a preempted request, after its work has stopped. It waits for another, or is rejected."""
         request = self._requests.get(number)
-        if request is not None and request.state is RequestState.VICTIM and request.ask_again():
+        if request is not None and request.state is GatewayRequestState.VICTIM and request.ask_again():
             self._say(Yielded(number, request.attempt - 1))
 
     def leave_backend(self, number: int, reason: str, *, counts: bool = True, may_repeat: bool = False) -> None:
@@ -277,7 +277,7 @@ class GatewayEnd:
         if (self.state is EndState.OPEN) != (self.lease_until is not None):
             raise InvariantError(f"the end is {self.state.name}, with a lease until {self.lease_until}")
         for number, request in self._requests.items():
-            if number != request.number or (request.state is not RequestState.WAITING and request.backend < 0):
+            if number != request.number or (request.state is not GatewayRequestState.WAITING and request.backend < 0):
                 raise InvariantError(f"request {number} is {request.state.name} at backend {request.backend}")
 
     # What the scheduler says.
@@ -334,7 +334,7 @@ class GatewayEnd:
         return [Granted(grant.request, grant.backend, grant.rank)]
 
     def _on_reject(self, reject: Reject) -> Sequence[LinkEvent]:
-        if not self._is_of_now(reject) or self._requests[reject.request].state is not RequestState.WAITING:
+        if not self._is_of_now(reject) or self._requests[reject.request].state is not GatewayRequestState.WAITING:
             return ()
         del self._requests[reject.request]
         return [Rejected(reject.request, reject.reason, reject.retry_after, reject.refusal)]
@@ -343,14 +343,14 @@ class GatewayEnd:
         request = self._requests.get(preempt.request)
         if request is None or not self._is_of_now(preempt) or not request.take(RequestEvent.PREEMPT):
             return ()
-        if request.state is RequestState.STREAMING:
+        if request.state is GatewayRequestState.STREAMING:
             self._say(Declined(request.number, request.attempt))
             return ()
         return [Preempted(request.number)]
 
     def _on_abandon(self, abandon: Abandon) -> Sequence[LinkEvent]:
         request = self._requests.get(abandon.request)
-        is_held = request is not None and request.state is RequestState.HELD
+        is_held = request is not None and request.state is GatewayRequestState.HELD
         return [Abandoned(abandon.request)] if is_held and self._is_of_now(abandon) else ()
 
     def _is_of_now(self, message: Grant | Queue | Reject | Preempt | Abandon) -> bool:

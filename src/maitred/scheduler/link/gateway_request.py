@@ -23,7 +23,7 @@ from maitred.core.units import Micros
 from maitred.scheduler.link.messages import LiveRequest, RequestTerms, Standing
 
 
-class RequestState(IntEnum):
+class GatewayRequestState(IntEnum):
     WAITING = 0
     HELD = 1
     STREAMING = 2
@@ -38,20 +38,20 @@ class RequestEvent(IntEnum):
 
 
 TRANSITIONS: Final = {
-    (RequestState.WAITING, RequestEvent.GRANT): RequestState.HELD,
-    (RequestState.HELD, RequestEvent.FIRST_BYTE): RequestState.STREAMING,
-    (RequestState.HELD, RequestEvent.PREEMPT): RequestState.VICTIM,
-    (RequestState.HELD, RequestEvent.ASK_AGAIN): RequestState.WAITING,
-    (RequestState.VICTIM, RequestEvent.ASK_AGAIN): RequestState.WAITING,
-    (RequestState.STREAMING, RequestEvent.FIRST_BYTE): RequestState.STREAMING,
-    (RequestState.STREAMING, RequestEvent.PREEMPT): RequestState.STREAMING,
+    (GatewayRequestState.WAITING, RequestEvent.GRANT): GatewayRequestState.HELD,
+    (GatewayRequestState.HELD, RequestEvent.FIRST_BYTE): GatewayRequestState.STREAMING,
+    (GatewayRequestState.HELD, RequestEvent.PREEMPT): GatewayRequestState.VICTIM,
+    (GatewayRequestState.HELD, RequestEvent.ASK_AGAIN): GatewayRequestState.WAITING,
+    (GatewayRequestState.VICTIM, RequestEvent.ASK_AGAIN): GatewayRequestState.WAITING,
+    (GatewayRequestState.STREAMING, RequestEvent.FIRST_BYTE): GatewayRequestState.STREAMING,
+    (GatewayRequestState.STREAMING, RequestEvent.PREEMPT): GatewayRequestState.STREAMING,
 }
 _STANDINGS: Final = {
-    RequestState.WAITING: Standing.WAITING,
-    RequestState.HELD: Standing.HELD,
-    RequestState.STREAMING: Standing.STREAMING,
+    GatewayRequestState.WAITING: Standing.WAITING,
+    GatewayRequestState.HELD: Standing.HELD,
+    GatewayRequestState.STREAMING: Standing.STREAMING,
     # It holds its slot until it has stopped. A scheduler that has preempted it knows that; another one may let it keep it.
-    RequestState.VICTIM: Standing.HELD,
+    GatewayRequestState.VICTIM: Standing.HELD,
 }
 
 
@@ -63,7 +63,7 @@ class GatewayRequest:
     def __init__(self, number: int, terms: RequestTerms, now: Micros) -> None:
         self.number = number
         self.terms = terms
-        self.state = RequestState.WAITING
+        self.state = GatewayRequestState.WAITING
         self.attempt = 1
         """How often it has asked for a place."""
         self.submitted_at = now

@@ -23,7 +23,7 @@ from maitred.admission import EMPTY_LOAD, Action, Admission, LoadProbe, ReleaseR
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
-from maitred.scheduler.link.gateway_books import BookedRequest, Gateway, GatewayBooks
+from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, GatewayBooks
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
@@ -84,7 +84,7 @@ class LinkedAdmission:
         placer: Placer,
         models: Container[str],
         epoch: int,
-        say: Callable[[Gateway, AnyMessage], None],
+        say: Callable[[BookedGateway, AnyMessage], None],
         pool_of: Callable[[str], str] = str,
         load_probe: LoadProbe = no_load,
     ) -> None:
@@ -96,7 +96,7 @@ class LinkedAdmission:
 
     # What gateways say.
 
-    def take(self, gateway: Gateway, message: AnyMessage, now: Micros) -> bool:
+    def take(self, gateway: BookedGateway, message: AnyMessage, now: Micros) -> bool:
         """Take what a gateway says of its requests. Return False for any other message."""
         match message:
             case Submit():
@@ -117,7 +117,7 @@ class LinkedAdmission:
                 return False
         return True
 
-    def submit(self, gateway: Gateway, message: Submit, now: Micros) -> None:
+    def submit(self, gateway: BookedGateway, message: Submit, now: Micros) -> None:
         """Take a request that asks for a slot for the first time."""
         if message.request <= gateway.last_number:
             return
@@ -129,7 +129,7 @@ class LinkedAdmission:
         load = self._load_probe(request.ticket.pool, now) if self.core.reads_load else EMPTY_LOAD
         self.apply(self.core.submit(request.ticket, now, load), now)
 
-    def first_byte(self, gateway: Gateway, message: FirstByte | Declined, now: Micros) -> None:
+    def first_byte(self, gateway: BookedGateway, message: FirstByte | Declined, now: Micros) -> None:
         """Note that a response has begun."""
         request = self._find(gateway, message)
         if request is None or not request.holds_slot:
@@ -142,7 +142,7 @@ class LinkedAdmission:
         else:
             self.core.confirm_first_byte(request.ticket.id, now)
 
-    def yielded(self, gateway: Gateway, message: Yielded | Failed, now: Micros) -> None:
+    def yielded(self, gateway: BookedGateway, message: Yielded | Failed, now: Micros) -> None:
         """Take back the slot of a victim that has stopped."""
         request = self._find(gateway, message)
         if request is None:
@@ -159,7 +159,7 @@ class LinkedAdmission:
         elif ticket.state is _ADMITTED:  # A scheduler before this one has preempted it.
             self._ask_anew(request, request.attempt + 1, now)
 
-    def failed(self, gateway: Gateway, message: Failed, now: Micros) -> None:
+    def failed(self, gateway: BookedGateway, message: Failed, now: Micros) -> None:
         """Find another place for a request that its backend has failed."""
         request = self._find(gateway, message)
         if request is None or request.ticket.state is not _ADMITTED:
@@ -178,7 +178,7 @@ class LinkedAdmission:
         if keeps_slot:
             self._grant(request, now)
 
-    def release(self, gateway: Gateway, message: Release, now: Micros) -> None:
+    def release(self, gateway: BookedGateway, message: Release, now: Micros) -> None:
         """End a request."""
         request = gateway.requests.get(message.request)
         if request is not None:
@@ -186,7 +186,7 @@ class LinkedAdmission:
 
     # What gateways say that begin again, or do not come back.
 
-    def reconcile(self, gateway: Gateway, named: Sequence[LiveRequest], now: Micros) -> list[BookedRequest]:
+    def reconcile(self, gateway: BookedGateway, named: Sequence[LiveRequest], now: Micros) -> list[BookedRequest]:
         """Take what a gateway has at this moment in place of what is known of it. Return the holders that were not known."""
         former, adopted, holders = {**gateway.requests}, list[BookedRequest](), list[BookedRequest]()
         kept: list[tuple[BookedRequest, LiveRequest]] = []
@@ -208,7 +208,7 @@ class LinkedAdmission:
             self.end(request, ReleaseReason.CLIENT_GONE, now)
         return holders
 
-    def abandon(self, gateway: Gateway, now: Micros) -> None:
+    def abandon(self, gateway: BookedGateway, now: Micros) -> None:
         """Let the waiting requests of a gateway leave that is gone, and keep the slots of the others: none of these is a
         victim, because nobody would stop it."""
         for request in [*gateway.requests.values()]:
@@ -223,11 +223,11 @@ class LinkedAdmission:
         self._books.remove(request)
         self.apply(self.core.release(request.ticket.id, end, now, tokens), now)
 
-    def outcome(self, gateway: Gateway, message: Outcome, now: Micros) -> None:
+    def outcome(self, gateway: BookedGateway, message: Outcome, now: Micros) -> None:
         """Note what an attempt says of its backend."""
         self._placer.on_outcome(gateway.requests.get(message.request), message, now)
 
-    def progress(self, gateway: Gateway, message: Progress, now: Micros) -> None:
+    def progress(self, gateway: BookedGateway, message: Progress, now: Micros) -> None:
         """Note how far the answers of a gateway have come."""
         for number, pieces in zip(message.requests, message.pieces, strict=False):
             request = gateway.requests.get(number)
@@ -293,7 +293,7 @@ class LinkedAdmission:
         elif request.ticket.state is _VICTIM:
             self._say(request.gateway, Preempt(request.number, request.attempt))
 
-    def _adopt(self, gateway: Gateway, live: LiveRequest, now: Micros) -> BookedRequest:
+    def _adopt(self, gateway: BookedGateway, live: LiveRequest, now: Micros) -> BookedRequest:
         request = self._book(gateway, live.request, live.attempt, live.terms, now - live.age)
         ticket = request.ticket
         ticket.submitted_at = now - live.age
@@ -315,7 +315,7 @@ class LinkedAdmission:
         adopted = self._adopt(request.gateway, waiting, now)
         self.apply(self.core.adopt([adopted.ticket], now), now)
 
-    def _book(self, gateway: Gateway, number: int, attempt: int, terms: RequestTerms, arrival: Micros) -> BookedRequest:
+    def _book(self, gateway: BookedGateway, number: int, attempt: int, terms: RequestTerms, arrival: Micros) -> BookedRequest:
         """Return a request that is here from now on, with the ticket that it has."""
         request = Request(
             id=self._books.next_ticket(),
@@ -340,7 +340,7 @@ class LinkedAdmission:
         self._books.add(booked)
         return booked
 
-    def _find(self, gateway: Gateway, message: FirstByte | Declined | Yielded | Failed) -> BookedRequest | None:
+    def _find(self, gateway: BookedGateway, message: FirstByte | Declined | Yielded | Failed) -> BookedRequest | None:
         """Return the request that a message is on, or None if the message is late."""
         request = gateway.requests.get(message.request)
         return request if request is not None and request.attempt == message.attempt else None

@@ -33,7 +33,7 @@ from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
-from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, Gateway, GatewayBooks, GatewayId
+from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
 from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Farewell, Fleet, Hello, Note, Standing, Welcome
@@ -67,7 +67,7 @@ class _Link:
     def __init__(self, channel: Channel, accepted_at: Micros) -> None:
         self.channel = channel
         self.accepted_at = accepted_at
-        self.gateway: Gateway | None = None
+        self.gateway: BookedGateway | None = None
         """Who is at its other end, after the hello."""
 
 
@@ -336,7 +336,7 @@ class SchedulerEnd:
         strangers = self.unaccounted.strangers
         strangers[request.backend] = max(0, strangers[request.backend] - sequences)
 
-    def _on_beat(self, gateway: Gateway, beat: Beat, now: Micros) -> None:
+    def _on_beat(self, gateway: BookedGateway, beat: Beat, now: Micros) -> None:
         assert self.epoch is not None
         gateway.on_beat(beat.number, beat.heard, now)
         self._say(gateway, BeatAnswer(beat.number, self.epoch))
@@ -361,7 +361,7 @@ class SchedulerEnd:
         if link.channel.state is ChannelState.CLOSED and connection in self._links:
             self._cut(connection, link.channel.fault or "closed", now)
 
-    def _say(self, gateway: Gateway, message: AnyMessage) -> None:
+    def _say(self, gateway: BookedGateway, message: AnyMessage) -> None:
         link = None if gateway.connection is None else self._links.get(gateway.connection)
         if link is not None:
             link.channel.say(message)

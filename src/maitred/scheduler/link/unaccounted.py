@@ -11,8 +11,8 @@ An engine says how many sequences are there (`running`, with those that wait in 
     unaccounted ≤ running - (live requests that were certainly there)
 
 A live request was certainly there if its response had begun before the engine was asked, and it is still held now, and its
-gateway has said nothing before the reading that is still on its way (`Gateway.known_until`): else its release might be. Only
-orphans count of which the gateway could start nothing any more when the engine was asked (`Gateway.certain_from`).
+gateway has said nothing before the reading that is still on its way (`BookedGateway.known_until`): else its release might be.
+Only orphans count of which the gateway could start nothing any more when the engine was asked (`BookedGateway.certain_from`).
 
 So it is known of *some* orphans that they are gone (`absent`), and not of which. Their slots are used, and they stay in the
 books until all are gone, or until their gateways are back and say which.
