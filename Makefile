@@ -55,7 +55,7 @@ check-and-test: check
 
 compile: $(MADE)
 
-test-compiled: $(MADE)
+test-compiled: $(VENV)/.installed-dev $(MADE)
 	@PYTHONPATH=$(abspath $(COMPILED)) $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,instance batching kv queueing routing conformance/test_blis_conformance.py \
 		conformance/test_sglang_radix.py sim/test_vllm_conformance.py sim/test_pipeline.py sim/test_disaggregation.py \
 		wire gateway/test_gateway_proxying.py gateway/test_gateway_plain_runs.py gateway/test_gateway_interruptions.py gateway/test_gateway_failures.py \
@@ -86,7 +86,7 @@ stress: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(COMPILED)
 
-$(MADE): pyproject.toml tools/compile.py $(shell find src -name '*.py') | $(VENV)/.installed-dev
+$(MADE): pyproject.toml tools/compile.py $(shell find src -name '*.py') | $(BIN)/python
 	@rm -rf $(COMPILED)
 	@MAITRED_COMPILE=1 MYPYC_OPT_LEVEL=$(MYPYC_OPT_LEVEL) nice $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) .
 	@touch $@
