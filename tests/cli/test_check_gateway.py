@@ -188,3 +188,24 @@ def test_a_certificate_with_a_date_that_makes_no_sense_is_served(tmp_path: Path,
 
     assert list(read_validities(path.read_bytes())) == [None]
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("num_instances: 3, disaggregation: {prefill_instances: 1, decode_instances: 1}", "are not num_instances 3"),
+        (
+            "num_instances: 2, disaggregation: {prefill_instances: 1, decode_instances: 1}",
+            "the size of the KV of a token is not",
+        ),
+    ],
+)
+def test_prefill_and_decode_instances_that_no_simulation_takes_are_an_error(
+    maitred: Any, tmp_path: Path, section: str, problem: str
+) -> None:
+    path = tmp_path / "maitred.yaml"
+    path.write_text(f"cluster: {{{section}}}")
+    result = maitred("check", path)
+    assert (result.code, result.out) == (2, "")
+    assert problem in result.err
+    assert maitred("simulate", "--config", path, "--rate", 1, "--num-requests", 1).code == 2

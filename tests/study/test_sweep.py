@@ -118,6 +118,15 @@ def test_a_model_that_does_not_fit_is_said_and_the_others_are_tried() -> None:
         sweep({"base": base, "workload": {"rate": 1, "num_requests": 5}, "grid": {"instance.tensor_parallel_size": [1]}})
 
 
+def test_a_figure_that_no_run_has_is_said() -> None:
+    base = {"instance": {"total_kv_blocks": 10}}  # too few for any prompt
+    grid = {"cluster.num_instances": [1, 2]}
+    swept = sweep({"base": base, "workload": {"rate": 5, "num_requests": 5}, "grid": grid, "constraints": ["ttft_p99_ms <= 9"]})
+    assert swept.best is None
+    said = " ".join(str(swept).split())
+    assert "No run has a figure for ttft_p99_ms: no request got so far. maitred simulate says why." in said
+
+
 def test_a_workload_may_be_swept_too() -> None:
     swept = sweep({"workload": {"num_requests": 30}, "grid": {"workload.rate": [1, 50]}, "metrics": ["responses_per_sec"]})
     slow, fast = (each.figures["responses_per_sec"] or 0 for each in swept.candidates)

@@ -54,12 +54,14 @@ def run(
     from maitred.compat.instance_rules import instance_rules
     from maitred.config.root import known_capacity, overcommit_error
     from maitred.gateway.admin.port_certificates import certificate_problems
+    from maitred.sim.disaggregation import check_disaggregation
 
     sources = _sources(file, admission_config)
     if capacity is not None and not sources.merged().is_given("admission", "mode"):
         sources = replace(sources, flags={"admission.mode": "priority"})  # The files of SMG do not say it: it is a flag there.
     config = sources.load()
     instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
+    check_disaggregation(config.cluster, config.instance)
     overcommit = overcommit_error(config, known_capacity(config) if capacity is None else capacity)
     exit_if_any([*([] if overcommit is None else [overcommit]), *certificate_problems(config.gateway, datetime.now(UTC))])
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")

@@ -41,6 +41,22 @@ from maitred.sim.replica import Replica
 from maitred.sim.request_state import DelayLine, RequestStage, RequestState
 
 
+def check_disaggregation(cluster: ClusterConfig, instance: InstanceConfig) -> None:
+    """Raise ConfigError for settings of prefill and decode instances that do not go together; none without such instances."""
+    config = cluster.disaggregation
+    if not config:
+        return
+    if config.prefill_instances + config.decode_instances != cluster.num_instances:
+        what = f"{config.prefill_instances} prefill and {config.decode_instances} decode instances"
+        hint = "together they are all there are"
+        raise ConfigError(f"{what} are not num_instances {cluster.num_instances}", where="cluster", hint=hint)
+    problem = instance_rules(instance).disaggregation_problem
+    if problem:
+        what = f"the flavour {instance.flavour} is not for prefill and decode instances"
+        raise ConfigError(what, where="instance.flavour", hint=f"{problem}; leave out flavour")
+    _bytes_per_token(cluster, instance)
+
+
 class Disaggregation:
     """The prefill and the decode pool, and the network between them."""
 
@@ -55,15 +71,8 @@ class Disaggregation:
         log: DecisionLog | None = None,
     ) -> None:
         """`router` chooses in pools without scorers of their own. Raises ConfigError for settings that do not go together."""
+        check_disaggregation(cluster, instance)
         self._config = config = cluster.disaggregation
-        if config.prefill_instances + config.decode_instances != cluster.num_instances:
-            what = f"{config.prefill_instances} prefill and {config.decode_instances} decode instances"
-            hint = "together they are all there are"
-            raise ConfigError(f"{what} are not num_instances {cluster.num_instances}", where="cluster", hint=hint)
-        problem = instance_rules(instance).disaggregation_problem
-        if problem:
-            what = f"the flavour {instance.flavour} is not for prefill and decode instances"
-            raise ConfigError(what, where="instance.flavour", hint=f"{problem}; leave out flavour")
         self._fleet = fleet
         self._delay_line = delay_line
         self._block_size = instance.block_size_in_tokens

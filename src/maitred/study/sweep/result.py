@@ -216,6 +216,10 @@ def sweep_notes(result: SweepResult) -> Iterator[str]:
     yield f"{runs} Shown: the best, and the Pareto front of {first} and {second}."
     if criteria.constraints:
         yield from _constraint_notes(criteria, sum(each.meets_constraints for each in possible))
+    named = dict.fromkeys((criteria.objective, *criteria.pareto, *(each.metric for each in criteria.constraints)))
+    lacking = [name for name in named if possible and all(each.figures[name] is None for each in possible)]
+    if lacking:
+        yield f"No run has a figure for {', '.join(lacking)}: no request got so far. maitred simulate says why."
     if len(possible) < len(candidates):
         problem = next(each.problem for each in candidates if each.problem)
         yield f"{len(candidates) - len(possible)} cannot be simulated; the first: {problem}"
