@@ -18,7 +18,7 @@ from maitred.gateway.app import Gateway, serve_gateway
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.observe.logs import LogOutput
 from maitred.testing.world import Network, VirtualLoop
-from maitred.testing.world.network import here
+from maitred.testing.world.place import here
 from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import Exchange, send_json

@@ -19,10 +19,14 @@ from maitred.testing.world.streams import LinkConfig
 def test_scenarios_that_hold_are_summed_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["world", "--seed", "1", "--seeds", "2"])
     assert command.main() == 0
-    scenarios, requests, faults = capsys.readouterr().out.splitlines()
+    scenarios, requests, reasons, faults, never = capsys.readouterr().out.splitlines()
     assert scenarios.startswith("2 scenarios, 0 failed; ")
     assert "answered 200 " in requests
+    assert reasons.startswith("reasons of admission: ")
+    assert "slot_free " in reasons
     assert faults.startswith("faults by the state of a request: ")
+    assert never.startswith("never: ")
+    assert "; kill/" in never  # Two scenarios do not reach everything.
 
 
 @pytest.mark.skipif(not str(proxy.__file__).endswith(".py"), reason="compiled classes cannot be patched")

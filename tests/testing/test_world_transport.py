@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from maitred.testing.world.loop import VirtualLoop
-from maitred.testing.world.network import Network, Place
+from maitred.testing.world.network import Network
+from maitred.testing.world.place import Place
 from maitred.testing.world.streams import LinkConfig
 from maitred.testing.world.transport import MemoryTransport
 

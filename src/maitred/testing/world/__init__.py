@@ -10,15 +10,17 @@ The world itself:
 
     loop.py       the event loop: its clock jumps, the order of what is due at one instant is drawn
     draws.py      a generator of random numbers for each concern
-    network.py    names, addresses, listeners; the descriptors of programs
+    network.py    names, addresses, listeners
+    place.py      where code runs: the descriptors, connections and tasks of one program
     transport.py  connections, as TCP makes them; streams.py: one direction of one
-    machine.py    a machine, on which one program runs, and its disk
+    machine.py    a machine, on which one program runs, and its disk; threads.py: work that programs give to threads
     unsupported.py  what a program may ask of a loop and a world does not have
 
 What is played with the gateway in it (docs/world.md):
 
     scenario.py    what takes part; swarm.py: the scenario of a seed; shrinking.py: what one that fails can do without
-    simulation.py  a scenario, played to its end, with what is on its stage.py; invariants.py: what must hold
+    simulation.py  a scenario, played to its end, with what is on its stage.py; process.py: the gateway on it
+    invariants.py  what must hold; books.py: requests and slots, by the log of decisions; engine_books.py: by what engines saw
     behaviours.py  what clients do; clients.py and answers.py: what they see
     engines.py     emulated engines and their faults; chaos.py: all kinds of faults
 """
@@ -27,7 +29,8 @@ from __future__ import annotations
 
 from maitred.testing.world.draws import Draws
 from maitred.testing.world.loop import Deadlock, Livelock, VirtualLoop
-from maitred.testing.world.network import Network, Place
+from maitred.testing.world.network import Network
+from maitred.testing.world.place import Place
 from maitred.testing.world.streams import LinkConfig
 from maitred.testing.world.transport import Connection, MemoryTransport, Tap
 

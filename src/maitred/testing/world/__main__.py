@@ -8,12 +8,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from maitred.admission import Reason
+from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.shrinking import shrink
 from maitred.testing.world.simulation import Outcome, Simulation
+from maitred.testing.world.stage import STATES
 from maitred.testing.world.swarm import draw_scenario
 
 
@@ -34,6 +37,7 @@ class Totals:
     def __init__(self) -> None:
         self.num_events = self.num_failed = 0
         self.fates: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
         self.pairs: Counter[str] = Counter()
         self._began_at = time.process_time()
 
@@ -42,6 +46,7 @@ class Totals:
         self.num_events += outcome.num_events
         self.num_failed += bool(outcome.violations)
         self.fates.update(outcome.fates)
+        self.reasons.update(outcome.reasons)
         self.pairs.update(outcome.pairs)
 
     def print(self, num_scenarios: int) -> None:
@@ -49,8 +54,18 @@ class Totals:
         secs = time.process_time() - self._began_at
         rate = self.num_events / max(secs, 1e-9)
         _say(f"{num_scenarios} scenarios, {self.num_failed} failed; {self.num_events:,} events, {rate:,.0f} per second of CPU")
-        _say("requests: " + ", ".join(f"{fate} {count}" for fate, count in sorted(self.fates.items())))
-        _say("faults by the state of a request: " + ", ".join(f"{pair} {count}" for pair, count in sorted(self.pairs.items())))
+        _say("requests: " + _counted(self.fates))
+        _say("reasons of admission: " + _counted(self.reasons))
+        _say("faults by the state of a request: " + _counted(self.pairs))
+        _say("never: " + ("; ".join(self._never()) or "-"))
+
+    def _never(self) -> Iterator[str]:
+        """Yield what was not reached."""
+        if reasons := [reason for reason in Reason if not self.reasons[reason]]:
+            yield "reasons " + ", ".join(reasons)
+        for fault in sorted(FAULTS):
+            if states := [state for state in STATES if not self.pairs[f"{fault}/{state}"]]:
+                yield f"{fault}/{', '.join(states)}"
 
 
 def main() -> int:
@@ -79,6 +94,10 @@ def _report(scenario: Scenario, outcome: Outcome, *, shrinks: bool) -> None:
     _say(f"    again: python -m maitred.testing.world --seed {scenario.seed} --trace")
     if shrinks:
         _say(f"    smaller: {shrink(scenario, lambda smaller: bool(play(smaller).violations))}")
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
 
 
 def _say(line: str) -> None:

@@ -1,6 +1,7 @@
 """What the clients of a world do: one coroutine for each kind of client.
 
     polite     one request after the other over a kept connection; follows Retry-After
+    sdk        sends again as OpenAI's SDK for Python does: after 408, 409, 429, 5xx and a lost connection, twice at most
     stream     the same, with streams
     pipeline   several requests behind one another without a wait
     slow       reads its stream with long pauses
@@ -27,6 +28,9 @@ from maitred.testing.world.loop import VirtualLoop
 
 PATIENCE_SECS: Final = 900.0
 MODEL: Final = "emulated"
+_SDK_RETRIES: Final = 2
+_SDK_OBEYS_SECS: Final = 60
+"""The longest `Retry-After` that all SDKs obey."""
 
 
 class ClientPlan(msgspec.Struct, frozen=True):
@@ -99,16 +103,19 @@ class Client:
         self._num_sent += 1
         mark = f"{self.name}-{self._num_sent}"
         tokens = self.random.randint(1, self.plan.max_tokens)
-        sent = Sent(mark, tokens, streams, self.loop.micros, self.loop.create_future())
+        sent = Sent(mark, tokens, streams, self.loop.micros, self.loop.create_future(), self.plan.priority)
         headers = {"x-smg-priority": self.plan.priority, "x-smg-tenant-id": self.plan.tenant}
         if self.plan.kind == "program":
             headers["x-program-id"] = self.name
         prompt = "word " * self.random.randint(1, 200)
-        return sent, request_bytes(sent, prompt, MODEL, headers)
+        data = request_bytes(sent, prompt, MODEL, headers)
+        sent.unsent_bytes = len(data)
+        return sent, data
 
     def send(self, connection: ClientConnection, sent: Sent, data: bytes) -> None:
         """Send a request, or its first bytes."""
         self.ledger.sent[sent.mark] = sent
+        sent.unsent_bytes -= len(data)
         connection.send(sent, data)
 
     async def ask(self, connection: ClientConnection, *, streams: bool) -> Sent:
@@ -136,6 +143,38 @@ async def _polite(client: Client, *, streams: bool = False) -> None:
             continue
         sent = await client.ask(connection, streams=streams)
         await client.think(_retry_after(sent) or client.plan.think_secs)
+
+
+async def _sdk(client: Client) -> None:
+    for _ in range(client.plan.num_requests):
+        streams, wait = client.random.random() < 0.5, 0.0
+        for num_retries in range(_SDK_RETRIES + 1):
+            await asyncio.sleep(wait)
+            connection = await client.connection()
+            sent = None if connection is None else await client.ask(connection, streams=streams)
+            told = None if sent is None else _sdk_wait(client, sent, num_retries)
+            if sent is not None and told is None:
+                break
+            wait = told or _sdk_backoff(client, num_retries)
+        await client.think()
+
+
+def _sdk_wait(client: Client, sent: Sent, num_retries: int) -> float | None:
+    """Return after how many seconds the SDK sends a request again, or None if it does not."""
+    answer = sent.answer
+    if answer is None:  # The connection was lost.
+        return _sdk_backoff(client, num_retries)
+    told = answer.headers.get(b"retry-after", b"")
+    if told and not (told.isdigit() and 0 < int(told) <= _SDK_OBEYS_SECS):
+        client.ledger.violations.append(f"request {sent.mark} is told to come back after {told!r} s")
+    should_retry = answer.headers.get(b"x-should-retry")
+    if should_retry != b"true" and (should_retry == b"false" or not (answer.status in (408, 409, 429) or answer.status >= 500)):
+        return None
+    return float(told) if told.isdigit() else _sdk_backoff(client, num_retries)
+
+
+def _sdk_backoff(client: Client, num_retries: int) -> float:
+    return float(min(0.5 * 2.0**num_retries, 8.0) * (1 - 0.25 * client.random.random()))
 
 
 async def _stream(client: Client) -> None:
@@ -184,6 +223,7 @@ async def _dribble(client: Client) -> None:
             size = client.random.randint(1, len(data))
             connection.transport.write(data[:size])
             data = data[size:]
+            sent.unsent_bytes = len(data)
             await client.think(0.5)
         await client.wait_for(sent)
 
@@ -225,6 +265,7 @@ def _retry_after(sent: Sent) -> float:
 
 KINDS: Final[dict[str, Callable[[Client], Awaitable[None]]]] = {
     "polite": _polite,
+    "sdk": _sdk,
     "stream": _stream,
     "pipeline": _pipeline,
     "slow": _slow,

@@ -7,14 +7,14 @@ between two harms.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from maitred.admission import TenantPolicy
+from maitred.admission import ClassConfig, ClassesConfig, TenantPolicy
+from maitred.testing.world.machine import tear
 
 if TYPE_CHECKING:
     from maitred.testing.world.engines import Engine
@@ -153,15 +153,65 @@ async def _drain(stage: Stage, random: Random) -> None:
 
 async def _reload(stage: Stage, random: Random) -> None:
     before = stage.settings
-    policies = {f"header:{random.choice(('acme', 'beta'))}": TenantPolicy(max_in_flight=random.randint(1, 3), max_queued=2)}
-    changed = {"on_preempt": random.choice(("retry", "reject")), "tenant_policies": random.choice(({}, policies))}
+    policy = TenantPolicy(
+        max_in_flight=random.choice((None, 1, 3)),
+        max_queued=random.choice((None, 2)),
+        max_class=random.choice((None, "bulk")),
+    )
+    rules = ClassConfig(
+        queue_timeout_secs=random.choice((None, 0.5, 5.0)),
+        queue_size=random.choice((None, 1)),
+        starvation_threshold_secs=random.choice((None, 0.2)),
+    )
+    changed = {
+        "on_preempt": random.choice(("retry", "reject")),
+        "reserve": random.choice((None, "fixed", "adaptive")),
+        "tenant_policies": random.choice(({}, {f"header:{random.choice(('acme', 'beta'))}": policy})),
+        "classes": ClassesConfig(**{random.choice(("interactive", "default", "bulk")): rules}),
+    }
     admission = msgspec.structs.replace(before.admission, **changed)
     stage.settings = msgspec.structs.replace(before, admission=admission)
-    stage.loop.send_signal(signal.SIGHUP)
+    stage.process.reload()
+
+
+async def _kill(stage: Stage, random: Random) -> None:
+    if not stage.process.is_up:
+        return
+    stage.process.kill()
+    if random.random() < 0.5:  # The machine has lost its power, and with it what was not on the disk.
+        tear(stage.decision_log, random)
+    try:
+        await asyncio.sleep(random.choice((0.01, 2.0)))
+    finally:
+        await _to_its_end(stage.process.start())
+
+
+async def _restart(stage: Stage, random: Random) -> None:
+    """Add and remove backends. They are read at a start only: a reload says so, and goes on with those that it has."""
+    if not stage.process.is_up:
+        return
+    backends = random.sample(stage.engines, random.randint(1, len(stage.engines)))
+    gateway = msgspec.structs.replace(stage.settings.gateway, backends=tuple(engine.url for engine in backends))
+    stage.settings = msgspec.structs.replace(stage.settings, gateway=gateway)
+    if random.random() < 0.3:
+        stage.process.reload()
+    else:
+        await _to_its_end(stage.process.restart())
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do something to its end, even if the fault of which it is a part is cancelled."""
+    doing = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.shield(doing)
+    finally:
+        await doing
 
 
 async def _stand_still(stage: Stage, random: Random) -> None:
+    began_at = stage.loop.micros
     stage.loop.stand_still(random.choice((0.3, 2.0, 40.0)))
+    stage.stands.append((began_at, stage.loop.micros))
 
 
 async def _slow_disk(stage: Stage, random: Random) -> None:
@@ -199,7 +249,8 @@ async def _operate(stage: Stage, what: str, engine: Engine) -> None:
         writer.close()
     except (OSError, IndexError):
         return
-    if status != b"200":
+    is_known = engine.url in stage.process.gateway.config.backends
+    if is_known != (status == b"200"):
         stage.ledger.violations.append(f"/admin/{what} has answered {status!r}")
 
 
@@ -215,6 +266,8 @@ FAULTS: Final[dict[str, tuple[Harm, float]]] = {
     "lag": (_lag, 10.0),
     "drain": (_drain, 10.0),
     "reload": (_reload, 5.0),
+    "kill": (_kill, 10.0),
+    "restart": (_restart, 10.0),
     "slow disk": (_slow_disk, 10.0),
     "full disk": (_full_disk, 10.0),
     "hung disk": (_hung_disk, 10.0),

@@ -48,8 +48,16 @@ class Sent:
     streams: bool
     sent_at: Micros
     ended: asyncio.Future[Fate]
+    priority: str = "default"
+    """The class that it asks for."""
+    unsent_bytes: int = 0
+    """What of it the client has not sent yet."""
     answer: Answer | None = None
     """The answer, as far as it has come."""
+    error_code: str = ""
+    """The code of the error with which a stream has ended."""
+    has_tokens: bool = False
+    """Whether a stream had tokens before its error."""
     ended_at: Micros | None = None
 
     @property
@@ -224,7 +232,10 @@ def _problem_of_stream(sent: Sent, body: bytes) -> str:
     """Return what is wrong with a stream: it has all tokens and the end, or else says its error at its end."""
     text: list[str] = []
     is_done = False
-    for event in body.split(b"\n\n"):
+    *events, rest = body.split(b"\n\n")
+    if rest:
+        return f"its stream ends within an event: {rest[:80]!r}"
+    for number, event in enumerate(events, 1):
         data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
         if not data:
             continue
@@ -236,7 +247,8 @@ def _problem_of_stream(sent: Sent, body: bytes) -> str:
         try:
             fields = msgspec.json.decode(data)
             if "error" in fields:
-                return ""
+                sent.error_code, sent.has_tokens = str(fields["error"].get("code")), any(text)
+                return "" if number == len(events) else "its stream goes on behind its error"
             told, delta = fields["id"], fields["choices"][0]["delta"] if fields["choices"] else {}
         except (msgspec.MsgspecError, LookupError, TypeError):
             return f"its stream has an event that is none: {data[:80]!r}"

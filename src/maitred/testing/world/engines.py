@@ -13,20 +13,33 @@ An engine that is told to die at a byte crashes when its peers have read that ma
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import msgspec
 from prometheus_client import disable_created_metrics
 
+from maitred.core.units import Micros
 from maitred.emulator import EngineConfig
 from maitred.emulator.engine import REQUEST_ID, EngineApp
 from maitred.emulator.metrics import CONTENT_TYPE
 from maitred.instance import InstanceConfig
 from maitred.testing.world.machine import MemoryMachine
+from maitred.testing.world.transport import Connection
 from maitred.wire.exchange import ApiError, Exchange, send_bytes, send_error
 from maitred.wire.server import App, running_server
 
 PORT = 8000
+
+
+class Run(msgspec.Struct, eq=False):
+    """A request at an engine, as that sees it."""
+
+    mark: str
+    began_at: Micros
+    connection: Connection | None
+    """What it came over."""
+    ended_at: Micros | None = None
+    has_failed: bool = False
+    """Whether it was answered with a 500."""
 
 
 class Engine:
@@ -35,9 +48,12 @@ class Engine:
     def __init__(self, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # They hold the real time.
         self.machine = machine
-        self.received: Counter[str] = Counter()
-        """How often each request has come, by its id."""
+        self.runs: list[Run] = []
+        """All requests that have come, in their order."""
         self.hangs = self.fails = self.stalls_health = False
+        self.entry_secs = 0.0
+        """Seconds from the arrival of a request to its wait queue; with more than 0 it comes too late for the step that begins
+        as it arrives."""
         self.dies_in_bytes: int | None = None
         """Bytes that its peers may still read before it crashes; None: as many as they like."""
         self._config, self._instance = config, instance
@@ -91,18 +107,40 @@ class Engine:
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request, or do not."""
+        if exchange.method != "POST":
+            await self._answer_page(exchange)
+            return
+        mark = (exchange.get_header(REQUEST_ID) or b"").decode("latin-1")
+        run = Run(mark, self.machine.clock.now(), self._connection_of(exchange))
+        self.runs.append(run)
+        try:
+            await self._generate(exchange, run)
+        finally:
+            run.ended_at = self.machine.clock.now()
+
+    def _connection_of(self, exchange: Exchange) -> Connection | None:
+        connections = self.machine.network.connections.values()
+        return next((each for each in connections if each.source == exchange.client), None)
+
+    async def _answer_page(self, exchange: Exchange) -> None:
         app, path = self._app, exchange.path
-        if exchange.method == "POST":
-            self.received[(exchange.get_header(REQUEST_ID) or b"").decode("latin-1")] += 1
         if app is None or (path == "/health" and self.stalls_health):
             await _wait_until_gone(exchange)
         elif path == "/metrics" and self._old_page is not None:
             send_bytes(exchange, 200, self._old_page, CONTENT_TYPE)
-        elif exchange.method == "POST" and self.hangs:
-            await _wait_until_gone(exchange)
-        elif exchange.method == "POST" and self.fails:
-            send_error(exchange, ApiError(500, "CUDA error", kind="internal_server_error"), path)
         else:
+            await app(exchange)
+
+    async def _generate(self, exchange: Exchange, run: Run) -> None:
+        app = self._app
+        if app is None or self.hangs:
+            await _wait_until_gone(exchange)
+        elif self.fails:
+            run.has_failed = True
+            send_error(exchange, ApiError(500, "CUDA error", kind="internal_server_error"), exchange.path)
+        else:
+            if self.entry_secs:
+                await asyncio.sleep(self.entry_secs)
             await app(exchange)
 
     async def _serve(self, stopping: asyncio.Event) -> None:

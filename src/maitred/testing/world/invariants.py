@@ -1,35 +1,79 @@
-"""What must hold in a simulation: after each turn of the loop in which a core has decided, and at the end.
+"""What must hold in a simulation: after each turn of the loop in which a core has decided, when all is quiet, and at the end.
 
-At the end, the requests as clients saw them are held beside the lines about them in the log of the gateway, the log of
-decisions is run again, and nothing may be left: no task, timer, connection, descriptor or byte.
+At the end, the requests as clients saw them are held beside the lines about them in the log of the gateway and beside what the
+engines saw of them; the log of decisions is read by other rules (`books`) and run again; and nothing may be left: no task,
+timer, connection, descriptor or byte.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from maitred.core.decisions import DecisionLog
+from maitred.core.decisions import LOG_ROOM, DecisionLog
 from maitred.core.errors import InvariantError
+from maitred.core.units import SECOND
 from maitred.replay import replay
+from maitred.testing.world.books import Books
 from maitred.testing.world.clients import Fate, Sent, is_late_head
+from maitred.testing.world.engine_books import EngineBooks
+from maitred.testing.world.streams import Stream
+from maitred.testing.world.transport import MemoryTransport
 from maitred.wire.loop_clock import LoopClock
 
 if TYPE_CHECKING:
+    from maitred.testing.world.process import Life
     from maitred.testing.world.stage import Stage
+
+_MAX_IDLE_PER_BACKEND = 2
+"""Connections to a backend that an idle gateway may have, for its polls."""
 
 
 def check_now(stage: Stage) -> Iterator[str]:
     """Yield what does not hold of the cores."""
-    for room, check in stage.gateway.scheduler.checks().items():
+    for room, check in stage.process.gateway.scheduler.checks().items():
         try:
             check()
         except InvariantError as error:
             yield f"{room} contradicts itself: {error}"
+
+
+def check_idle(stage: Stage) -> Iterator[str]:
+    """Yield what is left in a gateway that has had no request for a while."""
+    gateway, place = stage.process.gateway, stage.machine.place
+    state = gateway.state()
+    leases, parked = len(gateway.scheduler.admission.leases), state.parked_body_bytes
+    for count, what in ((leases, "slots"), (parked, "bytes of bodies"), (state.num_connections, "connections of clients")):
+        if count:
+            yield f"{what} are held by an idle gateway: {count}"
+    most = stage.process.num_descriptors_at_start + _MAX_IDLE_PER_BACKEND * len(stage.settings.gateway.backends)
+    if place.descriptors.num_used > most:
+        yield f"an idle gateway has {place.descriptors.num_used} descriptors, and {most} at most are its own"
+    num_tasks = sum(not task.done() for task in place.tasks)
+    if num_tasks > stage.process.num_tasks_at_start:
+        yield f"an idle gateway has {num_tasks} tasks, and {stage.process.num_tasks_at_start} when it was started"
+
+
+def check_ended(stage: Stage) -> Iterator[str]:
+    """Yield what is left of a gateway that has just ended by itself."""
+    gateway, place = stage.process.gateway, stage.machine.place
+    for task in place.tasks:
+        if not task.done():
+            yield f"a task is left: {task.get_coro()!r}"
+    if stage.machine.disk.is_well:  # Otherwise a thread may still be writing.
+        for handle in stage.loop.pending_at(place):
+            if not isinstance(_owner(handle), LoopClock | Stream | MemoryTransport):
+                yield f"a timer is left: {handle!r}"
+    descriptors = place.descriptors.num_used - 3  # standard input, output, error
+    leases = len(gateway.scheduler.admission.leases)
+    parked = gateway.state().parked_body_bytes
+    for count, what in ((descriptors, "descriptors"), (leases, "slots"), (parked, "bytes of bodies")):
+        if count:
+            yield f"{what} are left: {count}"
 
 
 def check_end(stage: Stage) -> Iterator[str]:
@@ -37,7 +81,6 @@ def check_end(stage: Stage) -> Iterator[str]:
     yield from _unhandled(stage)
     yield from _left_over(stage)
     yield from _requests(stage)
-    yield from _attempts(stage)
     yield from _decisions(stage)
 
 
@@ -47,21 +90,19 @@ def _unhandled(stage: Stage) -> Iterator[str]:
 
 
 def _left_over(stage: Stage) -> Iterator[str]:
-    loop, gateway = stage.loop, stage.gateway
-    for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
+    loop = stage.loop
+    for task in sorted(asyncio.all_tasks(loop) - set(loop.killed), key=asyncio.Task.get_name):
         yield f"a task is left: {task.get_coro()!r}"
     for handle in loop.pending():
-        callback = getattr(handle, "_callback", None)
-        if not isinstance(getattr(callback, "__self__", None), LoopClock):  # It belongs to the loop.
+        if not isinstance(_owner(handle), LoopClock):
             yield f"a timer is left: {handle!r}"
     for connection in stage.network.connections.values():
         yield f"connection {connection.number} to {connection.target} is left"
-    descriptors = stage.machine.place.descriptors.num_used - 3  # standard input, output, error
-    leases = len(gateway.scheduler.admission.leases)
-    parked = gateway.state().parked_body_bytes
-    for count, what in ((descriptors, "descriptors"), (leases, "slots"), (parked, "bytes of bodies")):
-        if count:
-            yield f"{what} are left: {count}"
+
+
+def _owner(handle: asyncio.Handle) -> object:
+    """Return whose method is called: that of the clock of the loop outlives programs, and so do bytes under way."""
+    return getattr(getattr(handle, "_callback", None), "__self__", None)
 
 
 def _requests(stage: Stage) -> Iterator[str]:
@@ -77,20 +118,20 @@ def _requests(stage: Stage) -> Iterator[str]:
             yield f"request {mark} has never ended"
         elif len(told) > 1:
             yield f"request {mark} has ended several times for the gateway: {told}"
-        elif sent.fate is Fate.ANSWERED and not is_late_head(sent) and not (told and _is_same_end(sent, told[0])):
-            yield f"request {mark} was answered with {sent.status}, and for the gateway: {told}"
+        elif sent.fate is Fate.ANSWERED and not is_late_head(sent):
+            if told and not _is_same_end(sent, told[0]):
+                yield f"request {mark} was answered with {sent.status}, and for the gateway: {told}"
+            elif not told and not stage.process.was_killed_within(sent.sent_at, (sent.ended_at or 0) + SECOND):
+                yield f"request {mark} was answered with {sent.status}, and the gateway knows nothing of it"
+        yield from _broken_off(stage, sent)
 
 
-def _attempts(stage: Stage) -> Iterator[str]:
-    """Yield which requests the engines have had too often."""
-    # A request that was lost with a kept connection is no attempt for the gateway, and the engine may have read it.
-    received: Counter[str] = Counter()
-    for engine in stage.engines:
-        received.update(engine.received)
-    most = 2 * stage.settings.gateway.max_attempts
-    for mark, count in received.items():
-        if count > most:
-            yield f"request {mark} has come to engines {count} times"
+def _broken_off(stage: Stage, sent: Sent) -> Iterator[str]:
+    """Yield whether the gateway has ended a stream with an error for which there is no reason."""
+    if sent.error_code == "scheduler_preempted" and sent.has_tokens:
+        yield f"request {sent.mark} was a victim after its first byte"
+    if sent.error_code == "shutting_down" and not stage.process.was_stopping_within(sent.sent_at, sent.ended_at or 0):
+        yield f"request {sent.mark} was told that the gateway shuts down, and it did not"
 
 
 def _is_same_end(sent: Sent, told: dict[str, Any]) -> bool:
@@ -101,19 +142,50 @@ def _is_same_end(sent: Sent, told: dict[str, Any]) -> bool:
 
 
 def _decisions(stage: Stage) -> Iterator[str]:
-    """Yield whether the log of decisions is another one when its inputs are given again, and victims after their first byte."""
-    lines = stage.decision_log.read_bytes().splitlines(keepends=True)
+    """Yield what does not hold of the log of decisions, and of what the engines saw."""
+    books = Books(stage.ledger.sent, stage.stood_still)
+    lives = _lives_of(stage.decision_log.read_bytes().splitlines(keepends=True))
+    for life in stage.process.lives:
+        lines = next((each for each in lives if life.began_at <= _began_at(each) <= _end_of(life, stage)), [])
+        yield from _replay(lines, may_lack_lines=life.may_lack_lines)
+        yield from books.read(lines)
+        yield from books.end_life(life.began_at, _end_of(life, stage), may_lack_lines=life.may_lack_lines)
+    stage.reasons.update(books.reasons)
+    engines = EngineBooks((run for engine in stage.engines for run in engine.runs), stage.stood_still)
+    yield from engines.check_holds(books)
+    gateway, num_preemptions = stage.settings.gateway, Counter(mark for mark, _ in books.preemptions)
+    yield from engines.check_attempts(gateway.max_attempts, num_preemptions)
+    yield from engines.check_budget(gateway.retry, [_end_of(life, stage) - life.began_at for life in stage.process.lives])
+
+
+def _lives_of(lines: Sequence[bytes]) -> list[list[bytes]]:
+    """Return the lines of each life of the process, of which some may have left none."""
+    lives: list[list[bytes]] = []
+    for line in lines:
+        if line.startswith(b'{"room":"%b","version"' % LOG_ROOM.encode()):
+            lives.append([])
+        if not lives:  # The first line of a life is lost with its beginning.
+            lives.append([])
+        lives[-1].append(line)
+    return lives
+
+
+def _began_at(lines: Sequence[bytes]) -> int:
+    """Return the first instant of which a line speaks, or -1 if none does."""
+    return next((entry["at"] for line in lines if "at" in (entry := msgspec.json.decode(line))), -1)
+
+
+def _end_of(life: Life, stage: Stage) -> int:
+    return stage.loop.micros if life.ended_at is None else life.ended_at
+
+
+def _replay(lines: Sequence[bytes], *, may_lack_lines: bool) -> Iterator[str]:
+    """Yield whether the log of a life is another one when its inputs are given again. If its last lines may be missing, so
+    may the decisions on the last input."""
     again: list[bytes] = []
     replay((line.rstrip(b"\n") for line in lines), DecisionLog(again.append))
+    if may_lack_lines:
+        del again[len(lines) :]
     if again != lines:
         where = next((i for i, (a, b) in enumerate(zip(lines, again, strict=False)) if a != b), min(len(lines), len(again)))
         yield f"the log of decisions is another one when it is run again, from line {where + 1} of {len(lines)} on"
-    responding: set[int] = set()
-    for line in map(msgspec.json.decode, lines):
-        if line["room"] != "admission":
-            continue
-        if line.get("input") == "first_byte" and "raised" not in line:
-            responding.add(line["id"])
-        decision = line.get("decision", {})
-        if decision.get("action") == "preempt_slot" and decision["subject"] in responding:
-            yield f"request {decision['subject']} is a victim after its first byte"

@@ -15,8 +15,7 @@ Time passes only between turns; work takes none. A loop that has neither callbac
 would wait for ever: `Deadlock` says which tasks wait, and where. One that runs callbacks without end at one instant is found as
 well: `Livelock`.
 
-No thread is ever started: `run_in_executor` calls its function after a delay, in the loop. What decides on the delay, or on a
-failure, is `thread_fate` of the context.
+No thread is ever started (`threads`). A program that is killed runs no more (`drop`).
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ import socket
 from asyncio import events
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from functools import partial
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
-from math import ceil
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.testing.world.draws import Draws
-from maitred.testing.world.unsupported import UnsupportedCalls
+from maitred.testing.world.place import PLACE, Place
+from maitred.testing.world.threads import ThreadlessLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -47,9 +46,6 @@ MAX_EVENTS_PER_INSTANT: Final = 100_000
 _MIN_CANCELLED: Final = 256
 """Cancelled timers from which on the queue of events is cleared of them."""
 log = logging.getLogger("maitred.testing")
-
-ThreadFate: TypeAlias = Callable[[Callable[..., object]], tuple[object, float | OSError | None]]
-"""Returns what may hold up a piece of work; and its duration in seconds, what it raises, or None if it is held up."""
 
 
 class Sockets(Protocol):
@@ -69,19 +65,20 @@ class Livelock(RuntimeError):  # noqa: N818
     """Callbacks run without end, and no time passes."""
 
 
-class VirtualLoop(UnsupportedCalls):
+class VirtualLoop(ThreadlessLoop):
     """An event loop in virtual time. Its sockets are those of a `Network`."""
 
     def __init__(self, seed: Draws | int = 0) -> None:
         self.draws = seed if isinstance(seed, Draws) else Draws(seed)
+        super().__init__(self.draws.of("threads"))
         self.network: Sockets | None = None
         """The machines that can be reached, or None if there are none."""
         self.num_events = 0
         """Callbacks that have run."""
         self.errors: list[dict[str, Any]] = []
         """What callbacks and tasks have raised and nothing has caught, as given to an exception handler."""
-        self.thread_fate: contextvars.ContextVar[ThreadFate | None] = contextvars.ContextVar("thread_fate", default=None)
-        """What decides on work in threads; None: it takes `thread_delay`."""
+        self.killed: list[asyncio.Task[Any]] = []
+        """Tasks of programs that were killed: they never end."""
         self.after_turn: Callable[[], object] | None = None
         """Called after each turn, to check what must hold."""
         self.micros: Micros = START
@@ -95,9 +92,6 @@ class VirtualLoop(UnsupportedCalls):
         """Callbacks that had run when the clock jumped last."""
         self._order = self.draws.of("order")
         self._rank = self._order.random
-        self._thread_delay = self.draws.of("threads")
-        self._held_threads: list[tuple[object, Callable[[], object]]] = []
-        """Work that is held up: by what, and what begins it."""
         self._signal_handlers: dict[int, asyncio.Handle] = {}
         self._is_stopping = self._is_running = self._is_closed = False
         self._task_factory: Any = None
@@ -136,7 +130,7 @@ class VirtualLoop(UnsupportedCalls):
     ) -> asyncio.TimerHandle:
         """Run `callback` when the clock shows `when`."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        instant = ceil(when * 1e6)
+        instant = round(when * 1e6)
         if instant / 1e6 < when:  # No timer is early, not even by what a product of floats loses.
             instant += 1
         self._num_scheduled += 1
@@ -197,6 +191,22 @@ class VirtualLoop(UnsupportedCalls):
         self._is_closed = True
         self._ready.clear()
         self._events.clear()
+        for task in self.killed:
+            with suppress(BaseException):  # Its `finally` runs only now, when nobody sees it.
+                task.get_coro().close()
+
+    def drop(self, place: Place) -> None:
+        """Run nothing more of the program at a place: none of its callbacks, timers and tasks, and no handler of a signal."""
+        handles = [*self._ready, *(event[3] for event in self._events), *self._signal_handlers.values()]
+        for handle in handles:
+            if handle._context.get(PLACE) is place:  # type: ignore[attr-defined]
+                handle.cancel()
+        self._signal_handlers = {sig: handle for sig, handle in self._signal_handlers.items() if not handle.cancelled()}
+        self.drop_threads(place)
+        for task in place.tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                self.killed.append(task)
 
     def stand_still(self, secs: float) -> None:
         """Let time pass without running anything, as if the machine had been stopped: what falls due meanwhile is late."""
@@ -207,6 +217,10 @@ class VirtualLoop(UnsupportedCalls):
         """Return the callbacks and events that are not cancelled and have not run, to see what is left at an end."""
         waiting = [*self._ready, *(event[3] for event in sorted(self._events))]
         return [handle for handle in waiting if not handle.cancelled()]
+
+    def pending_at(self, place: Place) -> list[asyncio.Handle]:
+        """Return those of the program at a place."""
+        return [handle for handle in self.pending() if handle._context.get(PLACE) is place]  # type: ignore[attr-defined]
 
     def _turn(self) -> None:
         ready = self._ready
@@ -279,7 +293,11 @@ class VirtualLoop(UnsupportedCalls):
         if self._task_factory is not None:
             task: asyncio.Task[Any] = self._task_factory(self, coro)
             return task
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        made: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        place = PLACE.get() if context is None else context.get(PLACE)
+        if place is not None:
+            place.tasks.add(made)
+        return made
 
     def set_task_factory(self, factory: Any) -> None:
         """Make tasks with `factory` from now on; None: as asyncio does."""
@@ -288,36 +306,6 @@ class VirtualLoop(UnsupportedCalls):
     def get_task_factory(self) -> Any:
         """Return what makes tasks, or None."""
         return self._task_factory
-
-    def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
-        """Call `func` in this thread after a delay that the seed draws, and return the future of what it returns."""
-        done: asyncio.Future[T] = self.create_future()
-        self._begin_thread(done, func, args)
-        return done
-
-    def release_threads(self, holder: object) -> None:
-        """Begin the work that `holder` has held up."""
-        begins, self._held_threads = self._held_threads, []
-        for held_by, begin in begins:
-            if held_by is holder:
-                begin()
-            else:
-                self._held_threads.append((held_by, begin))
-
-    def _begin_thread(self, done: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
-        decide = self.thread_fate.get(None)
-        holder, fate = (None, self.thread_delay()) if decide is None else decide(func)
-        if fate is None:
-            context = contextvars.copy_context()
-            self._held_threads.append((holder, partial(context.run, self._begin_thread, done, func, args)))
-        elif isinstance(fate, OSError):
-            self.call_later(self.thread_delay(), _fail, done, fate)
-        else:
-            self.call_later(fate, _call_into, done, func, args)
-
-    def thread_delay(self) -> float:
-        """Return for how many seconds the next piece of work in a thread takes: mostly little, at times much."""
-        return float(self._thread_delay.expovariate(1_000.0) * (100.0 if self._thread_delay.random() < 0.05 else 1.0))
 
     async def shutdown_asyncgens(self) -> None:
         """Do nothing: asynchronous generators are not followed."""
@@ -379,19 +367,3 @@ class VirtualLoop(UnsupportedCalls):
     def get_exception_handler(self) -> Any:
         """Return the handler, or None."""
         return self._exception_handler
-
-
-def _fail(done: asyncio.Future[T], error: Exception) -> None:
-    if not done.done():
-        done.set_exception(error)
-
-
-def _call_into(done: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
-    """Call `func`, and give its outcome to `done`, unless that was cancelled."""
-    try:
-        result = func(*args)
-    except Exception as error:
-        _fail(done, error)
-    else:
-        if not done.done():
-            done.set_result(result)

@@ -21,7 +21,8 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from maitred.testing.world.loop import VirtualLoop
-from maitred.testing.world.network import PLACE, MemoryListener, Network, Place
+from maitred.testing.world.network import MemoryListener, Network
+from maitred.testing.world.place import PLACE, Place
 from maitred.wire.clock import Clock
 from maitred.wire.machine import BACKLOG, ListeningSocket, Machine
 
@@ -37,6 +38,11 @@ class Disk:
         self.slow_secs = 0.0
         self.is_full = self.is_hung = False
         self._loop = loop
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it works at once."""
+        return not (self.slow_secs or self.is_full or self.is_hung)
 
     def heal(self) -> None:
         """Work well again, and begin what was held up."""
@@ -70,7 +76,8 @@ class MemoryMachine(Machine):
         self.disk = Disk(loop)
         self.place = Place(address, max_descriptors)
         network.hosts[name] = [address]
-        self._loop, self._network = loop, network
+        self.network = network
+        self._loop = loop
 
     def run(self, program: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a program here."""
@@ -82,18 +89,29 @@ class MemoryMachine(Machine):
 
     def crash(self) -> None:
         """Reset all connections and listen no more, within this instant."""
-        self._network.close_listeners(self.place)
+        self.network.close_listeners(self.place)
         for transport in list(self.place.transports.values()):
             transport.abort()
 
+    def kill(self) -> None:
+        """End the program at once, as SIGKILL does: nothing of it runs any more, and the system closes what it had open. The
+        next one that runs here begins with nothing but the disk."""
+        place = self.place
+        self._loop.drop(place)
+        self.network.close_listeners(place)
+        self.network.reset_half_made(place)
+        for transport in list(place.transports.values()):
+            transport.vanish()
+        self.place = Place(place.address, place.descriptors.limit)
+
     def listen(self, host: str, port: int) -> ListeningSocket:
         """Return a listening socket. Raises OSError."""
-        listener: MemoryListener = self._network.listen(host, port, self.place, BACKLOG)
+        listener: MemoryListener = self.network.listen(host, port, self.place, BACKLOG)
         return listener  # type: ignore[return-value]  # what it accepts goes to the loop, as with sockets
 
     def look_up(self, host: str) -> list[str]:
         """Return the addresses of a host. Raises OSError."""
-        return self._network.addresses_of(host)
+        return self.network.addresses_of(host)
 
     def watch_sockets(self, loop: asyncio.AbstractEventLoop) -> MemorySocketWatch:
         """Return what tells of the sockets of this machine."""

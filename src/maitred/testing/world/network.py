@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from maitred.testing.world.place import ELSEWHERE, Place, here
 from maitred.testing.world.streams import Link, LinkConfig
 from maitred.testing.world.transport import Address, Connection, MemoryTransport, Tap
 
@@ -30,63 +31,6 @@ if TYPE_CHECKING:
 GIVE_UP_SECS: Final = 127.0
 """Seconds after which the system gives up to connect to a machine that is silent (Linux)."""
 _FIRST_EPHEMERAL_PORT: Final = 32_768
-
-
-class Descriptors:
-    """The descriptors of one program: the lowest free number is given first."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._used: set[int] = {0, 1, 2}
-        self._lowest = 3
-
-    @property
-    def num_used(self) -> int:
-        """Number of descriptors in use, standard streams included."""
-        return len(self._used)
-
-    def lowest_free(self) -> int:
-        """Return the lowest free number. Raises OSError EMFILE if there is none."""
-        if self._lowest >= self.limit:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return self._lowest
-
-    def take(self) -> int:
-        """Take the lowest free number. Raises OSError EMFILE if there is none."""
-        number = self.lowest_free()
-        self._used.add(number)
-        while self._lowest in self._used:
-            self._lowest += 1
-        return number
-
-    def give_back(self, number: int) -> None:
-        """Return a number."""
-        self._used.discard(number)
-        self._lowest = min(self._lowest, number)
-
-
-class Place:
-    """Where code runs: the address and the descriptors of the program. Each program's tasks carry it in their context."""
-
-    def __init__(self, address: str, max_descriptors: int = 1 << 20) -> None:
-        self.address = address
-        self.descriptors = Descriptors(max_descriptors)
-        self.transports: dict[int, MemoryTransport] = {}
-        """The open ends of connections of this program, by descriptor."""
-
-    def add(self, transport: MemoryTransport) -> None:
-        """Keep an end of a connection that was opened here until it is closed."""
-        self.transports[transport.descriptor] = transport
-        transport.on_close = lambda: self._remove(transport.descriptor)
-
-    def _remove(self, descriptor: int) -> None:
-        self.transports.pop(descriptor, None)
-        self.descriptors.give_back(descriptor)
-
-
-_ELSEWHERE: Final = "10.0.0.1"
-PLACE: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", default=None)
-"""Where the present callback runs."""
 
 
 class AcceptedConnection:
@@ -247,6 +191,12 @@ class Network:
         for listener in [each for each in self._listeners.values() if each.place is place]:
             listener.close()
 
+    def reset_half_made(self, place: Place) -> None:
+        """Reset the connections that a program was about to make."""
+        for connection in list(self.connections.values()):
+            if connection.source[0] == place.address and connection.forth.writer is None:
+                connection.reset()
+
     def forget(self, listener: MemoryListener) -> None:
         """Take a listener out that is closed."""
         self._listeners.pop(listener.address, None)
@@ -255,7 +205,7 @@ class Network:
         """Accept connections at `host` and `port`, or on `sock`, as `create_server` does. Raises OSError."""
         _refuse_tls(options)
         backlog = options.get("backlog", 100)
-        listener = options.get("sock") or self.listen(options["host"] or _ELSEWHERE, options["port"] or 0, here(), backlog)
+        listener = options.get("sock") or self.listen(options["host"] or ELSEWHERE, options["port"] or 0, here(), backlog)
         listener.listen(make_protocol, backlog)
         return MemoryServer(listener)
 
@@ -310,15 +260,6 @@ class Network:
         connection.on_closed = partial(self.connections.pop, number, None)
         listener.offer(connection)
         return connection
-
-
-def here() -> Place:
-    """Return where the present callback runs: a machine, or the one outside all of them."""
-    place = PLACE.get()
-    if place is None:
-        place = Place(_ELSEWHERE)
-        PLACE.set(place)
-    return place
 
 
 def _refuse_tls(options: Mapping[str, Any]) -> None:

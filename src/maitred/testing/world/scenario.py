@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from maitred.admission import AdmissionConfig
+from maitred.admission import AdmissionConfig, ClassConfig, ClassesConfig
 from maitred.gateway.admin.reload import GatewaySettings
-from maitred.gateway.config import GatewayConfig
+from maitred.gateway.config import GatewayConfig, RetryConfig
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.testing.world.behaviours import ClientPlan
@@ -33,7 +33,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     hides_slots: bool = False
     """Whether no engine says its limit."""
     slots_per_backend: int | None = None
+    retries_per_sec: float = 10.0
+    """The floor of the budget for retries."""
+    retry_share: float = 0.2
+    """Its share of the requests."""
     mode: str = "priority"
+    reserved_floor: int | None = None
+    """Slots that are reserved for interactive requests, instead of a share."""
+    queue_secs: float | None = None
+    """Longest wait of default and bulk requests; None: what the flavour has."""
     policy: str = "least-loaded"
     has_programs: bool = False
     keepalive_secs: float = 0.0
@@ -60,10 +68,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             decision_log=decision_log,
             access_log=True,
             upstream=UpstreamLimits(head_secs=60.0, idle_secs=30.0),
+            retry=RetryConfig(budget_floor_per_sec=self.retries_per_sec, budget_share=self.retry_share),
         )
+        rules = ClassConfig(queue_timeout_secs=self.queue_secs)
+        classes = ClassesConfig(interactive=ClassConfig(reserved_floor=self.reserved_floor), default=rules, bulk=rules)
         return GatewaySettings(
             gateway=gateway,
-            admission=AdmissionConfig(mode=self.mode),  # type: ignore[arg-type]
+            admission=AdmissionConfig(mode=self.mode, classes=classes, default_max_class="system"),  # type: ignore[arg-type]
             routing=RoutingConfig(policy=self.policy),
             programs=ProgramsConfig(mode="tr" if self.has_programs else "off", state="none"),
         )

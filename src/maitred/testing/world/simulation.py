@@ -5,25 +5,28 @@
     clients      of the kinds of `behaviours`
     faults       of the kinds of `chaos`, and an operator
 
-The clients come, the faults last for `fault_secs` and are mended, the clients end, and the gateway gets SIGTERM. What must hold
-is checked on the way (`invariants`); what does not is in `Outcome.violations`.
+The clients come, the faults last for `fault_secs` and are mended, the clients end, and the gateway is left alone until it has
+forgotten them (`IDLE_SECS`). Then it gets SIGTERM. What must hold is checked on the way (`invariants`); what does not is in
+`Outcome.violations`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from maitred.gateway.app import Gateway, serve_gateway
 from maitred.testing.world import chaos, invariants
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.stage import Stage
+
+IDLE_SECS: Final = 90.0
+"""Seconds after which a gateway without requests has closed its idle connections."""
 
 
 class Outcome(msgspec.Struct):
@@ -36,6 +39,8 @@ class Outcome(msgspec.Struct):
     """Virtual seconds."""
     fates: dict[str, int]
     """Requests by fate and status."""
+    reasons: dict[str, int]
+    """Decisions of admission by reason."""
     faults: dict[str, int]
     """Faults by kind."""
     pairs: dict[str, int]
@@ -72,6 +77,7 @@ class Simulation:
             self.stage.loop.num_events,
             self.stage.loop.time(),
             dict(sorted(fates.items())),
+            dict(sorted(self.stage.reasons.items())),
             dict(sorted(self.stage.faults.items())),
             dict(sorted(self.stage.pairs.items())),
             self.stage.tap.digest,
@@ -83,9 +89,7 @@ class Simulation:
         for engine in stage.engines:
             engine.boot()
         stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
-        is_ready = asyncio.Event()
-        serving = stage.machine.run(self._serve(is_ready))
-        await is_ready.wait()
+        await stage.process.start()
         stage.loop.after_turn = self._after_turn
         troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage)]
         await asyncio.gather(*(client.run() for client in stage.clients))
@@ -94,31 +98,18 @@ class Simulation:
         for ended in await asyncio.gather(*troubles, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
-        stage.loop.send_signal(signal.SIGTERM)
-        await serving
+        await asyncio.sleep(IDLE_SECS)
+        stage.ledger.violations.extend(invariants.check_idle(stage))
+        await stage.process.stop()
         stage.loop.after_turn = None
         for engine in stage.engines:
             await engine.close()
 
     def _after_turn(self) -> None:
         """Check the cores, if one of them was told something in this turn."""
-        decisions = self.stage.gateway.decisions
+        decisions = self.stage.process.gateway.decisions
         num_lines = 0 if decisions is None else decisions.num_lines
         if num_lines != self._num_lines:
             self._num_lines = num_lines
             self.num_checks += 1
             self.stage.ledger.violations.extend(invariants.check_now(self.stage))
-
-    async def _serve(self, is_ready: asyncio.Event) -> None:
-        settings = self.stage.settings
-        self.stage.gateway = Gateway(
-            settings.gateway,
-            settings.admission,
-            settings.routing,
-            settings.programs,
-            seed=self.stage.scenario.seed,
-            reload=lambda: self.stage.settings,
-            log_output=self.stage.log,
-            machine=self.stage.machine,
-        )
-        await serve_gateway(self.stage.gateway, self.stage.gateway.open_ports(), lambda *urls: is_ready.set())

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
 
+from maitred.core.units import Micros
 from maitred.emulator import EngineConfig
 from maitred.gateway.admin.reload import GatewaySettings
-from maitred.gateway.app import Gateway
 from maitred.gateway.observe.logs import LogOutput
 from maitred.instance import InstanceConfig, LinearLatency
 from maitred.testing.world.behaviours import Client, Ledger
+from maitred.testing.world.clients import Sent
 from maitred.testing.world.engines import Engine
 from maitred.testing.world.loop import VirtualLoop
 from maitred.testing.world.machine import MemoryMachine
 from maitred.testing.world.network import Network
+from maitred.testing.world.process import GatewayProcess
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
 from maitred.testing.world.transport import Connection, Tap
+
+LATENCY: Final = LinearLatency((8_000.0, 10.0, 200.0))
+"""How long the steps of all engines take."""
+NO_REQUEST: Final = "no request"
+STATES: Final = (NO_REQUEST, "on its way", "in the gateway", "at an engine", "answering")
+"""States of requests that faults meet: none is under way; not sent whole; sent whole, and at no engine; there, without an
+answer; and with a part of it."""
 
 
 class KeptLog(LogOutput):
@@ -93,12 +103,17 @@ class Stage:
         self.log = KeptLog()
         self.decision_log = folder / "decisions.jsonl"
         self.machine = MemoryMachine(self.loop, self.network, "gateway", GATEWAY)
+        self.stands: list[tuple[Micros, Micros]] = []
+        """Spans of time in which no program ran."""
+        self.reasons: Counter[str] = Counter()
+        """Decisions of admission by reason, known at the end."""
         self.faults: Counter[str] = Counter()
         """Faults so far, by kind."""
         self.pairs: Counter[str] = Counter()
         """The same, by the state of the requests that they met."""
-        self.gateway: Gateway
         self.settings: GatewaySettings
+        """The configuration as its files have it."""
+        self.process = GatewayProcess(self)
         self.clients = [
             Client(self.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), self.ledger)
             for number, plan in enumerate(scenario.clients)
@@ -107,18 +122,31 @@ class Stage:
     def note_fault(self, name: str) -> None:
         """Count a fault, and the states of the requests that it meets."""
         self.faults[name] += 1
-        states = {"answering" if sent.answer else "waiting" for sent in self.ledger.sent.values() if sent.fate is None}
-        for state in states or {"idle"}:
+        at_engines = {run.mark for engine in self.engines for run in engine.runs if run.ended_at is None}
+        states = {_state_of(sent, at_engines) for sent in self.ledger.sent.values() if sent.fate is None}
+        for state in states or {NO_REQUEST}:
             self.pairs[f"{name}/{state}"] += 1
         if self.trace is not None:
             self.trace(f"{self.loop.time():.6f} fault: {name}")
+
+    def stood_still(self, since: Micros, until: Micros) -> bool:
+        """Return whether time has passed between two instants in which no program ran."""
+        return any(began_at <= until and ended_at >= since for began_at, ended_at in self.stands)
 
     def _make_engine(self, number: int) -> Engine:
         name = f"engine{number}"
         machine = MemoryMachine(self.loop, self.network, name, f"10.0.1.{number + 1}")
         limit = self.scenario.engine_limits[number]
-        instance = InstanceConfig(latency=LinearLatency((8_000.0, 10.0, 200.0)), max_num_seqs=limit)
+        instance = InstanceConfig(latency=LATENCY, max_num_seqs=limit)
         config = EngineConfig(hide_slots=self.scenario.hides_slots, seed=self.scenario.seed)
         engine = Engine(machine, config, instance)
         self.tap.engines[machine.place.address, 8000] = engine
         return engine
+
+
+def _state_of(sent: Sent, at_engines: Collection[str]) -> str:
+    if sent.answer is not None:
+        return "answering"
+    if sent.mark in at_engines:
+        return "at an engine"
+    return "on its way" if sent.unsent_bytes else "in the gateway"

@@ -157,6 +157,10 @@ class Stream:
         self._ends_at = self._next_arrival()
         self._announce_end()
 
+    def lose_unsent(self) -> None:
+        """Lose what the writer's system has not taken: the program that had it is gone."""
+        self._drop_last(self.unsent_bytes)
+
     def release(self) -> None:
         """Deliver what was held, if anything was."""
         if self.is_held:

@@ -13,7 +13,7 @@ from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.streams import LinkConfig
 
-_PRIORITIES: Final = ("interactive", "default", "bulk", "system")
+_PRIORITIES: Final = ("interactive", "interactive", "default", "bulk", "bulk", "system")
 _MODES: Final = ("priority", "priority", "priority", "legacy", "flow-control", "off")
 _POLICIES: Final = ("least-loaded", "power-of-two", "session-affinity(power-of-two)", "round-robin")
 
@@ -21,7 +21,7 @@ _POLICIES: Final = ("least-loaded", "power-of-two", "session-affinity(power-of-t
 def draw_scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     random = Random(f"{seed}/scenario")
-    num_engines = random.randint(1, 3)
+    num_engines = random.choice((1, 1, 2, 3))
     kinds = random.sample(sorted(KINDS), random.randint(1, len(KINDS)))
     return Scenario(
         seed=seed,
@@ -29,8 +29,12 @@ def draw_scenario(seed: int) -> Scenario:
         num_engines=num_engines,
         engine_limits=tuple(random.choice((1, 2, 4, 16)) for _ in range(num_engines)),
         hides_slots=random.random() < 0.5,
-        slots_per_backend=random.choice((None, 1, 2, 4)),
+        slots_per_backend=random.choice((None, 1, 1, 2, 4)),
+        retries_per_sec=random.choice((10.0, 10.0, 0.1)),
+        retry_share=random.choice((0.2, 0.0)),
         mode=random.choice(_MODES),
+        reserved_floor=random.choice((None, None, 1)),
+        queue_secs=random.choice((None, None, 3.0)),
         policy=random.choice(_POLICIES),
         has_programs=random.random() < 0.3,
         poll_secs=random.choice((1.0, 5.0, 5.0)),
@@ -47,6 +51,6 @@ def _draw_client(random: Random, kind: str) -> ClientPlan:
         num_requests=random.randint(1, 6),
         priority=random.choice(_PRIORITIES),
         tenant=random.choice(("acme", "beta", "gamma")),
-        max_tokens=random.choice((1, 20, 200)),
-        think_secs=random.choice((0.01, 0.5, 5.0)),
+        max_tokens=random.choice((1, 20, 200, 400)),
+        think_secs=random.choice((0.01, 0.5, 0.5, 5.0)),
     )

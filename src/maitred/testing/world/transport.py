@@ -245,6 +245,14 @@ class MemoryTransport(asyncio.Transport):
             self._finish(None)
             self._outgoing.reset()
 
+    def vanish(self) -> None:
+        """Close this end as the system does for a program that was killed: what the system has taken goes on its way, and the
+        protocol is told nothing."""
+        if not self.is_lost:
+            self._protocol, self.connection.is_disturbed = asyncio.Protocol(), True
+            self._outgoing.lose_unsent()
+            self._close_now()
+
     def on_taken(self) -> None:
         """Take note that the other end has read; the news that the system may take more is under way."""
         if self._room_event is None and (self._is_write_paused or self._is_closing or self._wants_eof) and not self.is_lost:
@@ -281,12 +289,16 @@ class MemoryTransport(asyncio.Transport):
             self._is_write_paused = False
             self._protocol.resume_writing()
         if self._is_closing and not unsent and not self.is_lost:
-            has_unread = self._incoming.num_bytes > 0
-            self._finish(None)
-            if has_unread:
-                self._outgoing.reset()
-            else:
-                self._outgoing.end()
+            self._close_now()
+
+    def _close_now(self) -> None:
+        """Close this end, of which all was sent. The other one learns of a reset if something that it has sent is not read."""
+        has_unread = self._incoming.num_bytes > 0
+        self._finish(None)
+        if has_unread:
+            self._outgoing.reset()
+        else:
+            self._outgoing.end()
 
     def _finish(self, error: Exception | None) -> None:
         """Close this end, and tell the protocol in a callback of its own."""
@@ -305,4 +317,5 @@ class MemoryTransport(asyncio.Transport):
         connection.tap.on_lost(connection, self._outgoing.is_forth, error)
         if connection.on_closed is not None and not connection.is_open:
             connection.on_closed()
-        self._protocol.connection_lost(error)
+        protocol, self._protocol = self._protocol, asyncio.Protocol()
+        protocol.connection_lost(error)

@@ -1,0 +1,85 @@
+"""What engines know of the requests that they had (`Run`), held beside what the gateway says that it did.
+
+- a request is at an engine only while it holds a slot: it comes after the grant, and its connection is closed after the end
+- a victim is stopped soon after it was told to
+- an engine fails a request at most `max_attempts` times, and all requests together are sent again as their budget allows
+
+An engine sees a request later than the gateway does, and one whose connection was cut may never see its end. So only runs over
+connections that nothing has disturbed count, and an end may be seen `MAX_UNWIND` later.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from maitred.core.units import SECOND, Micros, to_seconds
+from maitred.gateway.config import RetryConfig
+from maitred.testing.world.books import Books, Hold
+from maitred.testing.world.engines import Run
+
+MAX_UNWIND: Final = SECOND
+"""Time within which the connection of a request that has ended is closed, and the engine sees it."""
+_BUDGET_SECS: Final = 10.0
+"""Seconds of the floor that a budget for retries may have saved up."""
+
+
+class EngineBooks:
+    """The runs of all engines."""
+
+    def __init__(self, runs: Iterable[Run], is_excused: Callable[[Micros, Micros], bool]) -> None:
+        """`is_excused` says whether time has passed between two instants in which no program ran."""
+        self._runs: defaultdict[str, list[Run]] = defaultdict(list)
+        for run in sorted(runs, key=lambda run: run.began_at):
+            self._runs[run.mark].append(run)
+        self._is_excused = is_excused
+
+    def check_holds(self, books: Books) -> Iterator[str]:
+        """Yield which requests were at an engine without a slot, and which victims were not stopped."""
+        for mark, runs in self._runs.items():
+            for run in runs:
+                if self._counts(run, books) and not any(self._is_within(run, hold) for hold in books.holds[mark]):
+                    yield f"request {mark} was at an engine from {run.began_at} to {run.ended_at} with {books.holds[mark]}"
+        for mark, told_at in books.preemptions:
+            for run in self._runs[mark]:
+                ended_at = run.ended_at
+                goes_on = ended_at is None or ended_at > told_at + MAX_UNWIND
+                if run.began_at <= told_at and goes_on and self._counts(run, books):
+                    yield f"the victim {mark} was told to stop at {told_at}, and went on until {ended_at}"
+
+    def check_attempts(self, max_attempts: int, num_preemptions: Mapping[str, int]) -> Iterator[str]:
+        """Yield which requests the engines have had too often."""
+        for mark, runs in self._runs.items():
+            # A request that was lost with a kept connection is no attempt for the gateway, and the engine may have read it.
+            most = 2 * max_attempts + num_preemptions.get(mark, 0)
+            num_failed = sum(run.has_failed and not _is_disturbed(run) for run in runs)
+            if len(runs) > most or num_failed > max_attempts + num_preemptions.get(mark, 0):
+                yield f"request {mark} has come to engines {len(runs)} times, and {num_failed} times it got a 500"
+
+    def check_budget(self, retry: RetryConfig, lives: Sequence[Micros]) -> Iterator[str]:
+        """Yield whether more requests were sent again than their budget allows, in lives of the gateway of so many µs."""
+        num_retries = sum(run.has_failed and not _is_disturbed(run) for runs in self._runs.values() for run in runs[:-1])
+        num_runs = sum(map(len, self._runs.values()))
+        most = retry.budget_share * num_runs
+        for life in lives:
+            most += retry.budget_floor_per_sec * (_BUDGET_SECS + to_seconds(life)) + 1
+        if num_retries > most:
+            yield f"{num_retries} requests were sent again, and their budget allows {most:.0f}"
+
+    def _counts(self, run: Run, books: Books) -> bool:
+        """Return whether what an engine knows of a run can be held against the gateway."""
+        if _is_disturbed(run) or run.ended_at is None:
+            return False
+        ended_at = run.ended_at
+        is_blind = any(run.began_at <= until and ended_at >= since for since, until in books.blind)
+        return not is_blind and not self._is_excused(run.began_at, ended_at)
+
+    @staticmethod
+    def _is_within(run: Run, hold: Hold) -> bool:
+        ends_in_time = hold.ended_at is None or (run.ended_at is not None and run.ended_at <= hold.ended_at + MAX_UNWIND)
+        return hold.began_at <= run.began_at and ends_in_time
+
+
+def _is_disturbed(run: Run) -> bool:
+    return run.connection is None or run.connection.is_disturbed
