@@ -67,6 +67,7 @@ class ServerConnection(asyncio.Protocol):
     """When the body was measured last, and how many bytes of it there were; None while it is not watched."""
     _unsent: tuple[float, int] | None = None
     """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
+    _has_had_request = False
 
     def __init__(self, context: ServerContext, handler: Handler) -> None:
         """`handler` answers its requests."""
@@ -169,6 +170,10 @@ class ServerConnection(asyncio.Protocol):
         if self._exchange is None:
             self._close()
 
+    def drain_if_kept(self) -> None:
+        if self._has_had_request and not self._head_since:
+            self.drain()
+
     def abort(self) -> None:
         self._transport.abort()
 
@@ -195,7 +200,7 @@ class ServerConnection(asyncio.Protocol):
                 self._refuse(framing_refused(cast(FramingError, event)))
 
     def _start_exchange(self, head: RequestHead) -> Exchange:
-        self._head_since, self._upload = 0.0, None
+        self._head_since, self._upload, self._has_had_request = 0.0, None, True
         if self._context.is_draining:
             self._framing.keep_alive = False
         self._exchange = exchange = Exchange(head, self, self._client)

@@ -24,6 +24,10 @@ log = logging.getLogger("maitred.wire")
 class DescriptorOwner(Protocol):
     """What holds the descriptor of a connection from a client."""
 
+    def drain_if_kept(self) -> None:
+        """Do so unless its first request, or the rest of a further one, may be on its way."""
+        ...
+
     def abort(self) -> None:
         """Close the connection at once."""
         ...

@@ -169,7 +169,10 @@ class RequestIntake:
         """Return a body that comes after the head. Raises ApiError, ClientDisconnected."""
         self._ids.mark_answer(exchange)  # Its connection may refuse it while its body comes.
         lease.begin_upload(exchange.abort_body)
-        body = await exchange.read_body(max_bytes, lease.take_bytes)
+        try:
+            body = await exchange.read_body(max_bytes, lease.take_bytes)
+        except asyncio.CancelledError:  # The server ends, and nothing waits for this task but its end.
+            raise error_responses.shutting_down() from None
         lease.end_upload()
         exchange.added_headers = None
         return body
