@@ -24,10 +24,6 @@ log = logging.getLogger("maitred.wire")
 class DescriptorOwner(Protocol):
     """What holds the descriptor of a connection from a client."""
 
-    def drain_if_kept(self) -> None:
-        """Do so unless its first request, or the rest of a further one, may be on its way."""
-        ...
-
     def abort(self) -> None:
         """Close the connection at once."""
         ...
@@ -43,6 +39,10 @@ class OpenConnection(DescriptorOwner, Protocol):
 
     def drain(self) -> None:
         """Close the connection now if it is idle, else after the response under way."""
+        ...
+
+    def drain_if_kept(self) -> None:
+        """Do so unless its first request, or the rest of a further one, may be on its way."""
         ...
 
     def watch(self) -> None:

@@ -10,11 +10,8 @@ import asyncio
 import contextvars
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from maitred.testing.world.transport import MemoryTransport
 
 
 class Descriptors:
@@ -56,12 +53,12 @@ class Place:
     def __init__(self, address: str, max_descriptors: int = 1 << 20) -> None:
         self.address = address
         self.descriptors = Descriptors(max_descriptors)
-        self.transports: dict[int, MemoryTransport] = {}
-        """The open ends of connections of this program, by descriptor."""
+        self.transports: dict[int, Any] = {}
+        """The open ends of connections of this program (`MemoryTransport`), by descriptor."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         """The tasks of this program, as long as they are kept by anything."""
 
-    def add(self, transport: MemoryTransport) -> None:
+    def add(self, transport: Any) -> None:
         """Keep an end of a connection that was opened here until it is closed."""
         self.transports[transport.descriptor] = transport
         transport.on_close = lambda: self._remove(transport.descriptor)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from maitred.core.units import Micros
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import Gateway, serve_gateway
-from maitred.testing.world import invariants
-
-if TYPE_CHECKING:
-    from maitred.testing.world.stage import Stage
+from maitred.gateway.observe.logs import LogOutput
+from maitred.testing.world.loop import VirtualLoop
+from maitred.testing.world.machine import MemoryMachine
 
 
 class Life(msgspec.Struct, eq=False):
@@ -40,7 +40,16 @@ class Life(msgspec.Struct, eq=False):
 class GatewayProcess:
     """The process."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        machine: MemoryMachine,
+        folder: Path,
+        log: LogOutput,
+        seed: int,
+        read_settings: Callable[[], GatewaySettings],
+    ) -> None:
+        """`folder` is the disk of the machine. `read_settings` reads the files of the configuration."""
         self.gateway: Gateway
         """That of the present life, or of the last one."""
         self.lives: list[Life] = []
@@ -48,32 +57,35 @@ class GatewayProcess:
         """Whether it serves, and has got no signal to end."""
         self.num_descriptors_at_start = self.num_tasks_at_start = 0
         """What the present life had when its ports were open."""
-        self._stage = stage
+        self.on_ended: Callable[[], object] = int
+        """Called when it has ended by itself, and nothing of it is gone yet."""
+        self._loop, self._machine, self._folder = loop, machine, folder
+        self._log, self._seed, self._read_settings = log, seed, read_settings
         self._serving: asyncio.Task[None]
 
     async def start(self) -> None:
         """Start it, and return when its ports are open. Raises what `maitred serve` says and ends with."""
-        stage, is_ready = self._stage, asyncio.Event()
-        self.lives.append(Life(stage.loop.micros))
-        self._serving = stage.machine.run(self._serve(is_ready))
-        waiting = stage.loop.create_task(is_ready.wait())
+        is_ready = asyncio.Event()
+        self.lives.append(Life(self._loop.micros))
+        self._serving = self._machine.run(self._serve(is_ready))
+        waiting = self._loop.create_task(is_ready.wait())
         await asyncio.wait((self._serving, waiting), return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
             waiting.cancel()
             self._serving.result()
-        self.is_up, place = True, stage.machine.place
+        self.is_up, place = True, self._machine.place
         self.num_descriptors_at_start = place.descriptors.num_used
         self.num_tasks_at_start = sum(not task.done() for task in place.tasks)
 
     async def stop(self) -> None:
         """End it by SIGTERM, and return when it has ended."""
-        life, loop = self.lives[-1], self._stage.loop
+        life, loop = self.lives[-1], self._loop
         self.is_up, life.stopping_at = False, loop.micros
         loop.send_signal(signal.SIGTERM)
         await self._serving
         life.ended_at = loop.micros
-        self._stage.ledger.violations.extend(invariants.check_ended(self._stage))
-        life.may_lack_lines = not self._stage.machine.disk.is_well
+        self.on_ended()
+        life.may_lack_lines = not self._machine.disk.is_well
         self._vanish()
 
     async def restart(self) -> None:
@@ -85,19 +97,19 @@ class GatewayProcess:
     def kill(self) -> None:
         """End it without a word."""
         life = self.lives[-1]
-        self.is_up, life.was_killed, life.ended_at = False, True, self._stage.loop.micros
+        self.is_up, life.was_killed, life.ended_at = False, True, self._loop.micros
         life.may_lack_lines = True
         self._vanish()
 
     def _vanish(self) -> None:
         """Run nothing more of it, not even what its threads had to write, and close its files."""
-        self._stage.machine.kill()
-        _close_files_in(self._stage.decision_log.parent)
+        self._machine.kill()
+        _close_files_in(self._folder)
 
     def reload(self) -> None:
         """Send SIGHUP, if it is up."""
         if self.is_up:
-            self._stage.loop.send_signal(signal.SIGHUP)
+            self._loop.send_signal(signal.SIGHUP)
 
     def was_killed_within(self, since: Micros, until: Micros) -> bool:
         """Return whether it was killed between two instants."""
@@ -111,16 +123,16 @@ class GatewayProcess:
         )
 
     async def _serve(self, is_ready: asyncio.Event) -> None:
-        stage, settings = self._stage, self._stage.settings
+        settings = self._read_settings()
         self.gateway = Gateway(
             settings.gateway,
             settings.admission,
             settings.routing,
             settings.programs,
-            seed=stage.scenario.seed,
-            reload=lambda: stage.settings,
-            log_output=stage.log,
-            machine=stage.machine,
+            seed=self._seed,
+            reload=self._read_settings,
+            log_output=self._log,
+            machine=self._machine,
         )
         await serve_gateway(self.gateway, self.gateway.open_ports(), lambda *urls: is_ready.set())
 

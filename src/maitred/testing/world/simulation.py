@@ -57,6 +57,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, folder: Path, trace: Callable[[str], object] | None = None) -> None:
         """`folder` is the disk of the gateway. `trace` is given a line for each read and each fault."""
         self.stage = Stage(scenario, folder, trace)
+        self.stage.process.on_ended = self._on_ended
         self.num_checks = 0
         """How often the cores were checked."""
         self._num_lines = 0
@@ -104,6 +105,9 @@ class Simulation:
         stage.loop.after_turn = None
         for engine in stage.engines:
             await engine.close()
+
+    def _on_ended(self) -> None:
+        self.stage.ledger.violations.extend(invariants.check_ended(self.stage))
 
     def _after_turn(self) -> None:
         """Check the cores, if one of them was told something in this turn."""

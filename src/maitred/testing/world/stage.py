@@ -113,7 +113,7 @@ class Stage:
         """The same, by the state of the requests that they met."""
         self.settings: GatewaySettings
         """The configuration as its files have it."""
-        self.process = GatewayProcess(self)
+        self.process = GatewayProcess(self.loop, self.machine, folder, self.log, scenario.seed, lambda: self.settings)
         self.clients = [
             Client(self.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), self.ledger)
             for number, plan in enumerate(scenario.clients)
