@@ -11,8 +11,8 @@ from smg_conformance.scenario import Unread, read_file
 
 FILE = read_file(Path(__file__).parent.parent / "vectors" / "smg_scenarios.json")
 IDS = [msgspec.json.decode(raw, type=Unread).id for raw in FILE.scenarios]
-AT_ONCE = 14
-"""They wait more than they work."""
+AT_ONCE = 6
+"""Each takes four applications."""
 pytestmark = pytest.mark.timeout(300)
 """All are played before the first test: on a busy machine that takes its time."""
 

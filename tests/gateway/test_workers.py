@@ -17,6 +17,9 @@ import pytest
 from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, run_on_sockets, whole
 
 from maitred.cli import main
+from maitred.gateway.workers.notes import PageAnswer, PageQuestion
+from maitred.gateway.workers.worker import AskedPages
+from maitred.scheduler.interface import LinkNote
 
 SLOTS = 4
 CONFIG = """
@@ -232,3 +235,22 @@ def test_a_worker_that_cannot_start_ends_the_start_in_one_line(capsys: pytest.Ca
     assert re.search(
         r"--workers: worker \d could not start: it has ended with status 1", capsys.readouterr().err.splitlines()[-1]
     )
+
+
+def test_a_page_is_asked_for_again_when_the_link_has_broken() -> None:
+    async def scenario() -> None:
+        said: list[LinkNote] = []
+        pages = AskedPages(said.append)
+        asking = asyncio.create_task(pages.ask(PageQuestion("GET", "/metrics", b"", "", "ALL")))
+        while not said:
+            await asyncio.sleep(0)
+        pages.ask_again()
+        assert said[0] == said[1]
+        answer = PageAnswer(200, [], b"page", "")
+        for _ in range(2):  # Both questions are answered.
+            pages.on_answer(LinkNote("page", said[0].number, msgspec.msgpack.encode(answer)))
+        assert await asking == answer
+        pages.ask_again()
+        assert len(said) == 2
+
+    run_on_sockets(scenario())

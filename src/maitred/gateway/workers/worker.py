@@ -33,6 +33,8 @@ class AskedPages:
     def __init__(self, send: Callable[[LinkNote], object]) -> None:
         self._send = send
         self._answers: dict[int, asyncio.Future[PageAnswer]] = {}
+        self._asked: dict[int, LinkNote] = {}
+        """The questions that are not answered yet."""
         self._last = 0
 
     async def ask(self, question: PageQuestion) -> PageAnswer:
@@ -42,14 +44,21 @@ class AskedPages:
         answer: asyncio.Future[PageAnswer] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
-            self._send(LinkNote(NoteKind.PAGE, number, msgspec.msgpack.encode(question)))
+            note = self._asked[number] = LinkNote(NoteKind.PAGE, number, msgspec.msgpack.encode(question))
+            self._send(note)
             async with asyncio.timeout(_ANSWER_SECS):
                 return await answer
         except TimeoutError:
             message = "the scheduler of this gateway does not answer"
             raise ApiError(503, message, kind="server_error", code="no_scheduler") from None
         finally:
-            del self._answers[number]
+            del self._answers[number], self._asked[number]
+
+    def ask_again(self) -> None:
+        """Ask what is not answered yet: on a link that has broken it was lost, or its answer. What changes something does no
+        more when it is asked twice."""
+        for note in self._asked.values():
+            self._send(note)
 
     def on_answer(self, note: LinkNote) -> None:
         """Take an answer; one that is waited for no more is dropped."""
@@ -86,7 +95,7 @@ class WorkerGateway(Gateway):
         self._asked = AskedPages(self.scheduler.link.report)
         assert isinstance(self._endpoints, WorkerEndpoints)
         self._endpoints.asked = self._asked
-        self.scheduler.on_note = self._on_note
+        self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._asked.ask_again
         self._telling: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
 

@@ -44,6 +44,8 @@ class LinkClient:
         self._is_down = asyncio.Event()
         """Set while there is no connection."""
         self._is_down.set()
+        self.on_opened: Callable[[], object] = _ignore
+        """Called when the scheduler has welcomed this gateway: what was told before may be lost."""
         self.lost_for_good: Callable[[str], object] | None = None
         """Called with the reason when no connection could be made, if a scheduler that is gone does not come back."""
 
@@ -139,6 +141,7 @@ class LinkClient:
                     self._writer.transport.abort()
             elif isinstance(event, Opened):
                 log.debug("the scheduler has welcomed this gateway: epoch %d", event.epoch)
+                self.on_opened()
             else:
                 self.on_event(event)
 
@@ -174,6 +177,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.lost(self._transport)
+
+
+def _ignore() -> None:
+    pass
 
 
 def _terms_of(request: Request, cost: int) -> RequestTerms:
