@@ -13,6 +13,7 @@ import pytest
 
 from maitred.core.decisions import DecisionLog
 from maitred.core.request import PriorityClass, Request
+from maitred.emulator import pacer
 from maitred.instance import InstanceConfig
 from maitred.sim import ClusterConfig, simulate
 from maitred.testing.world.behaviours import MODEL
@@ -29,6 +30,12 @@ ENTRY = 1.0
 that begins at this instant; in a simulation it would join that."""
 WIRE = LinkConfig(delay=0, split_share=0.0, min_kernel_bytes=1 << 20, max_kernel_bytes=1 << 20)
 """A network that takes no time, as that of a simulation."""
+
+
+@pytest.fixture(autouse=True)
+def exact_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engines end their steps when they are due: on a real loop they end half a grain later."""
+    monkeypatch.setattr(pacer, "TIMER_GRAIN_SECS", 0.0)
 
 
 def make_jobs(seed: int, mean_gap: float, count: int = 60) -> list[Job]:
