@@ -132,6 +132,7 @@ def told(lines: Sequence[bytes]) -> dict[str, list[tuple[Any, ...]]]:
             found["admission"].append((decision["at"] - first, subject, decision["action"], decision["reason"], other))
         elif decision is not None and entry["room"] == "routing":
             found["routing"].append((decision["at"] - first, number[decision["request"]], decision["instance"]))
+    found["routing"].sort()  # Which of two tasks goes on first that get their slots at one instant is not decided by anyone.
     return found
 
 
