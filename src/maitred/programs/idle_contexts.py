@@ -40,18 +40,15 @@ class IdleContext(NamedTuple):
 class IdleContexts:
     """The idle contexts of one program."""
 
-    __slots__ = ("_contexts", "_is_one", "_num_ended")
+    __slots__ = ("_contexts", "_is_one", "_num_ended", "tokens")
 
     def __init__(self, *, is_one: bool) -> None:
         """`is_one` says whether only the last context is known, and until the next request only."""
         self._is_one = is_one
         self._num_ended = 0
         self._contexts: list[IdleContext] = []  # the one that ended first is first
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all of them."""
-        return sum(context.tokens for context in self._contexts)
+        self.tokens = 0
+        """Tokens of all of them. Read several times for each change."""
 
     @property
     def last(self) -> int:
@@ -72,6 +69,7 @@ class IdleContexts:
         continued = self._context_of(tokens)
         if continued is not None:
             self._contexts.remove(continued)
+            self.tokens -= continued.tokens
 
     def _context_of(self, tokens: int) -> IdleContext | None:
         """Return the context that a request of `tokens` continues, or None; of equal ones the one that ended first."""
@@ -91,6 +89,7 @@ class IdleContexts:
         oldest = self._num_ended - (1 if self._is_one else MAX_PASSED)
         self._contexts = [context for context in self._contexts if context.number > oldest]
         self._contexts.append(IdleContext(self._num_ended, tokens))
+        self._add_up()
 
     def evict(self, excess: float) -> None:
         """Count at least `excess` tokens less, if there are as many: those that ended first."""
@@ -101,14 +100,20 @@ class IdleContexts:
             if tokens > excess:
                 self._contexts.insert(0, IdleContext(number, tokens - int(excess)))
             excess -= tokens
+        self._add_up()
 
     def keep_last(self) -> None:
         """Forget all but the one that ended last: what is in memory is lost, and that one is expected to come back."""
         del self._contexts[:-1]
+        self._add_up()
 
     def clear(self) -> None:
         """Forget all of them."""
         self._contexts.clear()
+        self.tokens = 0
+
+    def _add_up(self) -> None:
+        self.tokens = sum([context.tokens for context in self._contexts])
 
     def __len__(self) -> int:
         return len(self._contexts)

@@ -31,7 +31,7 @@ class Passes:
     def settle(self, now: Micros) -> None:
         """Work off what is noted, until nothing is."""
         agenda = self._agenda
-        while not agenda.is_empty:
+        while True:
             if agenda.wanting:
                 want = agenda.wanting.pop(0)
                 self._let_in(want.pool, want.backends, now)
@@ -39,6 +39,8 @@ class Passes:
                 self._departures.refuse_waiting(agenda.outgrown.pop(0), ProgramReason.OVERSIZED, now)
             elif agenda.grown:
                 self._relieve(agenda.grown.pop(0), now)
+            elif not agenda.changed:
+                return
             else:
                 backend = agenda.changed.pop(0)
                 self._relieve(backend, now)
