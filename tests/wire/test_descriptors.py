@@ -24,6 +24,7 @@ from maitred.wire.server import App, running_server
 from maitred.wire.server_context import ServerContext
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+SLOW_REQUEST = REQUEST.replace(b"GET /", b"GET /slow")
 
 
 @pytest.mark.parametrize(("limit", "mark", "last"), [(64, 48, 56), (256, 224, 240), (1024, 896, 960), (65_536, 64_512, 65_024)])
@@ -100,11 +101,11 @@ class Client:
         await self.send(REQUEST)
         return await self.receive()
 
-    async def ask_over_tls(self, trusted: ssl.SSLContext) -> bytes:
+    async def ask_over_tls(self, trusted: ssl.SSLContext, request: bytes = REQUEST) -> bytes:
         """Connect, with a handshake, and return the answer to a request."""
         await self.connect()
         reader, writer = await asyncio.open_connection(sock=self._socket, ssl=trusted, server_hostname="localhost")
-        writer.write(REQUEST)
+        writer.write(request)
         answer = await reader.readuntil(b"hello")
         writer.close()
         return answer
@@ -188,11 +189,33 @@ def test_a_client_that_begins_no_handshakes_shuts_out_nobody(tmp_path: Path) -> 
 
 
 @needs_proc
+@needs_openssl
+def test_a_client_is_let_in_over_tls_while_all_others_have_a_request(tmp_path: Path) -> None:
+    """From `mark` to `last` nobody is turned away, though nothing can be closed: not the connection that has just been made."""
+    files = make_certificate(tmp_path, "localhost")
+    certificate, trusted = ServerCertificate(*files, where="gateway"), ssl.create_default_context(cafile=files[0])
+
+    async def scenario() -> None:
+        async with short_of_descriptors(60, 60, certificate) as (server, clients):
+            room = server.context.descriptors
+            busy = []
+            while sum(1 for _ in Path("/proc/self/fd").iterdir()) < room.mark + 3:
+                busy.append(asyncio.create_task(clients[len(busy)].ask_over_tls(trusted, SLOW_REQUEST)))
+                await until(lambda: len(server.context.tasks) == len(busy))
+            assert (await clients[len(busy)].ask_over_tls(trusted)).endswith(b"hello")
+            assert server.context.num_evicted == 0
+            server.go_on.set()
+            assert all(answer.endswith(b"hello") for answer in await asyncio.gather(*busy))
+
+    run(scenario())
+
+
+@needs_proc
 def test_a_connection_with_a_request_is_not_closed_for_another() -> None:
     async def scenario() -> None:
         async with short_of_descriptors(120, 201) as (server, (busy, *idle)):
             await busy.connect()
-            await busy.send(REQUEST.replace(b"GET /", b"GET /slow"))
+            await busy.send(SLOW_REQUEST)
             await until(lambda: server.context.tasks)
             for client in idle:
                 await client.connect()
@@ -226,7 +249,7 @@ def test_what_is_left_stays_in_reserve_while_nothing_can_be_closed() -> None:
             for client in clients:
                 await client.connect()
                 with suppress(ConnectionResetError, BrokenPipeError):
-                    await client.send(REQUEST.replace(b"GET /", b"GET /slow"))
+                    await client.send(SLOW_REQUEST)
             await until(lambda: len(server.context.tasks) > 60)
             await asyncio.sleep(0)
             room = server.context.descriptors

@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 from maitred.wire.acceptor import MAX_PER_TURN
 from maitred.wire.certificate import FLUSH_SECS, HANDSHAKE_SECS, ServerCertificate
 from maitred.wire.machine import ListeningSocket
+from maitred.wire.protocol import ServerConnection
 from maitred.wire.server_context import ServerContext
 
 _PAUSE_SECS: Final = 0.02
@@ -35,7 +36,7 @@ class TlsAcceptor:
         self,
         listener: ListeningSocket,
         context: ServerContext,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[], ServerConnection],
         certificate: ServerCertificate,
     ) -> None:
         """`make_protocol` is called for each connection."""
@@ -86,20 +87,26 @@ class TlsAcceptor:
                 return
 
     def _begin(self, connection: socket.socket) -> None:
-        loop = self._context.loop
-        Handshake(self._context, loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)).go_on()
+        protocol = self._make_protocol()
+        opening = self._context.loop.connect_accepted_socket(lambda: protocol, connection, **self._tls)
+        Handshake(self._context, protocol, opening).go_on()
 
 
 class Handshake:
     """One handshake, from the acceptance of its connection until the protocol of that has it, or it has failed."""
 
-    def __init__(self, context: ServerContext, opening: Coroutine[Any, Any, Any]) -> None:
-        """`opening` waits for the end of the handshake, and closes the connection if it is cancelled."""
-        self._context, self._opening = context, opening
+    def __init__(self, context: ServerContext, protocol: ServerConnection, opening: Coroutine[Any, Any, Any]) -> None:
+        """`opening` waits for the end of the handshake, and closes the connection if it is cancelled. `protocol` is told of the
+        connection a moment before."""
+        self._context, self._protocol, self._opening = context, protocol, opening
         self._is_over = False
-        self.idle_since: float = context.clock.time()
-        """When the connection was accepted, in seconds of the clock of deadlines."""
+        self._accepted_at = context.clock.time()
         context.handshakes[self] = None
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the connection was accepted, in seconds of the clock of deadlines; None once its protocol says that."""
+        return None if self._protocol in self._context.connections else self._accepted_at
 
     def go_on(self, _waited_for: asyncio.Future[Any] | None = None) -> None:
         """Go on when what was waited for is there. (A task would do the same, but begin with the next turn of the loop.)"""

@@ -93,7 +93,9 @@ class ServerConnection(asyncio.Protocol):
         socket = transport.get_extra_info("socket")
         self._socket: int = -1 if socket is None else socket.fileno()
         limit_buffers(self._transport)
-        if self._socket >= self._context.descriptors.mark and not self._context.make_room(self._socket):
+        is_short = self._socket >= self._context.descriptors.mark
+        # Over TLS there was room when it was accepted (`handshakes`). Its handshake would be the first to be given up now.
+        if is_short and transport.get_extra_info("sslcontext") is None and not self._context.make_room(self._socket):
             self.abort()
         self._context.connections[self] = None
         self._idle_since: float = self._clock.time()
