@@ -12,6 +12,7 @@ from world import Backend, BackendRequest, GatewayWorld, run_on_sockets, world
 
 from maitred.admission import ReleaseReason
 from maitred.core.request import PriorityClass, Request
+from maitred.gateway.bodies.large_body import LARGE_BYTES
 from maitred.scheduler.drivers.admission import AdmissionRejected
 from maitred.wire.exchange import Exchange
 from maitred.wire.messages import Headers, RequestHead
@@ -155,5 +156,20 @@ def test_a_request_that_is_refused_is_not_there() -> None:
                 driver.submit(preemptor(1_000_001), 1, asyncio.current_task(), driver.clock.now())
             assert len(driver.leases) == 1
             driver.release(preemptor().id, ReleaseReason.DRAINED)
+
+    run_on_sockets(scenario())
+
+
+def test_a_request_whose_body_is_being_read_when_the_gateway_ends_is_told_so() -> None:
+    async def scenario() -> None:
+        async with world(Backend(mute)) as w:
+            client = Client(w, b'{"model": "m", "messages": [%s]}' % b", ".join([b"{}"] * LARGE_BYTES))
+            await asyncio.sleep(0)
+            client.task.cancel()
+            await asyncio.wait({client.task})
+            assert (client.status, client.code, client.task.cancelled()) == (503, "shutting_down", True)
+            assert w.gateway.counters.refused_before_admission["shutting_down"] == 1
+            assert w.state.parked_body_bytes == 0
+            assert w.backends[0].received == []
 
     run_on_sockets(scenario())

@@ -149,6 +149,9 @@ class RequestIntake:
             self._refusals.refuse(exchange, error, began_at, tenant, fields)
         except ClientDisconnected:
             self._refusals.note_disconnect(exchange, began_at, tenant)
+        except asyncio.CancelledError:  # The server ends.
+            self._refusals.refuse(exchange, error_responses.shutting_down(), began_at, tenant, fields)
+            raise
         except Exception:
             log.exception("a request could not be taken in")
             self._refusals.refuse(exchange, internal_error("gateway"), began_at, tenant, fields)
@@ -169,10 +172,7 @@ class RequestIntake:
         """Return a body that comes after the head. Raises ApiError, ClientDisconnected."""
         self._ids.mark_answer(exchange)  # Its connection may refuse it while its body comes.
         lease.begin_upload(exchange.abort_body)
-        try:
-            body = await exchange.read_body(max_bytes, lease.take_bytes)
-        except asyncio.CancelledError:  # The server ends, and nothing waits for this task but its end.
-            raise error_responses.shutting_down() from None
+        body = await exchange.read_body(max_bytes, lease.take_bytes)
         lease.end_upload()
         exchange.added_headers = None
         return body
