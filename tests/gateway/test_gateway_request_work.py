@@ -119,6 +119,7 @@ def test_a_list_of_a_million_items_is_counted_without_an_object_for_each(item: b
         ("/v1/embeddings", "messages", b'{"role":"user","content":"x"}', 1),
         ("/v1/completions", "prompt", b"1", 1),
         ("/generate", "input_embeds", b"[ [0.5]]", 3),
+        ("/generate", "input_embeds", b"[%b[0.5]]" % (b" " * 100), 3),
         ("/generate", "input_embeds", b"[ 0.5]", 1),
     ],
 )

@@ -57,9 +57,9 @@ _WHITE_SPACE: Final = b" \t\r\n"
 _BEFORE_FIRST: Final = re.compile(rb"\[[ \t\r\n]{0,65536}+(?![ \t\r\n])")
 """What is before the first item of a list; not more white space than is searched in half a millisecond."""
 _BEGINNING_BYTES: Final = 64
-_BATCH_BEGINS: Final = {"messages": re.compile(rb"\["), "input_embeds": re.compile(rb"\[\s*\[")}
+_BATCH_BEGINS: Final = {"messages": re.compile(rb"\["), "input_embeds": re.compile(rb"\[\s*(?:\[|\Z)")}
 """How the first item begins of a list that is a batch, where a list may also be one prompt: a conversation is a list of
-objects, and embeddings are a list of lists of numbers."""
+objects, and embeddings are a list of lists of numbers. More white space than is looked at counts as a batch."""
 _BEGINS_NUMBER: Final = frozenset(b"%c" % digit for digit in b"-0123456789")
 
 
