@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -271,6 +272,17 @@ def test_a_retry_after_that_is_a_date_counts_from_the_date_of_the_answer() -> No
     assert read_retry_after([(b"date", date), (b"retry-after", until)], wall=0) == 30 * SECOND
     beyond = b"Mon, 99999999999999999999 Jan 2020 00:00:00 GMT"
     assert read_retry_after([(b"date", date), (b"retry-after", beyond)], wall=0) is None
+
+
+def test_a_date_without_a_time_zone_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "EST+5")
+    time.tzset()
+    try:
+        until = b"Wed Oct 21 07:28:30 2015"
+        assert read_retry_after([(b"date", b"Wed, 21 Oct 2015 07:28:00 GMT"), (b"retry-after", until)], wall=0) == 30 * SECOND
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_retry_after_that_is_a_date_counts_from_the_time_of_day_in_an_answer_without_a_date() -> None:

@@ -18,6 +18,7 @@ EVENTS = [
     (b'event: error\ndata: {"type":"error","code":"server_error","message":"oops"}', "oops", None),
     (b'data: {"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}', "Overloaded", 529),
     (b'data: {"error":{"message":"slowly","code":"rate_limit_exceeded"}}', "slowly", 429),
+    (b'data: {"error":{"message":"slowly","code":"%b"}}' % (b"4" * 5_000), "slowly", None),
     (b'event: error\r\ndata: {"type":"error","error":{"message":"Overloaded"}}', "Overloaded", None),
     (
         b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed","error":{"message":"gone"}}}',

@@ -31,6 +31,7 @@ HINT: Final = b"error"
 _JSON_HINT: Final = b'"error"'
 """What every JSON object with an error contains. In a text of the model the quotes are escaped."""
 _MAX_MESSAGE: Final = 500
+_STATUS_DIGITS: Final = 3
 _STATUS_OF_WORD: Final = {
     **dict.fromkeys(("invalid_request_error", "BadRequestError", "invalid_prompt"), 400),
     **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), 429),
@@ -137,7 +138,7 @@ def _error_of_value(error: object) -> AnswerError:
 
 def _status_of(error: dict[str, Any]) -> int | None:
     for value in (error.get("code"), error.get("status_code"), error.get("status"), error.get("http_status")):
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) <= _STATUS_DIGITS else value
         if type(number) is int and 400 <= number <= 599:
             return number
     words = (word for word in (error.get("type"), error.get("code")) if isinstance(word, str))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -77,9 +78,10 @@ def _read_pause(values: Mapping[bytes, bytes], wall: Micros) -> Micros | None:
 
 
 def _as_date(text: bytes) -> Micros | None:
-    """Return a date as microseconds since the epoch, or None for what is none."""
+    """Return a date as microseconds since the epoch, or None for what is none. One without a time zone is in UTC."""
     try:
-        return from_seconds(parsedate_to_datetime(text.decode("latin-1")).timestamp())
+        date = parsedate_to_datetime(text.decode("latin-1"))
+        return from_seconds((date.replace(tzinfo=UTC) if date.tzinfo is None else date).timestamp())
     except (ValueError, TypeError, OverflowError):
         return None
 
