@@ -30,6 +30,8 @@ def one_job(**changes: Any) -> list[Job]:
         (lambda: maitred.simulate(jobs(), None, None, {"policy": "random"}), "routing: must be RoutingConfig, not dict"),
         (lambda: maitred.simulate(jobs(), horizon_secs=0), "horizon_secs: a run cannot end after 0"),
         (lambda: maitred.simulate(jobs(), horizon_secs="60"), "horizon_secs: a run cannot end after '60'"),
+        (lambda: maitred.simulate(jobs(), sample_every_ms="5"), "sample_every_ms: samples cannot be taken every '5'"),
+        (lambda: maitred.simulate(jobs(), sample_every_ms=float("inf")), "sample_every_ms: samples cannot be taken every inf"),
         (lambda: maitred.synthetic(rate="10", num_requests=3), "rate: a rate of '10' cannot be used"),
         (lambda: maitred.simulate(one_job(arrival=1.5)), "request 0 has arrival 1.5 (float)"),
         (lambda: maitred.simulate(one_job(prompt_tokens="10")), "request 0 has prompt_tokens '10' (str)"),

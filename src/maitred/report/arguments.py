@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from maitred.core.errors import ConfigError
-from maitred.core.units import Micros, from_seconds
+from maitred.core.units import Micros, from_ms, from_seconds
 from maitred.workload import Workload
 
 _LONGEST_SECS = 1e11
@@ -21,6 +21,16 @@ def horizon_of(seconds: float | None) -> Micros | None:
         hint = f"a number of seconds up to {_LONGEST_SECS:g}"
         raise ConfigError(f"a run cannot end after {seconds!r}", where="horizon_secs", hint=hint)
     return from_seconds(seconds)
+
+
+def sample_distance_of(milliseconds: float | None) -> Micros | None:
+    """Return the first distance of samples in µs, or None if there are to be none. Raises ConfigError."""
+    if milliseconds is None:
+        return None
+    if type(milliseconds) not in (int, float) or not 0 < milliseconds <= 1_000 * _LONGEST_SECS or not from_ms(milliseconds):
+        hint = "a number of milliseconds from 0.001 up"
+        raise ConfigError(f"samples cannot be taken every {milliseconds!r}", where="sample_every_ms", hint=hint)
+    return from_ms(milliseconds)
 
 
 def check_sections(workload: object, sections: Sequence[object], kinds: Mapping[str, type]) -> None:

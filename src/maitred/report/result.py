@@ -23,12 +23,11 @@ import msgspec
 from maitred.admission import AdmissionConfig
 from maitred.admission.terms.config import AdmissionMode
 from maitred.core.decisions import DecisionLog
-from maitred.core.units import from_ms
 from maitred.instance import InstanceConfig
 from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.report import export
-from maitred.report.arguments import check_sections, horizon_of
+from maitred.report.arguments import check_sections, horizon_of, sample_distance_of
 from maitred.report.breakdown import By
 from maitred.report.output_file import OutputFile
 from maitred.report.page import write_page
@@ -145,7 +144,7 @@ def simulate(
     """
     sections = (cluster, instance, routing, admission, programs)
     check_sections(workload, sections, _SECTIONS)
-    horizon, sample_every = horizon_of(horizon_secs), None if sample_every_ms is None else from_ms(sample_every_ms)
+    horizon, sample_every = horizon_of(horizon_secs), sample_distance_of(sample_every_ms)
     name = workload if isinstance(workload, str) else ""
     stated = instance or InstanceConfig()
     resolved = resolve_instance(stated)
