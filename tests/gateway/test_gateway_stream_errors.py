@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -282,6 +283,29 @@ def test_a_refused_question_for_the_usage_is_taken_back(refusal: bytes, in_piece
             assert not w.gateway.counters.upstream_failures
 
     run(scenario())
+
+
+def test_an_error_that_comes_in_pieces_ends_when_it_has_come(tmp_path: Path) -> None:
+    error = whole(b'{"error":{"message":"no such tool"}}', b"400 Bad Request")
+
+    async def respond(received: BackendRequest) -> None:
+        await received.send(error[:-9])
+        await asyncio.sleep(1.0)
+        await received.send(error[-9:])
+
+    async def scenario() -> None:
+        async with world(Backend(respond), programs={}, slots=1, decision_log=str(tmp_path / "log")) as w:
+            first = await w.start_request(STREAM)
+            await w.wait_until(lambda: w.backends[0].received)
+            await asyncio.sleep(0.5)
+            second = await w.start_request(STREAM)
+            assert [(await each.read_response())[0] for each in (first, second)] == [400, 400]
+
+    run(scenario())
+    inputs = [msgspec.json.decode(line) for line in (tmp_path / "log").read_bytes().splitlines() if b'"input":' in line]
+    times = [given["at"] for given in inputs if given["input"] in ("submit", "first_byte", "release")]
+    assert len(times) == 6
+    assert times == sorted(times)
 
 
 def test_options_of_the_client_stay_and_their_refusal_is_passed_on() -> None:

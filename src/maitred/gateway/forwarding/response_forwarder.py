@@ -142,6 +142,7 @@ class ResponseForwarder:
             piece = await self._read_piece()
             self._withheld += piece
             self._record.on_body_piece(piece)
+            self._record.last_data_at = self._record.clock.now()  # The request goes on from there.
 
     def forward(self) -> Awaitable[None] | None:
         """Send the whole response. Return what must be awaited for the rest of it, or None if all was sent. Awaiting raises
