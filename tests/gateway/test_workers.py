@@ -10,16 +10,28 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, run_on_sockets, whole
 
 from maitred.cli import main
-from maitred.gateway.workers.notes import PageAnswer, PageQuestion
+from maitred.gateway import GatewayConfig
+from maitred.gateway.admin.reload import GatewaySettings
+from maitred.gateway.observe.loop_lag import LoopLag
+from maitred.gateway.observe.request_metrics import RequestMetrics
+from maitred.gateway.observe.state import GatewayCounters
+from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion
+from maitred.gateway.workers.parent import ParentGateway
+from maitred.gateway.workers.settings import WorkerFolder
+from maitred.gateway.workers.shares import LastShares, Totals
+from maitred.gateway.workers.supervisor import Supervisor
 from maitred.gateway.workers.worker import AskedPages
 from maitred.scheduler.interface import LinkNote
+from maitred.scheduler.sharing.link_client import LinkClient
+from maitred.wire.machine import Machine
 
 SLOTS = 4
 CONFIG = """
@@ -99,12 +111,15 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(engine: Engine, folder: Path, *flags: str) -> AsyncIterator[Served]:
+async def served(engine: Engine, folder: Path, *flags: str, status: int = 0) -> AsyncIterator[Served]:
+    """Run a gateway, which ends with `status`."""
     await engine.backend.start()
     (folder / "config.yaml").write_text(CONFIG)
     arguments = ("--config", str(folder / "config.yaml"), "--backend", engine.backend.url, "--workers", "3", *flags)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "maitred", "serve", "--port", "0", *arguments), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "maitred", "serve", "--port", "0", *arguments),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
     )
     log: list[str] = []
 
@@ -122,7 +137,7 @@ async def served(engine: Engine, folder: Path, *flags: str) -> AsyncIterator[Ser
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0, log
+        assert await process.wait() == status, log
         await reading
         await engine.backend.stop()
 
@@ -186,6 +201,9 @@ def test_pages_and_reloads_are_of_all_workers(tmp_path: Path) -> None:
             w.process.send_signal(signal.SIGHUP)
             await w.logged("the configuration was reloaded")
             assert (await w.page("/maitred/state"))["classes"]["default"]["queue_size"] == 7
+            (tmp_path / "config.yaml").write_text(CONFIG.replace("gateway:", "gateway:\n  max_body_bytes: 600000000"))
+            w.process.send_signal(signal.SIGHUP)
+            await w.logged("a share of 1/3 of max_parked_body_bytes")
             drained, _ = await w.request("/admin/drain", {"backend": engine.backend.url})
             assert drained == 200
             for _ in range(6):
@@ -224,17 +242,188 @@ def test_what_several_workers_cannot_do_is_refused_in_one_line(
     assert not Path(record).exists()
 
 
-def test_a_worker_that_cannot_start_ends_the_start_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("executable", "words"),
+    [("/bin/false", "it has ended with status 1"), ("/nowhere/python", "it cannot be made: no such file or directory")],
+)
+def test_a_worker_that_cannot_start_ends_the_start_in_one_line(
+    executable: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["maitred", "serve", "--port", "0", "--backend", "http://127.0.0.1:1", "--workers", "2"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", arguments)
-        patch.setattr(sys, "executable", "/bin/false")
+        patch.setattr(sys, "executable", executable)
         with pytest.raises(SystemExit) as ended:
             main()
     assert ended.value.code
-    assert re.search(
-        r"--workers: worker \d could not start: it has ended with status 1", capsys.readouterr().err.splitlines()[-1]
-    )
+    assert re.search(r"--workers: worker \d could not start: " + words, capsys.readouterr().err.splitlines()[-1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_workers_let_their_requests_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = Engine()
+        async with served(engine, tmp_path, status=-signal.SIGKILL) as w:
+            engine.open.clear()
+            request, workers = asyncio.create_task(w.request()), w.workers()
+            while not engine.now:
+                await asyncio.sleep(0.01)
+            w.process.kill()
+            await asyncio.sleep(0.5)  # in which a worker looks for its parent several times
+            assert not request.done()
+            engine.open.set()
+            assert (await request)[0] == 200
+            while any(map(_runs, workers)):
+                await asyncio.sleep(0.01)
+
+    run_on_sockets(scenario())
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_worker_that_is_made_while_all_are_told_to_end_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        pid = 1
+
+        def __init__(self) -> None:
+            self.stderr = asyncio.StreamReader()
+            self.signals: list[int] = []
+
+        def send_signal(self, number: int) -> None:
+            self.signals.append(number)
+            self.stderr.feed_eof()
+
+        async def wait(self) -> int:
+            return 0
+
+    class Parent(SimpleNamespace):
+        async def open(self, path: str, secret: bytes) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+    async def scenario() -> None:
+        process = Process()
+
+        async def make(*arguments: str, **named: object) -> Process:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)  # in which the signal is taken
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
+        config = SimpleNamespace(drain_secs=60.0, shutdown_delay_secs=0.0)
+        parent = Parent(host=None, config=config, log_output=None, announce_end=lambda: None, request_reload=lambda: None)
+        folder = WorkerFolder(tmp_path)
+        folder.make_secret()
+        async with asyncio.timeout(5):
+            await Supervisor(cast(ParentGateway, parent), folder, [], 1).run(lambda: None)
+        assert process.signals == [signal.SIGTERM]
+
+    run_on_sockets(scenario())
+
+
+class Told:
+    """A worker that has only a link, and answers what the parent asks."""
+
+    def __init__(self, path: str, secret: bytes, name: str) -> None:
+        machine = Machine()
+        self.notes: list[LinkNote] = []
+        self.link = LinkClient(path, name, secret, machine.clock, machine.random, self._on_event)
+        self._counts = Totals(GatewayCounters(0), RequestMetrics(0), LoopLag(machine.clock).lags).share()
+        self.link.start()
+
+    def _on_event(self, event: object) -> None:
+        if isinstance(event, LinkNote):
+            self.notes.append(event)
+            if event.kind == NoteKind.COUNTS:
+                self.link.report(LinkNote(NoteKind.COUNTS, event.number, msgspec.msgpack.encode(self._counts)))
+
+    async def heard(self, kind: NoteKind, number: int = 1) -> None:
+        while sum(note.kind == kind for note in self.notes) < number:
+            await asyncio.sleep(0.001)
+
+
+def test_pages_share_what_workers_are_asked_and_a_late_worker_hears_of_a_reload(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = GatewayConfig(backends=("http://127.0.0.1:1",))
+        parent = ParentGateway(config, reload=lambda: GatewaySettings(gateway=config), write_settings=lambda settings: None)
+        path, secret = str(tmp_path / "link"), b"secret"
+        await parent.open(path, secret)
+        worker = Told(path, secret, "worker 1")
+        await worker.heard(NoteKind.RULES)
+        question = msgspec.msgpack.encode(PageQuestion("GET", "/maitred/state", b"", "", "ALL"))
+        for number in range(1, 31):
+            worker.link.report(LinkNote(NoteKind.PAGE, number, question))
+        async with asyncio.timeout(5):
+            await worker.heard(NoteKind.PAGE, 30)
+        answers = [msgspec.msgpack.decode(note.payload, type=PageAnswer) for note in worker.notes if note.kind == NoteKind.PAGE]
+        assert {answer.status for answer in answers} == {200}
+        assert sum(note.kind == NoteKind.COUNTS for note in worker.notes) <= 2
+        assert not any(note.kind == NoteKind.RELOAD for note in worker.notes)
+        parent.request_reload()
+        async with asyncio.timeout(5):
+            await worker.heard(NoteKind.RELOAD)
+            late = Told(path, secret, "worker 2")
+            await late.heard(NoteKind.RELOAD)
+        await worker.link.close()
+        await late.link.close()
+        await parent.close()
+
+    run_on_sockets(scenario())
+
+
+def test_a_process_of_which_the_link_breaks_is_counted_once() -> None:
+    nothing = Totals(GatewayCounters(0), RequestMetrics(0), LoopLag(Machine().clock).lags).share()
+    counters = GatewayCounters(0)
+    shares = LastShares(Totals(counters, RequestMetrics(0), LoopLag(Machine().clock).lags))
+
+    def tell(name: str, boot: str, retries: int) -> None:
+        shares.note((name, boot), msgspec.structs.replace(nothing, retries=retries))
+
+    tell("worker 1", "a", 5)
+    tell("worker 2", "b", 3)
+    shares.add_up()
+    assert counters.retries == 8
+    assert len(shares.gauges([("worker 2", "b")])) == 1  # The link of the other one has broken.
+    tell("worker 1", "a", 6)
+    shares.add_up()
+    assert counters.retries == 9
+    for number in range(20):  # processes of which each is in place of the one before
+        tell("worker 1", f"a{number}", 1)
+        assert counters.retries == 9 + number + 1
+    shares.add_up()
+    assert counters.retries == 29
+    assert len(shares.gauges([("worker 1", "a19"), ("worker 1", "a"), ("worker 2", "b")])) == 2
+
+
+def test_what_workers_read_is_restored(tmp_path: Path) -> None:
+    folder = WorkerFolder(tmp_path)
+    folder.make_secret()
+    secret = folder.secret()
+    (tmp_path / "secret").unlink()
+    folder.restore()
+    assert folder.secret() == secret
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_scheduler_that_is_gone_is_told_of_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        said: list[str] = []
+        machine = Machine()
+        link = LinkClient(str(tmp_path / "link"), "worker 1", b"secret", machine.clock, machine.random, lambda event: None)
+        link.lost_for_good = said.append
+        link.start()
+        await asyncio.sleep(0.35)
+        await link.close()
+        assert len(said) == 1
+
+    run_on_sockets(scenario())
 
 
 def test_a_page_is_asked_for_again_when_the_link_has_broken() -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maitred import __version__
+from maitred.cli import hangup_came
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from maitred.admission import AdmissionConfig
     from maitred.config import LoadedConfig
     from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.observe.logs import LogOutput
@@ -34,7 +36,7 @@ def serve_workers(
     called with the URL of each port when all workers serve. Raises ConfigError if that is not possible, also for what several
     processes cannot do yet; then no file has been made or changed."""
     from maitred.files.undo import whole_or_nothing
-    from maitred.gateway.workers.settings import WorkerFolder, check_shares
+    from maitred.gateway.workers.settings import WorkerFolder, check_body_shares, check_shares
     from maitred.gateway.workers.supervisor import Supervisor, open_shared
     from maitred.scheduler.interface import check_shareable
     from maitred.wire.machine import Machine
@@ -45,18 +47,35 @@ def serve_workers(
         raise ConfigError("several workers need Unix sockets, which this system has not", where="--workers", hint="--workers 1")
     check_shareable(config.routing, config.programs)
     check_shares(config.gateway, number)
-    if config.admission.mode == "flow-control":
-        raise ConfigError("flow control is not shared by several processes yet", where="admission.mode", hint="--workers 1")
+    _check_admission(config.admission)
+
+    def reload_shared() -> GatewaySettings:
+        settings = reload()
+        check_body_shares(settings.gateway, number)
+        _check_admission(settings.admission)
+        return settings
+
     with tempfile.TemporaryDirectory(prefix="maitred-") as path:
         folder = WorkerFolder(Path(path))
         with whole_or_nothing():
-            parent = _make_parent(loaded, output, folder, reload)
+            parent = _make_parent(loaded, output, folder, reload_shared)
             mode = parent.core.config.mode
             log.info("maitred %s starts: process %d, %d workers, admission %s", __version__, os.getpid(), number, mode)
             ports = open_shared(parent.listeners(), number, Machine())
         folder.make_secret()
         folder.write_settings(parent.settings())
-        run_server(Supervisor(parent, folder, ports, number).run(on_ready))
+
+        def announce(*urls: str) -> None:
+            on_ready(*urls)
+            if hangup_came():  # before this command handled it
+                parent.request_reload()
+
+        run_server(Supervisor(parent, folder, ports, number).run(announce))
+
+
+def _check_admission(admission: AdmissionConfig) -> None:
+    if admission.mode == "flow-control":
+        raise ConfigError("flow control is not shared by several processes yet", where="admission.mode", hint="--workers 1")
 
 
 def _make_parent(

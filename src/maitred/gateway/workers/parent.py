@@ -1,7 +1,8 @@
 """ParentGateway: what the workers of a gateway have in common: the scheduler, the pages that show the whole, the configuration.
 
 It serves no port. Before a page is made, each worker is asked what it has counted (`shares`), so a page is never older than the
-request for it. A worker that does not answer within a second is there with what it has told last.
+request for it; pages that are asked for while that goes on share the next time, so that who asks for many does not hold up the
+scheduler. A worker that does not answer within a second is there with what it has told last.
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.observe.state import BackendState
 from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
-from maitred.gateway.workers.shares import Gauges, Share, Totals
+from maitred.gateway.workers.shares import Gauges, LastShares, Share, Totals
 from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, SchedulerHost
 from maitred.wire.exchange import Exchange, body_too_large
 from maitred.wire.messages import Headers
 
 _COUNTS_SECS: Final = 1.0
 """How long a page waits for what a worker has counted."""
-_MOST_ENDED: Final = 8
-"""Shares of processes that have ended which are kept one by one."""
 
 
 class AskedExchange:
@@ -105,17 +104,20 @@ class ParentGateway(Gateway):
         self._write_settings = write_settings
         self._reloader.on_reloaded = self._on_reloaded
         self._totals = Totals(self.counters, self.request_metrics, self._loop_lag.lags)
-        self._shares: dict[GatewayId, Share] = {}
-        """The last share of each process that is there."""
+        self._shares = LastShares(self._totals)
         assert isinstance(self._snapshots, SharedSnapshots)
         self._shared = self._snapshots
         self._shared.totals = self._totals
-        self._ended: list[Share] = []
-        """The shares of those that have ended."""
         self._answered: dict[GatewayId, int] = {}
+        """The last question for counts that each process has answered."""
         self._last_question = 0
+        self._was_reloaded = False
         self._has_answer = asyncio.Event()
+        self._gathering = asyncio.Lock()
+        self._next_gathering: asyncio.Task[None] | None = None
+        """What will ask all workers, and has not begun to."""
         self._pages: set[asyncio.Task[None]] = set()
+        """What makes pages: a loop keeps no task alive."""
 
     async def open(self, path: str, secret: bytes) -> None:
         """Begin to schedule for the workers that connect to the Unix socket `path`. Raises ConfigError if there can be none."""
@@ -152,7 +154,7 @@ class ParentGateway(Gateway):
     def _on_note(self, gateway: GatewayId, note: LinkNote) -> None:
         match note.kind:
             case NoteKind.COUNTS:
-                self._shares[gateway] = msgspec.msgpack.decode(note.payload, type=Share)
+                self._shares.note(gateway, msgspec.msgpack.decode(note.payload, type=Share))
                 self._answered[gateway] = max(note.number, self._answered.get(gateway, 0))
                 self._has_answer.set()
             case NoteKind.PAGE:
@@ -165,6 +167,8 @@ class ParentGateway(Gateway):
 
     def _on_welcome(self, gateway: GatewayId) -> None:
         self._tell(NoteKind.RULES, 0, self._rules(), gateway)
+        if self._was_reloaded:  # It may have read the settings before, and had no link when it was told of the others.
+            self._tell(NoteKind.RELOAD, 0, b"", gateway)
 
     def _tell(self, kind: NoteKind, number: int, payload: bytes, gateway: GatewayId | None = None) -> None:
         if self.host is not None:
@@ -183,6 +187,7 @@ class ParentGateway(Gateway):
 
     def _on_reloaded(self, settings: GatewaySettings) -> None:
         self._write_settings(settings)
+        self._was_reloaded = True
         self._tell(NoteKind.RELOAD, 0, b"")
 
     # Pages.
@@ -196,29 +201,34 @@ class ParentGateway(Gateway):
         self._tell(NoteKind.PAGE, number, msgspec.msgpack.encode(answer), gateway)
 
     async def _gather(self) -> None:
-        """Ask all workers what they have counted, and add it up."""
+        """Ask all workers what they have counted, once for all who want to know it meanwhile, and add it up."""
+        if self._next_gathering is None:
+            self._next_gathering = asyncio.create_task(self._ask_workers())
+            self._pages.add(self._next_gathering)
+            self._next_gathering.add_done_callback(self._pages.discard)
+        await asyncio.shield(self._next_gathering)
+
+    async def _ask_workers(self) -> None:
+        async with self._gathering:
+            self._next_gathering = None
+            await self._add_up_counts()
+
+    async def _add_up_counts(self) -> None:
         if self.host is None:
             return
         self._last_question += 1
-        self._tell(NoteKind.COUNTS, self._last_question, b"")
+        question = self._last_question
+        self._tell(NoteKind.COUNTS, question, b"")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_COUNTS_SECS):
-                while any(self._answered.get(each, 0) < self._last_question for each in self.host.gateway_ids):
+                while any(self._answered.get(each, 0) < question for each in self.host.gateway_ids):
                     self._has_answer.clear()
                     await self._has_answer.wait()
-        self._end_shares(set(self.host.gateway_ids))
-        self._totals.set_to([*self._ended, *self._shares.values()])
-        self._shared.gauges = [share.gauges for share in self._shares.values()]
+        present = self.host.gateway_ids
+        self._answered = {each: self._answered[each] for each in present if each in self._answered}
+        self._shares.add_up()
+        self._shared.gauges = self._shares.gauges(present)
         self._budget.taken_bytes = sum(gauges.parked_body_bytes for gauges in self._shared.gauges)
-
-    def _end_shares(self, present: set[GatewayId]) -> None:
-        """Set aside the shares of processes that have ended. Many of them are added up to one."""
-        for gateway in [each for each in self._shares if each not in present]:
-            self._ended.append(self._shares.pop(gateway))
-            self._answered.pop(gateway, None)
-        if len(self._ended) > _MOST_ENDED:
-            self._totals.set_to(self._ended)
-            self._ended = [self._totals.share()]
 
 
 def _at(gauges: Gauges, index: int) -> int:

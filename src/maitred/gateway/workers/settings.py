@@ -24,6 +24,7 @@ class WorkerFolder:
         self.path = path
         self.socket = str(path / "link")
         """The path of the parent's Unix socket."""
+        self._written: dict[str, bytes] = {}
 
     def make_secret(self) -> None:
         """Draw a secret, and write it."""
@@ -43,7 +44,15 @@ class WorkerFolder:
         assert isinstance(settings, GatewaySettings)
         return settings
 
+    def restore(self) -> None:
+        """Write anew what this process has written and is gone: who clears old files away from the folder of temporary ones
+        does not know that a worker may be started anew after weeks."""
+        for name, content in self._written.items():
+            if not (self.path / name).exists():
+                self._write(name, content)
+
     def _write(self, name: str, content: bytes) -> None:
+        self._written[name] = content
         written = self.path / f"{name}.new"
         written.touch(0o600)
         written.write_bytes(content)
@@ -54,6 +63,11 @@ def check_shares(config: GatewayConfig, number: int) -> None:
     """Raise ConfigError for a configuration that cannot be shared out among so many workers."""
     if config.record is not None:
         raise ConfigError("traffic is not recorded by several workers yet", where="gateway.record", hint="--workers 1")
+    check_body_shares(config, number)
+
+
+def check_body_shares(config: GatewayConfig, number: int) -> None:
+    """Raise ConfigError if a worker could not keep the largest body that is allowed. A reload may change both limits."""
     if config.max_parked_body_bytes // number < config.max_body_bytes:
         problem = f"a share of 1/{number} of max_parked_body_bytes is less than max_body_bytes"
         hint = f"at least {number * config.max_body_bytes}, or fewer workers"

@@ -1,7 +1,8 @@
 """Shares: what each worker has counted since it started, and how the parent adds it up.
 
-A share is whole, not a difference, so none can be lost or come twice. The parent keeps the last one of each process. A page is
-made of the sum: what was counted by processes that have ended stays in it, and what they had open does not.
+A share is whole, not a difference, so none can be lost or come twice. The parent keeps the last one of each process
+(`LastShares`). A page is made of the sum: what was counted by processes that have ended stays in it, and what they had open
+does not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from maitred.core.histogram import Histogram
 from maitred.core.request import PriorityClass
 from maitred.gateway.observe.request_metrics import RequestMetrics, TokenCounts
 from maitred.gateway.observe.state import GatewayCounters
+from maitred.scheduler.interface import GatewayId
 
 HistogramShare: TypeAlias = tuple[list[int], int]
 """The counts by bucket, and the sum of all values."""
@@ -60,6 +62,34 @@ class Share(msgspec.Struct, frozen=True):
     dropped_log_lines: int
     loop_lag: HistogramShare
     gauges: Gauges
+
+
+class LastShares:
+    """The last share of each process: of those that are there one by one, as each will tell more, and of those that have ended
+    together. A process has ended when another one tells of its name; a broken link says nothing of that."""
+
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
+        self._last: dict[GatewayId, Share] = {}
+        self._ended: list[Share] = []
+        """The sum of those that have ended, or nothing."""
+
+    def note(self, process: GatewayId, share: Share) -> None:
+        """Take what a process tells."""
+        formers = [] if process in self._last else [each for each in self._last if each[0] == process[0]]
+        self._last[process] = share
+        if formers:
+            self._totals.set_to([*self._ended, *map(self._last.pop, formers)])
+            self._ended = [self._totals.share()]
+            self.add_up()  # A page may be being made.
+
+    def add_up(self) -> None:
+        """Set the totals to the sum of all."""
+        self._totals.set_to([*self._ended, *self._last.values()])
+
+    def gauges(self, present: Iterable[GatewayId]) -> list[Gauges]:
+        """Return what each process that is present has now."""
+        return [self._last[each].gauges for each in present if each in self._last]
 
 
 class Totals:

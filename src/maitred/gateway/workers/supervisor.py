@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from maitred.core.errors import ConfigError
+from maitred.core.errors import ConfigError, describe_os_error
 from maitred.gateway.observe.logs import LogOutput
 from maitred.gateway.workers.parent import ParentGateway
 from maitred.gateway.workers.process import worker_name
@@ -110,31 +110,43 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             began_at = loop.time()
-            process = await self._start(number)
-            await self._copy_log(process)
-            status = await process.wait()
-            del self._processes[number]
-            if self._parent.host is not None:
-                self._parent.host.note_death(worker_name(number))
+            end = await self._run_once(number)
             if self._stopping.is_set():
                 return
             if worker_name(number) in self._not_ready:
-                self._fail(f"{worker_name(number)} could not start: it has ended with status {status}")
+                self._fail(f"{worker_name(number)} could not start: it {end}")
                 return
-            log.error("%s (process %d) has ended with status %d, and is started anew", worker_name(number), process.pid, status)
+            log.error("%s %s, and is started anew", worker_name(number), end)
             await asyncio.sleep(max(0.0, began_at + _LEAST_LIFE_SECS - loop.time()))
 
+    async def _run_once(self, number: int) -> str:
+        """Run one worker until it ends, and return in words how that was."""
+        try:
+            process = await self._start(number)
+        except OSError as error:  # no memory, or too many processes
+            return f"cannot be made: {describe_os_error(error)}"
+        if self._stopping.is_set():  # The others were told while it was made.
+            self._signal(process, signal.SIGTERM)
+        await self._copy_log(process)
+        status = await process.wait()
+        del self._processes[number]
+        if self._parent.host is not None:
+            self._parent.host.note_death(worker_name(number))
+        return f"has ended with status {status} (process {process.pid})"
+
     async def _start(self, number: int) -> asyncio.subprocess.Process:
+        self._folder.restore()
         descriptors = [port.sockets[(number - 1) % len(port.sockets)].fileno() for port in self._ports]
         arguments = [str(self._folder.path), str(number), str(self._number), *map(str, descriptors)]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "maitred.gateway.workers.process", *arguments),
+            # -P: modules are looked for where this process does, and in no other working directory.
+            *(sys.executable, "-P", "-m", "maitred.gateway.workers.process", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=descriptors,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         )
         self._processes[number] = process
         return process
@@ -175,6 +187,11 @@ class Supervisor:
         self._signal_all(number)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+        for worker, process in self._processes.items():
+            # One that does not handle signals yet would log a traceback of SIGINT.
+            is_early = number is signal.SIGINT and worker_name(worker) in self._not_ready
+            self._signal(process, signal.SIGTERM if is_early else number)
+
+    def _signal(self, process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)

@@ -95,7 +95,8 @@ class WorkerGateway(Gateway):
         self._asked = AskedPages(self.scheduler.link.report)
         assert isinstance(self._endpoints, WorkerEndpoints)
         self._endpoints.asked = self._asked
-        self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._asked.ask_again
+        self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._on_opened
+        self._is_ready = False
         self._telling: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
 
@@ -111,8 +112,14 @@ class WorkerGateway(Gateway):
         await super().stop()
 
     def say_ready(self) -> None:
-        """Tell the parent that connections are accepted."""
+        """Tell the parent that connections are accepted, now or as soon as there is a link."""
+        self._is_ready = True
         self.scheduler.link.report(LinkNote(NoteKind.READY, 0, b""))
+
+    def _on_opened(self) -> None:
+        self._asked.ask_again()
+        if self._is_ready:
+            self.say_ready()
 
     def _on_note(self, note: LinkNote) -> None:
         match note.kind:

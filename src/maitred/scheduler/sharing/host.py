@@ -227,7 +227,10 @@ class SchedulerHost:
                 lambda number=number: self.end.take_bytes(number, now),  # type: ignore[misc]
                 lambda num_bytes, number=number: self.end.note_written(number, num_bytes),  # type: ignore[misc]
             )
-        for cut in self.end.take_cuts():
+        cuts = self.end.take_cuts()
+        if cuts:  # What a gateway leaves that was cut just now may have been granted to others.
+            self.flush_soon()
+        for cut in cuts:
             if cut.connection in self._connections:
                 self._connections.pop(cut.connection).close(cut.last_bytes)
                 self._wakeup.set()

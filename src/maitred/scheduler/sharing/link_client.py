@@ -1,7 +1,7 @@
 """LinkClient: a gateway's end of the link, with its socket and its timer.
 
-Without a connection it connects again, every 100 ms. What requests ask meanwhile is kept (`GatewayEnd`), and told in the next
-hello.
+Without a connection it connects again, every 100 ms at most. What requests ask meanwhile is kept (`GatewayEnd`), and told in
+the next hello.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class LinkClient:
         self.on_opened: Callable[[], object] = _ignore
         """Called when the scheduler has welcomed this gateway: what was told before may be lost."""
         self.lost_for_good: Callable[[str], object] | None = None
-        """Called with the reason when no connection could be made, if a scheduler that is gone does not come back."""
+        """Called once, with the reason, when nobody listens any more, if a scheduler that is gone does not come back. Then no
+        connection is tried again."""
 
     def start(self) -> None:
         """Connect, inside this event loop."""
@@ -107,9 +108,10 @@ class LinkClient:
                 await loop.create_unix_connection(lambda: _Connection(self), self._path)
             except OSError as error:
                 self._is_down.set()
-                if self.lost_for_good is not None and self.end.epoch:
+                if self.lost_for_good is not None and isinstance(error, FileNotFoundError | ConnectionRefusedError):
                     self.lost_for_good(str(error))
-                await asyncio.sleep(_RECONNECT_SECS)
+                    return
+            await asyncio.sleep(_RECONNECT_SECS)  # Also where a connection is cut as soon as it is made.
 
     def connected(self, transport: asyncio.WriteTransport) -> None:
         """Begin on a connection."""
