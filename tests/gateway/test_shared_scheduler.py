@@ -257,6 +257,31 @@ def test_a_backend_that_goes_down_is_down_for_all_gateways() -> None:
     run_on_sockets(scenario())
 
 
+def test_the_scheduler_hears_of_a_backend_that_streams_also_where_no_slots_are_learned() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+
+        async def engine(received: BackendRequest) -> None:
+            await received.send(STREAM_HEAD)
+            while not gate.is_set():
+                await received.send(chunk(b"data: 1\n\n"))
+                await asyncio.sleep(0.01)
+            await received.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+        async with shared_world(Backend(engine), slots=2, ejection=EjectionConfig(silence_secs=0.1)) as w:
+            stream = await w.start_request(STREAM, at=0)
+            assert (await stream.read_head())[0] == 200
+            await w.wait_until(lambda: w.scheduler.fleet.backends[0].requests)
+            (sent,) = w.scheduler.fleet.backends[0].requests
+            await w.wait_until(lambda: sent.is_committed)
+            began_at = sent.last_data_at
+            async with asyncio.timeout(5):
+                await w.wait_until(lambda: sent.last_data_at > began_at)
+            gate.set()
+
+    run_on_sockets(scenario())
+
+
 def test_a_gateway_whose_link_breaks_keeps_its_streams_and_its_slots() -> None:
     async def scenario() -> None:
         gate = asyncio.Event()

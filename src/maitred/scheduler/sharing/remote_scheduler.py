@@ -33,7 +33,8 @@ from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 
 _PROGRESS_SECS: Final = 0.1
-"""How often the scheduler is told how far streams have come: as often as it looks at learned slots."""
+"""How often the scheduler is told how far streams have come where it learns slots: as often as it looks at them."""
+_LONGEST_PROGRESS_SECS: Final = 1.0
 
 
 class RemoteScheduler(Scheduler):
@@ -79,7 +80,7 @@ class RemoteScheduler(Scheduler):
         self.on_note: Callable[[Note], object] | None = None
         """Called with the notes of the scheduler."""
         self._fallback: str | None = None
-        self._tells_progress = config.learns_slots
+        self._progress_secs = _progress_secs(config)
         self._progress: asyncio.Task[None] | None = None
         self._told_pieces: dict[RequestId, int] = {}
 
@@ -88,8 +89,7 @@ class RemoteScheduler(Scheduler):
 
     def start(self) -> None:
         self.link.start()
-        if self._tells_progress:
-            self._progress = asyncio.create_task(self._tell_progress())
+        self._progress = asyncio.create_task(self._tell_progress())
 
     async def wait_until_polled(self, secs: float) -> None:
         await self.mirror.wait_until_polled(secs)
@@ -145,7 +145,7 @@ class RemoteScheduler(Scheduler):
 
     async def _tell_progress(self) -> None:
         while True:
-            await asyncio.sleep(_PROGRESS_SECS)
+            await asyncio.sleep(self._progress_secs)
             numbers, pieces = list[int](), list[int]()
             told, self._told_pieces = self._told_pieces, {}
             for sent in (sent for backend in self.fleet.backends for sent in backend.requests if sent.is_committed):
@@ -156,6 +156,13 @@ class RemoteScheduler(Scheduler):
                     pieces.append(count)
             if numbers:
                 self.link.report(Progress(numbers, pieces))
+
+
+def _progress_secs(config: FleetConfig) -> float:
+    """Return how often the scheduler is told how far streams have come. A backend of which it hears nothing is silent."""
+    if config.learns_slots:
+        return _PROGRESS_SECS
+    return max(_PROGRESS_SECS, min(_LONGEST_PROGRESS_SECS, config.ejection.silence_secs / 4))
 
 
 def check_shareable(routing: RoutingConfig, programs: ProgramsConfig) -> None:
