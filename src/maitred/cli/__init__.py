@@ -1,7 +1,7 @@
 """The command line of maitred.
 
     app                                     the list of all commands, and how a command ends
-    serve, engine, demo                     the gateway; an emulated engine; both under load
+    serve, engine, demo                     the gateway, with several processes in workers; an emulated engine; both under load
     simulate, study, validation             `simulate`; `compare`, `sweep` and `capacity`; `validate`
     bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
     check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`

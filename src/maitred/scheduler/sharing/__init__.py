@@ -15,4 +15,6 @@ At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
     remote_admission.py   the driver of admission: a slot is granted together with a backend
     remote_placement.py   the backend that was granted; one that is chosen here, for requests that need no slot
     fleet_mirror.py       the fleet as the scheduler tells it; what attempts come to is reported
+
+Both ends write through link_writer.py.
 """
