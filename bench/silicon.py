@@ -22,7 +22,6 @@ import csv
 import json
 import logging
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -245,22 +244,30 @@ GROUPS: dict[str, Callable[[Row], str]] = {
 
 
 def print_tables(rows: list[Row], out: Path, names: list[str]) -> None:
+    """Print a table of each metric, over the pairs that all of `names` answer, and how many others leave out."""
     found: dict[str, dict[str, Any]] = {}
     for said in read_answers(out):
         found.setdefault(said["id"], {}).update(said["answers"])
     headings = [HEADINGS[PREDICTORS.index(name)] for name in names]
-    print(f"| | pairs | {' | '.join(headings)} |\n|---|---|{'---|' * len(names)}")
-    for group, key in GROUPS.items():
-        for value in sorted({key(row) for row in rows}, key=lambda text: (len(text), text)):
-            members = [row for row in rows if key(row) == value]
-            both = [errors(members, found, names, metric) for metric in (0, 1)]
-            if count := len(both[0][names[0]]):
-                cells = [" ".join(_cell(metric[name]) for metric in both) for name in names]
-                print(f"| {value if not group else f'{group}: {value}'} | {count:,} | {' | '.join(cells)} |")
+    for metric, title in enumerate(("TTFT", "TPOT")):
+        print(f"| {title} | pairs | {' | '.join(headings)} |\n|---|---|{'---|' * len(names)}")
+        for group, key in GROUPS.items():
+            for value in sorted({key(row) for row in rows}, key=lambda text: (len(text), text)):
+                lists = errors([row for row in rows if key(row) == value], found, names, metric)
+                if count := len(lists[names[0]]):
+                    cells = [_cell(lists[name]) for name in names]
+                    print(f"| {value if not group else f'{group}: {value}'} | {count:,} | {' | '.join(cells)} |")
+        print()
+    asked = [row for row in rows if row.id in found]
+    left_out = {name: sum(not isinstance(found[row.id].get(name), list) for row in asked) for name in names}
+    print(f"of {len(asked):,} pairs, without an answer: " + ", ".join(f"{name} {count:,}" for name, count in left_out.items()))
 
 
 def _cell(values: list[float]) -> str:
-    return f"{statistics.fmean(map(abs, values)):.0%} ({statistics.median(values):+.0%})"
+    """Return median and 90th percentile of the absolute error, and how many are within 10 % and within 25 %."""
+    sizes = np.abs(values)
+    within = [f"{np.mean(sizes <= share):.0%}" for share in (0.1, 0.25)]
+    return f"{np.median(sizes):.0%} {np.quantile(sizes, 0.9):.0%} {within[0]} {within[1]}"
 
 
 def main() -> None:
