@@ -86,6 +86,34 @@ def test_a_json_answer_with_an_error_has_not_completed(tmp_path: Path, cut: int)
         assert [row["outcome"] for row in csv.DictReader(lines)] == ["error_in_answer"]
 
 
+LONG = b'data: {"id":"cmpl-0123456789","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
+FINISH = LONG.replace(b'"delta"', b'"finish_reason": "stop","delta"')
+
+
+@pytest.mark.parametrize(
+    ("pieces", "outcome"),
+    [
+        ([LONG, LONG, LONG], "broken_off"),
+        ([LONG * 3], "broken_off"),
+        ([LONG, LONG, LONG + USAGE], "broken_off"),
+        ([LONG, LONG, USAGE, DONE], "completed"),
+        ([LONG, FINISH], "completed"),
+        ([LONG, FINISH, USAGE], "completed"),
+        ([LONG, LONG, DONE[:9], DONE[9:]], "completed"),  # cut into pieces that say too little
+        ([TOKEN[:100]], "completed"),
+    ],
+)
+def test_a_stream_that_ends_without_its_end_has_broken_off(tmp_path: Path, pieces: list[bytes], outcome: str) -> None:
+    page = run(metrics_after(streaming(pieces), STREAM, record=tmp_path / "r.csv"))
+    whole_ones = 1.0 if outcome == "completed" else 0.0
+    assert f'maitred_e2e_request_latency_seconds_count{{class="default",model="m"}} {whole_ones}' in page
+    assert ('error_code="broken_off",status_code="200"} 1.0' in page) is (outcome == "broken_off")
+    assert ('maitred_upstream_failures_total{reason="ended_early"} 1.0' in page) is (outcome == "broken_off")
+    assert f'maitred_requests_ended_total{{class="default",end="drained"}} {whole_ones}' in page
+    with (tmp_path / "r.csv").open(newline="") as lines:
+        assert [row["outcome"] for row in csv.DictReader(lines)] == [outcome]
+
+
 def test_a_text_about_errors_has_completed(tmp_path: Path) -> None:
     page = run(metrics_after(streaming([ROLE, TOKEN, TOKEN, USAGE, DONE]), STREAM, record=tmp_path / "r.csv"))
     assert 'maitred_requests_ended_total{class="default",end="drained"} 1.0' in page

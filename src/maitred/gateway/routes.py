@@ -34,22 +34,32 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """Whether a backend that answers 404 is followed by another one."""
     prompts_in: tuple[str, ...] = ()
     """The fields of the body that may be lists of prompts, of which the engine makes a sequence each (`request_work`)."""
+    end_marks: tuple[bytes, ...] = ()
+    """A whole stream has one of these in its last events; empty where that is not known."""
     has_output: bool = True
     """Whether the engine generates something, so that a request without a limit may take long; not where it reads only."""
 
 
+_CHOICES_END: Final = (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "')
+_MESSAGE_END: Final = (b'"message_stop"', b'"stop_reason":"', b'"stop_reason": "')
+_RESPONSE_END: Final = (b'"response.completed"', b'"response.incomplete"', b'"response.failed"', b"[DONE]")
 _SCORED: Final = ("text_1", "text_2", "queries", "items", "documents", "data_1", "data_2")
 
 ROUTES: Final[Mapping[str, Route]] = {
     route.path: route
     for route in (
-        Route("/v1/chat/completions", reports_usage_on_demand=True),
-        Route("/v1/completions", reports_usage_on_demand=True, prompts_in=("prompt", "prompt_embeds")),
+        Route("/v1/chat/completions", reports_usage_on_demand=True, end_marks=_CHOICES_END),
+        Route(
+            "/v1/completions",
+            reports_usage_on_demand=True,
+            prompts_in=("prompt", "prompt_embeds"),
+            end_marks=_CHOICES_END,
+        ),
         Route("/v1/embeddings", generates=False, prompts_in=("input", "messages"), has_output=False),
         Route("/v2/embed", needs_model=False, generates=False, prompts_in=("texts", "images", "inputs"), has_output=False),
-        Route("/v1/responses"),
+        Route("/v1/responses", end_marks=_RESPONSE_END),
         Route("/v1/responses/compact"),
-        Route("/v1/messages"),
+        Route("/v1/messages", end_marks=_MESSAGE_END),
         Route("/v1/rerank", generates=False, prompts_in=("documents",), has_output=False),
         Route("/v1/classify", generates=False, prompts_in=("input",), has_output=False),
         Route("/v1/moderations", generates=False, needs_model=False, prompts_in=("input",), has_output=False),

@@ -11,7 +11,7 @@ from typing import Final
 from maitred.admission import ReleaseReason
 from maitred.core.units import Micros
 from maitred.gateway.forwarding.retries import RetryPolicy
-from maitred.gateway.observe.request_record import ERROR_IN_ANSWER, RequestRecord
+from maitred.gateway.observe.request_record import ENDED_EARLY, ERROR_IN_ANSWER, RequestRecord
 from maitred.gateway.observe.state import GatewayCounters
 from maitred.scheduler.interface import (
     AnsweredError,
@@ -46,10 +46,15 @@ class AttemptOutcomes:
                 self._fleet.ejection.on_answer_begins(sent)
 
     def on_complete(self, sent: UpstreamRequest, record: RequestRecord, now: Micros) -> ReleaseReason:
-        """Note that a response was sent whole at `now`. Return FAILED if it says itself that it has failed, else DRAINED."""
+        """Note that a response was sent whole at `now`. Return FAILED if it says itself that it has failed, or is a stream
+        without the end that its API has, else DRAINED."""
         record.on_complete(now)
         if record.error is not None:
             return self._on_error_in_answer(sent, record)
+        if not record.is_complete:
+            # Counted, and not held against the backend: an engine of another make may end all of its streams so.
+            self._counters.upstream_failures[ENDED_EARLY] += 1
+            return _FAILED
         if sent.backend.circuit.needs_attention and record.is_stream:
             self._fleet.ejection.on_success(sent)
         return _DRAINED

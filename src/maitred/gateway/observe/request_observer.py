@@ -57,6 +57,7 @@ class RequestObserver:
         )
         if route.asks_each:
             record.is_stored = True
+        record.end_marks = route.end_marks
         return record
 
     def end(self, record: RequestRecord, exchange: Exchange) -> None:

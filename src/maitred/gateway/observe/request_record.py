@@ -24,6 +24,10 @@ body. Such a request has not completed: its outcome is `error_in_answer`, and of
 as tokens. Nearly every piece of a stream is one event that begins as the one before, and is not looked into: an error begins
 otherwise, or stands at the end, where the last two pieces are looked into in any case.
 
+**A stream that ends early.** An engine that gives up may end its stream as HTTP has it. So where the API of a route says how a
+stream ends (`[DONE]`, a `finish_reason`, `message_stop`, `response.completed`), one without that has not completed: its outcome
+is `broken_off`.
+
 Compiled (`tools/compile.py`).
 """
 
@@ -52,6 +56,8 @@ CLIENT_GONE: Final = 499
 """The status of a request of which the client left before its answer began, as nginx has it. No such client sees it."""
 ERROR_IN_ANSWER: Final = "error_in_answer"
 """The outcome and error code of an answer with status 200 that reports an error."""
+ENDED_EARLY: Final = "ended_early"
+"""Why a stream has failed that ends as HTTP has it, and not as its API has it."""
 _PROMPT: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})\b')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})\b')
 _INPUT: Final = b'"input'
@@ -63,6 +69,8 @@ _DATA: Final = b"data:"
 _EVENT_STARTS: Final = (_DATA, b"event:")
 _TAIL_BYTES: Final = 32_768
 """Bytes at the end of an answer in which its usage is looked for."""
+_LEAST_TAIL_BYTES: Final = 128
+"""Bytes at the end of a stream in which its end is seen. XXX: a guess: the events of an engine have 150 and more."""
 _USUAL_BYTES: Final = 12
 """Bytes at the beginning of an event in which an error differs from the others: `data: {"id":` and `data: {"erro`."""
 _UNUSUAL: Final = b"\0"
@@ -103,6 +111,8 @@ class RequestRecord:
     """Of a stream, with data; up to an error."""
     on_events: Callable[[int, Micros], object] | None = None
     """Told of the events of each piece of a stream, and when it came, if that is of interest."""
+    end_marks: tuple[bytes, ...] = ()
+    """A whole stream has one of these in its last events (`Route.end_marks`)."""
     _last_piece = b""
     _last_pieces = b""
     _open_event = b""
@@ -237,8 +247,16 @@ class RequestRecord:
         self.is_complete, self.ended_at = True, now
         if self._last_pieces:
             self._look_at_end()
-        if self.status == 200 and self.error is None:
+        if self.is_stream and self.status == 200 and self.error is None and not self.is_unreadable:
+            self.is_complete = not self._lacks_end()
+        if self.is_complete and self.status == 200 and self.error is None:
             self.series.e2e.observe(self.ended_at - self.request.arrival)
+
+    def _lacks_end(self) -> bool:
+        """Return whether a stream has ended as HTTP has it, and not as its API has it: the engine has given it up."""
+        tail = self._last_pieces + self._last_piece
+        # Less may be a part of the last event.
+        return bool(self.end_marks) and len(tail) >= _LEAST_TAIL_BYTES and not any(mark in tail for mark in self.end_marks)
 
     def on_refused(self, status: int, error_code: str | None) -> None:
         """Note that the gateway answers with an error of its own."""
