@@ -11,7 +11,7 @@ import numpy as np
 
 from maitred import Job, Outcome, Results, open_trace, simulate
 from maitred.core.decisions import DecisionLog
-from maitred.core.units import Micros
+from maitred.core.units import Micros, to_seconds
 
 from .case import Case, Named, Request, Said
 from .recorded import breaking_ties
@@ -58,7 +58,7 @@ def run_case(case: Case, traces: Path, *, step_by_step: bool = False) -> list[st
             instance,
             said.router(policy),
             said.admitting(),
-            horizon=said.horizon_us,
+            horizon_secs=None if said.horizon_us is None else to_seconds(said.horizon_us),
             log=None if said.flow_control is None else DecisionLog(waits.read),
         ).rows
     return list(_differences(case, results, waits, _names(traces / f"{case.trace}.csv.gz")))
