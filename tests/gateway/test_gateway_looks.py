@@ -99,9 +99,9 @@ def test_a_request_that_waits_sees_which_backends_serve_its_model_then() -> None
         may_end = asyncio.Event()
 
         async def held(received: BackendRequest) -> None:
-            await received.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunk(b"{"))
+            await received.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"{"))
             await may_end.wait()
-            await received.send(chunk(b"}"), chunk(b""))
+            await received.send(chunk(b"}") + chunk(b""))
 
         first, second = Backend(held, models=("m",)), Backend(models=("n",))
         async with world(first, second, slots=1, admission=CLASSES) as w:

@@ -230,7 +230,7 @@ def test_a_slow_client_holds_the_backend_back() -> None:
 
 def test_a_slow_client_gets_everything() -> None:
     async def scenario() -> None:
-        events = [b"data: %d %b\n\n" % (number, b"x" * 50_000) for number in range(200)]
+        events = [b"data: %d %b\n\n" % (number, b"x" * 50_000) for number in range(200)] + [b"data: [DONE]\n\n"]
 
         async def respond(received: BackendRequest) -> None:
             await received.send(STREAM_HEAD)

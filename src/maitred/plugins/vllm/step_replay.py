@@ -29,6 +29,7 @@ from maitred.core.units import Micros
 from maitred.instance import EventKind, InstanceConfig
 from maitred.instance.batch_former import standard_parts
 from maitred.instance.engine_core import EngineCore
+from maitred.instance.flavours import flavour_keys
 from maitred.plugins.vllm.step_log import EndLine, RequestLine, StepLine, StepLogHeader, StepLogLine
 from maitred.queueing.base import DelegatingQueue
 
@@ -103,7 +104,9 @@ class StepReplay:
         """Raises ConfigError for an engine that the simulator cannot have, or a policy that is not known here."""
         self._step_time = RecordedStepTime()
         try:
-            config = RecordedInstance(flavour="vllm", step_by_step=True, step_time=self._step_time, **header.instance)
+            # What the header of an older log does not say is off: the defaults of the flavour are not those of that engine.
+            keys = {**dict.fromkeys(flavour_keys("vllm"), False), **header.instance}
+            config = RecordedInstance(flavour="vllm", step_by_step=True, step_time=self._step_time, **keys)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the simulator has no such engine: {error}", where="the header of the step log") from error
         self._core = EngineCore(config, Random(header.seed), standard_parts(config))
