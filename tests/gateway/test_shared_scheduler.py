@@ -48,6 +48,17 @@ def test_a_request_is_answered_by_each_of_the_gateways() -> None:
     run_on_sockets(scenario())
 
 
+def test_a_number_that_the_link_cannot_carry_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may say anything of its models."""
+    monkeypatch.setattr(Backend, "created", 1 << 70)
+
+    async def scenario() -> None:
+        async with shared_world() as w:
+            assert (await w.request(at=1))[0] == 200
+
+    run_on_sockets(scenario())
+
+
 def test_no_more_requests_are_admitted_over_all_gateways_than_there_are_slots() -> None:
     async def scenario() -> None:
         engine = Counting()

@@ -100,6 +100,9 @@ class Backend:
     A responder that returns leaves the connection open; one that raises ConnectionError closes it.
     """
 
+    created = 1
+    """What it says of each model."""
+
     def __init__(self, respond: Responder = answer, models: tuple[str, ...] = ("m",)) -> None:
         self.respond = respond
         self.models = models
@@ -157,7 +160,7 @@ class Backend:
             self.health_polls += 1
             await received.send(whole(b"{}", self.status))
         elif received.head.startswith(b"GET /v1/models"):
-            listed = [{"id": model, "object": "model", "created": 1, "owned_by": "test"} for model in self.models]
+            listed = [{"id": model, "object": "model", "created": self.created, "owned_by": "test"} for model in self.models]
             await received.send(whole(msgspec.json.encode({"object": "list", "data": listed})))
         elif b"server_info" in received.head.split(b"\r\n")[0]:
             self.info_polls.append(received.head.split(b" ")[1].decode())

@@ -120,7 +120,9 @@ class Handshake:
             waits_for.add_done_callback(self.go_on)
 
     def abort(self) -> None:
-        """Give the handshake up, and close its connection."""
+        """Give the handshake up, and close its connection. Idempotent."""
+        if self._is_over:
+            return
         self._is_over = True
         try:
             self._opening.throw(asyncio.CancelledError())

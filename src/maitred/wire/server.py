@@ -215,6 +215,8 @@ class _Server:
         for acceptor in self._acceptors:
             acceptor.close()
         context = self._context
+        for handshake in tuple(context.handshakes):  # Nothing was asked there yet, and nobody would drain what they become.
+            handshake.abort()
         self._close_connections()
         log.info("shutting down: requests in flight: %d; they may take %g s", len(context.tasks), self._drain_secs)
         await self._wait_until_closed(self._drain_secs)

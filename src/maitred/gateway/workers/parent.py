@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -25,9 +26,11 @@ from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
 from maitred.gateway.workers.shares import Gauges, LastShares, Share, Totals
 from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, SchedulerHost
-from maitred.wire.exchange import Exchange, body_too_large
+from maitred.wire.exchange import Exchange, body_too_large, send_error
 from maitred.wire.messages import Headers
+from maitred.wire.refusals import internal_error
 
+log = logging.getLogger("maitred.gateway")
 _COUNTS_SECS: Final = 1.0
 """How long a page waits for what a worker has counted."""
 
@@ -195,8 +198,13 @@ class ParentGateway(Gateway):
     async def _answer(self, gateway: GatewayId, number: int, question: PageQuestion) -> None:
         asked = AskedExchange(question)
         viewer = Viewer(question.tenant, Shown[question.shown])
-        await self._gather()
-        code = await self._endpoints.answer_viewer(cast(Exchange, asked), viewer)
+        try:
+            await self._gather()
+            code = await self._endpoints.answer_viewer(cast(Exchange, asked), viewer)
+        except Exception:  # as a server answers it
+            log.exception("the page %s could not be made", question.path)
+            asked, code = AskedExchange(question), "internal_error"
+            send_error(cast(Exchange, asked), internal_error("gateway"), question.path)
         answer = PageAnswer(asked.status, asked.headers, asked.answer, code)
         self._tell(NoteKind.PAGE, number, msgspec.msgpack.encode(answer), gateway)
 

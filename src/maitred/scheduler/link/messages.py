@@ -11,7 +11,7 @@ said of an earlier attempt comes late, and is ignored.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -280,7 +280,8 @@ class BackendNews(Message, frozen=True):
     rests: Micros | None
     """For how long the engine has asked to be left alone, or None."""
     problem: str
-    models: dict[str, dict[str, Any]]
+    models: bytes
+    """JSON, as the engine has it: numbers there may be larger than those of the link."""
 
 
 class Fleet(Message, frozen=True, tag=27):

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.ejection_driver import RealTimeEjection
@@ -91,7 +93,7 @@ class FleetMirror:
         for backend, news in zip(self._fleet.backends, told, strict=True):
             backend.healthy, backend.was_ever_healthy = news.healthy, news.was_ever_healthy
             backend.has_been_polled, backend.is_draining = news.has_been_polled, news.is_draining
-            backend.problem, backend.models = news.problem, news.models
+            backend.problem, backend.models = news.problem, msgspec.json.decode(news.models)
         self._fleet.update_mirrored()
         if self._fleet.all_polled:
             self._is_told.set()

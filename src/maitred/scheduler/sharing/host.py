@@ -17,6 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import Final, cast
 
+import msgspec
+
 from maitred.admission.terms.lead import Lead
 from maitred.core.decisions import Decision
 from maitred.core.units import Micros
@@ -306,5 +308,5 @@ def _news(backend: Backend, now: Micros) -> BackendNews:
         is_ejected=backend.circuit.is_ejected,
         rests=None if rests_until is None else max(0, rests_until - now),
         problem=backend.problem,
-        models=backend.models,
+        models=msgspec.json.encode(backend.models),
     )
