@@ -239,7 +239,7 @@ GROUPS: dict[str, Callable[[Row], str]] = {
     "system": lambda row: row.query.system,
     "engine": lambda row: row.query.engine,
     "model": lambda row: row.query.model.rpartition("/")[2],
-    "clients": lambda row: next(f"up to {most}" for most in (4, 16, 64, 256, 1 << 30) if row.users <= most),
+    "clients": lambda row: next((f"up to {most}" for most in (4, 16, 64, 256) if row.users <= most), "more than 256"),
 }
 
 
@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one for each answer")
     parser.add_argument("--sample", type=int, default=0, help="so many rows, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--rounds", type=int, default=5, help="requests of each user")
+    parser.add_argument("--rounds", type=int, default=10, help="requests of each user")
     parser.add_argument("--of", nargs="+", choices=PREDICTORS, default=list(PREDICTORS))
     parser.add_argument("--table", action="store_true", help="compute nothing")
     options = parser.parse_args()
