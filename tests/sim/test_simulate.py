@@ -189,6 +189,12 @@ def test_skipping_changes_nothing_in_a_cluster(
     assert Outcome.UNFINISHED not in outcomes(skipping)
 
 
+def test_two_requests_that_are_preempted_at_the_instant_of_their_first_tokens_get_none_of_them() -> None:
+    instance = InstanceConfig(latency=LinearLatency((100, 1, 10)), total_kv_blocks=30, max_num_seqs=8)
+    results = simulate(burst(468), ClusterConfig(capacity=4), instance)
+    assert Outcome.UNFINISHED not in outcomes(results)
+
+
 def _admission(classes: dict[str, Any]) -> AdmissionConfig:
     import msgspec
 

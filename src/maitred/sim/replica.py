@@ -109,7 +109,9 @@ class Replica:
         # What this request would get at this very instant is lost with it. Events of other requests must wait for the turn of
         # the instance, because decisions about requests come before the events of instances.
         self.instance.abort(request_id, now)
-        self.deferred_events += (event for event in self.instance.drain_events() if event.seq.request_id != request_id)
+        # Also what was deferred when another request was withdrawn at this instant may be of this one.
+        events = [*self.deferred_events, *self.instance.drain_events()]
+        self.deferred_events = [event for event in events if event.seq.request_id != request_id]
         return bool(self.deferred_events)
 
     @property
