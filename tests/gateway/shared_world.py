@@ -17,7 +17,7 @@ from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
-from maitred.scheduler.interface import HostedScheduler, RemoteScheduler
+from maitred.scheduler.interface import Dialer, HostedScheduler, KnownAddresses, LinkAddress, RemoteScheduler
 from maitred.wire.client import UpstreamClient
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
@@ -106,14 +106,16 @@ async def shared_world(
     )
     try:
         with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder, "link"))
-            host = scheduler.host(path, SECRET)
-            await host.start()
+            address = LinkAddress(str(Path(folder, "link")), None)
+            host = scheduler.host(SECRET)
+            await host.start(address)
             scheduler.start()
             here = SharedWorld(scheduler, host, backends)
             async with contextlib.AsyncExitStack() as stack:
                 for number in range(gateways):
-                    make = partial(RemoteScheduler, path=path, name=f"gateway-{number}", secret=SECRET)
+                    make = partial(
+                        RemoteScheduler, dialer=Dialer(KnownAddresses(address)), name=f"gateway-{number}", secret=SECRET
+                    )
                     gateway = Gateway(settings, rules, routes, make_scheduler=make)
                     here.add(gateway, await stack.enter_async_context(running_server(gateway)))
                 await here.wait_until(

@@ -29,7 +29,7 @@ from maitred.gateway.workers.settings import WorkerFolder
 from maitred.gateway.workers.shares import LastShares, Totals
 from maitred.gateway.workers.supervisor import Supervisor
 from maitred.gateway.workers.worker import AskedPages
-from maitred.scheduler.interface import LinkNote
+from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress, LinkNote
 from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.wire.machine import Machine
 
@@ -334,7 +334,9 @@ class Told:
     def __init__(self, path: str, secret: bytes, name: str) -> None:
         machine = Machine()
         self.notes: list[LinkNote] = []
-        self.link = LinkClient(path, name, secret, machine.clock, machine.random, self._on_event)
+        self.link = LinkClient(
+            Dialer(KnownAddresses(LinkAddress(path, None))), name, secret, machine.clock, machine.random, self._on_event
+        )
         self._counts = Totals(GatewayCounters(0), RequestMetrics(0), LoopLag(machine.clock).lags).share()
         self.link.start()
 
@@ -416,7 +418,14 @@ def test_a_scheduler_that_is_gone_is_told_of_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         said: list[str] = []
         machine = Machine()
-        link = LinkClient(str(tmp_path / "link"), "worker 1", b"secret", machine.clock, machine.random, lambda event: None)
+        link = LinkClient(
+            Dialer(KnownAddresses(LinkAddress(str(tmp_path / "link"), None))),
+            "worker 1",
+            b"secret",
+            machine.clock,
+            machine.random,
+            lambda event: None,
+        )
         link.lost_for_good = said.append
         link.start()
         await asyncio.sleep(0.35)

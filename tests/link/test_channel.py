@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
-from maitred.scheduler.link.messages import VERSION, Beat, BeatAnswer, Challenge, Farewell, Greeting, Message, Proof, Release
+from maitred.scheduler.link.messages import (
+    VERSION,
+    Beat,
+    BeatAnswer,
+    Challenge,
+    Farewell,
+    Greeting,
+    Message,
+    Note,
+    Proof,
+    Release,
+)
 
 SECRET = b"a secret of a test"
 
@@ -93,7 +104,14 @@ def test_another_version_is_told_before_anything_else() -> None:
     scheduler = Channel(Side.SCHEDULER, SECRET, nonce(2))
     scheduler.feed(frame(Greeting(VERSION + 1, nonce(1))))
 
-    assert scheduler.fault == f"the peer speaks version {VERSION + 1} of the link, and this end version {VERSION}"
+    assert scheduler.fault is not None
+    assert scheduler.fault.startswith(f"the peer speaks version {VERSION + 1} of the link, and this end version {VERSION}: ")
+    assert scheduler.is_lasting
+    gateway = Channel(Side.GATEWAY, SECRET, nonce(1))
+    gateway.feed(scheduler.take_bytes())  # The peer is told, although it has not shown who it is.
+    assert gateway.fault == f"closed by the peer: {scheduler.fault}"
+    assert gateway.is_lasting
+    assert gateway.take_bytes() == b""
     assert scheduler.take_bytes() == b""
 
 
@@ -155,9 +173,13 @@ def test_a_peer_that_reads_is_not_cut() -> None:
 def test_a_frame_that_is_too_long_is_neither_sent_nor_taken() -> None:
     gateway, scheduler = pair(limits=ChannelLimits(frame_bytes=500))
     shake(gateway, scheduler)
+    for _ in range(5):
+        gateway.say(Beat(1, 0))
+        gateway.say(Note("page", 1, b"x" * 200))
+    assert len(scheduler.feed(gateway.take_bytes())) == 10  # in several frames
     gateway.say(Farewell("x" * 600))
     assert gateway.take_bytes() == b""
-    assert gateway.fault == "a frame of 610 bytes, where 500 are allowed, is to be sent"
+    assert gateway.fault == "a frame of 611 bytes, where 500 are allowed, is to be sent"
     scheduler.feed((501).to_bytes(4, "big"))
     assert scheduler.fault == "a frame of 501 bytes, where 500 are allowed: is the peer an end of a link?"
 

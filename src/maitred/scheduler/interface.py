@@ -20,6 +20,7 @@ as the cancellation of its scope: the slot (`SlotLease`), or the backend (`Upstr
 
 from __future__ import annotations
 
+from maitred.scheduler.addresses import LinkAddress
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.served_models import ANY_MODEL, ServedModel
@@ -45,6 +46,7 @@ from maitred.scheduler.programs.memories import ProgramMemories, with_rank
 from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.sharing.dialer import Dialer, Finder, KnownAddresses
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
 from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler, check_shareable
@@ -58,11 +60,15 @@ __all__ = [
     "BackendAbandoned",
     "Circuit",
     "CircuitState",
+    "Dialer",
     "EngineCounts",
     "FailedAttempts",
+    "Finder",
     "FleetView",
     "GatewayId",
     "HostedScheduler",
+    "KnownAddresses",
+    "LinkAddress",
     "LinkNote",
     "MemoryLease",
     "MemoryLost",

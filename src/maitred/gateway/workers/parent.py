@@ -25,7 +25,7 @@ from maitred.gateway.observe.state import BackendState
 from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
 from maitred.gateway.workers.shares import Gauges, LastShares, Share, Totals
-from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, SchedulerHost
+from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkAddress, LinkNote, SchedulerHost
 from maitred.wire.exchange import Exchange, body_too_large, send_error
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
@@ -126,10 +126,10 @@ class ParentGateway(Gateway):
         """Begin to schedule for the workers that connect to the Unix socket `path`. Raises ConfigError if there can be none."""
         self._idle_checks.start()
         self._outputs.start()
-        self.host = host = self.scheduler.host(path, secret)
+        self.host = host = self.scheduler.host(secret)
         host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
         try:
-            await host.start()
+            await host.start(LinkAddress(path, None))
         except OSError as error:
             problem = f"the socket {path} for the workers cannot be made: {describe_os_error(error)}"
             raise ConfigError(

@@ -19,7 +19,7 @@ from maitred.gateway.app import serve_gateway
 from maitred.gateway.observe.logs import log_to_stderr
 from maitred.gateway.workers.settings import WorkerFolder, share_of
 from maitred.gateway.workers.worker import WorkerGateway
-from maitred.scheduler.interface import RemoteScheduler
+from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress, RemoteScheduler
 from maitred.wire.machine import Machine
 from maitred.wire.server import OpenPort, run_server
 
@@ -33,7 +33,11 @@ def main(arguments: list[str]) -> int:
     with log_to_stderr(settings.gateway) as output:
         try:
             make_scheduler = partial(
-                RemoteScheduler, path=folder.socket, name=worker_name(number), secret=folder.secret(), on_parent_lost=_end
+                RemoteScheduler,
+                dialer=Dialer(KnownAddresses(LinkAddress(folder.socket, None))),
+                name=worker_name(number),
+                secret=folder.secret(),
+                on_parent_lost=_end,
             )
             gateway = WorkerGateway(
                 settings.gateway,

@@ -14,8 +14,8 @@ shown who it is, its frames are small or refused.
 
 Everything else closes the channel, with words that say why (`fault`): a message out of place, a wrong proof, another version,
 a frame that is too long, or no frame. So does a peer that reads too slowly: what is not written yet (`note_written`) is
-bounded, and a peer that is cut says `Hello` again, which is shorter than all that has piled up. A closed channel takes and
-gives nothing.
+bounded, and a peer that is cut says `Hello` again, which is shorter than all that has piled up. A closed channel takes nothing.
+Its last frame is a `Farewell` with the fault, for the log of the peer, unless it was the peer that closed it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from maitred.scheduler.link.authentication import NONCE_BYTES, Side, is_proof, m
 from maitred.scheduler.link.messages import VERSION, AnyMessage, Challenge, Farewell, Greeting, Proof
 
 _LENGTH_BYTES: Final = 4
+_TLS_HANDSHAKE: Final = b"\x16\x03"
 _MOST_UNPROVEN: Final = 1024
 """Bytes of a frame from a peer that has not shown who it is."""
 
@@ -53,6 +54,11 @@ class ChannelLimits(msgspec.Struct, frozen=True):
 class LinkFault(Exception):  # noqa: N818 - not raised beyond this module
     """The peer, or the connection, cannot be used any more."""
 
+    def __init__(self, words: str, *, is_lasting: bool = False, is_told: bool = False) -> None:
+        """`is_lasting`: another try comes to the same. `is_told`: the peer has said it."""
+        super().__init__(words)
+        self.is_lasting, self.is_told = is_lasting, is_told
+
 
 class Channel:
     """One end of a connection."""
@@ -64,6 +70,8 @@ class Channel:
         self.state = ChannelState.GREETING
         self.fault: str | None = None
         """Why the channel was closed, or None."""
+        self.is_lasting = False
+        """Whether another connection to the same peer comes to the same end, until a person has changed something."""
         self._side, self._secret, self._nonce = side, secret, nonce
         self._limits = limits or ChannelLimits()
         self._peer_nonce = b""
@@ -99,19 +107,15 @@ class Channel:
                     if self._take(message):
                         messages.append(message)
         except LinkFault as fault:
-            self.close(str(fault))
+            self.close(str(fault), is_lasting=fault.is_lasting, is_told=fault.is_told)
         return messages
 
     def take_bytes(self) -> bytes:
-        """Return what is to be written: a frame with the messages of this turn, or nothing. Look at `state` afterwards."""
+        """Return what is to be written: the messages of this turn, or nothing. Look at `state` afterwards."""
         data, self._ready = self._ready, b""
         if self._said:
-            frame = self._frame(self._said)
+            data += self._frames_of(self._said)
             self._said.clear()
-            if len(frame) > self._limits.frame_bytes:
-                self.close(f"a frame of {len(frame)} bytes, where {self._limits.frame_bytes} are allowed, is to be sent")
-                return b""
-            data += frame
         self._unsent += len(data)
         if self._unsent > self._limits.unsent_bytes:
             self.close(f"the peer reads too slowly: {self._unsent} bytes are unsent")
@@ -122,16 +126,27 @@ class Channel:
         """Note that bytes that were taken have left the process."""
         self._unsent -= num_bytes
 
-    def close(self, fault: str) -> None:
-        """Use the channel no more. The first fault is kept."""
+    def close(self, fault: str, *, is_lasting: bool = False, is_told: bool = False) -> None:
+        """Use the channel no more; the peer is told why, unless it knows (`is_told`). The first fault is kept."""
         if self.state is not ChannelState.CLOSED:
-            self.state, self.fault = ChannelState.CLOSED, fault
+            self.state, self.fault, self.is_lasting = ChannelState.CLOSED, fault, is_lasting
             self._received.clear()
             self._said.clear()
-            self._ready = b""
+            self._ready = b"" if is_told else self._frame([Farewell(fault, is_lasting)])
 
     def _shake_hands(self, message: Greeting | Challenge | Proof) -> None:
         self._ready += self._frame([message])
+
+    def _frames_of(self, messages: Sequence[AnyMessage]) -> bytes:
+        """Return messages in one frame, or in as many as it takes. Closes the channel if one of them alone is too long."""
+        frame, most = self._frame(messages), self._limits.frame_bytes
+        if len(frame) <= most + _LENGTH_BYTES:
+            return frame
+        if len(messages) == 1:
+            self.close(f"a frame of {len(frame)} bytes, where {most} are allowed, is to be sent", is_lasting=True)
+            return b""
+        half = len(messages) // 2
+        return self._frames_of(messages[:half]) + self._frames_of(messages[half:])
 
     def _frame(self, messages: Sequence[AnyMessage]) -> bytes:
         payload = self._encode(messages)
@@ -144,7 +159,7 @@ class Channel:
             length = int.from_bytes(received[:_LENGTH_BYTES], "big")
             most = self._limits.frame_bytes if self.is_open else _MOST_UNPROVEN
             if length > most:
-                raise LinkFault(f"a frame of {length} bytes, where {most} are allowed: is the peer an end of a link?")
+                raise LinkFault(_not_a_frame(bytes(received[:_LENGTH_BYTES]), length, most), is_lasting=not self.is_open)
             end = _LENGTH_BYTES + length
             if len(received) < end:
                 return
@@ -156,13 +171,13 @@ class Channel:
         try:
             return self._decode(frame)
         except msgspec.MsgspecError as error:
-            raise LinkFault(f"a frame that is none of version {VERSION}: {error}") from error
+            raise LinkFault(f"a frame that is none of version {VERSION}: {error}", is_lasting=True) from error
 
     def _take(self, message: AnyMessage) -> bool:
         """Take a message, and return whether it is for the owner."""
         state = self.state
         if isinstance(message, Farewell):
-            raise LinkFault(f"closed by the peer: {message.reason}")
+            raise LinkFault(f"closed by the peer: {message.reason}", is_lasting=message.is_lasting, is_told=True)
         if state is ChannelState.OPEN and not isinstance(message, Greeting | Challenge | Proof):
             return True
         match self._side, state, message:
@@ -194,14 +209,24 @@ class Channel:
 
     def _check(self, proof: bytes, side: Side, gateway_nonce: bytes, scheduler_nonce: bytes) -> None:
         if not is_proof(proof, self._secret, side, gateway_nonce, scheduler_nonce):
-            raise LinkFault(f"the {side} does not know the secret of this {self._side}")
+            raise LinkFault(f"the {side} does not know the secret of this {self._side}", is_lasting=True)
 
 
 def _check_version(version: int) -> None:
     if version != VERSION:
-        raise LinkFault(f"the peer speaks version {version} of the link, and this end version {VERSION}")
+        words = (
+            f"the peer speaks version {version} of the link, and this end version {VERSION}: both need one release of maitred"
+        )
+        raise LinkFault(words, is_lasting=True)
 
 
 def _check_nonce(nonce: bytes) -> None:
     if len(nonce) != NONCE_BYTES:
         raise LinkFault(f"a nonce of {len(nonce)} bytes, where {NONCE_BYTES} are due")
+
+
+def _not_a_frame(begin: bytes, length: int, most: int) -> str:
+    """Return what is wrong with a frame that begins like this."""
+    if begin.startswith(_TLS_HANDSHAKE):
+        return "the peer speaks TLS, and this end does not"
+    return f"a frame of {length} bytes, where {most} are allowed: is the peer an end of a link?"

@@ -125,9 +125,12 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The connection is of no use any more: cut it, and connect again."""
+    """The connection is of no use any more: cut it, after `last_bytes` have been tried to be written, and connect again."""
 
     reason: str
+    last_bytes: bytes = b""
+    is_lasting: bool = False
+    """Whether another connection comes to the same, until a person has changed something."""
 
 
 LinkEvent: TypeAlias = Granted | Queued | Rejected | Preempted | Abandoned | FleetTold | Opened | Closed | Note
@@ -186,7 +189,7 @@ class GatewayEnd:
             if self._channel is channel:  # Otherwise a message before this one has closed it.
                 events += self._take(message, now)
         if channel.state is ChannelState.CLOSED and self._channel is channel:
-            events.append(self._go_down(channel.fault or "closed"))
+            events.append(self._go_down(""))
         return events
 
     def take_bytes(self) -> bytes:
@@ -203,7 +206,7 @@ class GatewayEnd:
         if self.state is EndState.DOWN:
             return ()
         if self._channel is not None and self._channel.state is ChannelState.CLOSED:
-            return [self._go_down(self._channel.fault or "closed")]
+            return [self._go_down("")]
         if self.lease_until is None:
             if now >= self._connected_at + _WELCOME_TIMEOUT:
                 return [self._go_down("no scheduler has answered in time")]
@@ -383,6 +386,11 @@ class GatewayEnd:
         self.lease_until = sent_at + self._lease
 
     def _go_down(self, reason: str) -> Closed:
-        self.state, self._channel, self.lease_until = EndState.DOWN, None, None
+        """Use the connection no more, because of `reason`, or of what has closed its channel."""
+        channel, self._channel = self._channel, None
+        self.state, self.lease_until = EndState.DOWN, None
         self._beats.clear()
-        return Closed(reason)
+        if channel is None:
+            return Closed(reason)
+        channel.close(reason)
+        return Closed(channel.fault or reason, channel.take_bytes(), channel.is_lasting)

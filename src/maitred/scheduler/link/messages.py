@@ -61,9 +61,11 @@ class Proof(Message, frozen=True, tag=2):
 
 
 class Farewell(Message, frozen=True, tag=3):
-    """Why the sender closes the connection, in words for the log of its peer."""
+    """Why the sender closes the connection, in words for the log of its peer. The same in every version."""
 
     reason: str
+    is_lasting: bool = False
+    """Whether another try comes to the same until a person has changed something."""
 
 
 # From the gateway.

@@ -36,7 +36,7 @@ from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
-from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Farewell, Fleet, Hello, Note, Standing, Welcome
+from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Fleet, Hello, Note, Standing, Welcome
 from maitred.scheduler.link.model_slots import ModelSlots
 from maitred.scheduler.link.unaccounted import Unaccounted
 
@@ -57,6 +57,10 @@ class Cut(msgspec.Struct, frozen=True):
     connection: ConnectionId
     reason: str
     last_bytes: bytes
+    is_lasting: bool = False
+    """Whether the peer would come to the same again."""
+    was_welcome: bool = False
+    """Whether the peer was a gateway that had said hello."""
 
 
 class _Link:
@@ -350,10 +354,10 @@ class SchedulerEnd:
             self.requests.abandon(gateway, now)
             self.books.forget_if_gone(gateway)
 
-    def _cut(self, connection: ConnectionId, reason: str, now: Micros | None = None) -> None:
+    def _cut(self, connection: ConnectionId, reason: str, now: Micros | None = None, *, is_lasting: bool = False) -> None:
         link = self._links.pop(connection)
-        link.channel.say(Farewell(reason))
-        self._cuts.append(Cut(connection, reason, link.channel.take_bytes()))
+        link.channel.close(reason, is_lasting=is_lasting)
+        self._cuts.append(Cut(connection, reason, link.channel.take_bytes(), link.channel.is_lasting, link.gateway is not None))
         if now is not None:
             self._part(link, connection, now)
 

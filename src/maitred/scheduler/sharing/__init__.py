@@ -1,4 +1,4 @@
-"""One scheduler that many gateways share (`maitred serve --workers`): both ends of `scheduler.link`, over Unix sockets.
+"""One scheduler that many gateways share (`maitred serve --workers`): both ends of `scheduler.link`, over Unix sockets and TCP.
 
 At the scheduler's end the parts of `Scheduler` decide as for one gateway, and every request of a gateway has a stand-in there:
 
@@ -12,6 +12,7 @@ At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
 
     remote_scheduler.py   the parts, wired together
     link_client.py        the socket and the timer
+    dialer.py             which scheduler to connect to, and how
     remote_admission.py   the driver of admission: a slot is granted together with a backend
     remote_placement.py   the backend that was granted; one that is chosen here, for requests that need no slot
     fleet_mirror.py       the fleet as the scheduler tells it; what attempts come to is reported

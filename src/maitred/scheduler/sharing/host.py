@@ -1,5 +1,8 @@
 """SchedulerHost: the scheduler's end of the links, with its sockets and its timer.
 
+**Peers that are turned away** (another version, a wrong secret, no end of a link) are told why, and so is the log, once a
+minute for each peer and reason: whoever connects again and again fills no disk.
+
 **A turn.** Whatever happens in a turn of the loop, what is to be said to the gateways is written once, at its end (`_flush`):
 one frame for each gateway.
 
@@ -12,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import ssl
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from random import Random
@@ -21,30 +26,36 @@ import msgspec
 
 from maitred.admission.terms.lead import Lead
 from maitred.core.decisions import Decision
-from maitred.core.units import Micros
+from maitred.core.printing import printable
+from maitred.core.units import SECOND, Micros
+from maitred.scheduler.addresses import LinkAddress
 from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.messages import BackendNews, Fleet, Note
-from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.scheduler_end import Cut, SchedulerEnd
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
-from maitred.scheduler.sharing.link_writer import LinkWriter
+from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
 
 _FOREVER: Final[Micros] = 1 << 62
 """The end of the term of a scheduler that no other one stands by for."""
 _ORPHAN_POLL_SECS: Final = 0.1
+_QUIET: Final[Micros] = 60 * SECOND
+"""For how long the log does not repeat why a peer was turned away."""
+_MOST_TOLD: Final = 1000
+_HANDSHAKE_SECS: Final = 5.0
+log = logging.getLogger("maitred.gateway")
 
 
 class SchedulerHost:
-    """Serves the gateways that connect to a Unix socket, from `start` to `close`."""
+    """Serves the gateways that connect, from `start` to `close`."""
 
     def __init__(
         self,
-        path: str,
         secret: bytes,
         *,
         admission: HostedAdmission,
@@ -53,10 +64,10 @@ class SchedulerHost:
         make_placer: Callable[[asyncio.Task[None], Callable[[BookedRequest], object], Callable[[], object]], FleetPlacer],
         random: Random,
     ) -> None:
-        """`path` is that of the socket. `make_placer` is given a task that lasts as long as the host, what has a request
+        """`make_placer` is given a task that lasts as long as the host, what has a request
         stopped at its backend, and what tells gateways of the backends. `random` draws what no other process
         may draw. Made inside the loop that it runs in."""
-        self._path, self._fleet, self._watch = path, fleet, watch
+        self._fleet, self._watch = fleet, watch
         self._clock: Clock = admission.clock
         self._random = random
         self._wakeup = asyncio.Event()
@@ -91,11 +102,27 @@ class SchedulerHost:
         """Called when other rules of admission are in force."""
         self.end.on_note, self.end.on_welcome = self._on_note, self._on_welcome
         self._server: asyncio.Server | None = None
+        self._path: str | None = None
+        """That of the Unix socket, if it is one."""
+        self._turned_away: dict[tuple[str, str], Micros] = {}
+        """When it was logged that a peer was turned away, and why."""
 
-    async def start(self) -> None:
-        """Listen. Raises OSError if the socket cannot be made."""
+    async def start(self, address: LinkAddress, tls: ssl.SSLContext | None = None) -> LinkAddress:
+        """Listen, with `tls` over TCP, and return the address, which has a number in place of port 0. Raises OSError if that is
+        not possible."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), self._path)
+        if address.port is None:
+            self._path = address.host
+            self._server = await loop.create_unix_server(lambda: _Connection(self), self._path)
+            return address
+        self._server = await loop.create_server(
+            lambda: _Connection(self),
+            address.host,
+            address.port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECS,
+        )
+        return LinkAddress(address.host, self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Cut all connections, and listen no more."""
@@ -107,8 +134,9 @@ class SchedulerHost:
             await self._watching
         for connection in [*self._connections.values()]:
             connection.close(b"")
-        with contextlib.suppress(OSError):
-            Path(self._path).unlink()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                Path(self._path).unlink()
 
     # What the driver of admission asks (`RequestHost`).
 
@@ -234,9 +262,21 @@ class SchedulerHost:
             self.flush_soon()
         for cut in cuts:
             if cut.connection in self._connections:
-                self._connections.pop(cut.connection).close(cut.last_bytes)
+                connection = self._connections.pop(cut.connection)
+                self._log_cut(cut, connection.peer)
+                connection.close(cut.last_bytes)
                 self._wakeup.set()
         self._timer.set_to(self.end.next_deadline())
+
+    def _log_cut(self, cut: Cut, peer: str) -> None:
+        now, told = self._clock.now(), self._turned_away
+        if now < told.get((peer, cut.reason), now):
+            return
+        if len(told) >= _MOST_TOLD:
+            told.clear()
+        told[peer, cut.reason] = now + _QUIET
+        what = "a gateway was cut off" if cut.was_welcome else "a peer was turned away"
+        log.warning("%s: %s%s", what, printable(cut.reason), f" (from {peer})" if peer else "")
 
     def _on_due(self) -> None:
         self.end.advance(self._clock.now())
@@ -270,9 +310,13 @@ class _Connection(asyncio.Protocol):
         self._host = host
         self._number: ConnectionId = 0
         self.writer = LinkWriter()
+        self.peer = ""
+        """The host at the other end, or "" for a process of this machine."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.writer.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._number = self._host.accept(self)
 
     def data_received(self, data: bytes) -> None:
@@ -284,13 +328,7 @@ class _Connection(asyncio.Protocol):
 
     def close(self, last_bytes: bytes) -> None:
         """Close the connection; `last_bytes` are written if its peer takes them at once."""
-        transport = self.writer.transport
-        if transport is not None:
-            if last_bytes and not transport.get_write_buffer_size():
-                transport.write(last_bytes)
-                transport.close()
-            else:
-                transport.abort()
+        close_link(self.writer.transport, last_bytes)
 
 
 def fleet_news(backends: Iterable[Backend], now: Micros) -> Fleet:

@@ -14,12 +14,12 @@ from maitred.scheduler.sharing.hosted_admission import HostedAdmission
 
 
 class HostedScheduler(Scheduler):
-    """A scheduler that decides for the gateways that connect to a socket, and has no requests of its own."""
+    """A scheduler that decides for the gateways that connect, and has no requests of its own."""
 
     admission: HostedAdmission
 
-    def host(self, path: str, secret: bytes) -> SchedulerHost:
-        """Return what serves gateways on a Unix socket at `path`; once, and inside the loop that it runs in."""
+    def host(self, secret: bytes) -> SchedulerHost:
+        """Return what serves the gateways that know the secret; once, and inside the loop that it runs in."""
 
         def make_placer(
             task: asyncio.Task[None], abandon: Callable[[BookedRequest], object], note_news: Callable[[], object]
@@ -27,7 +27,6 @@ class HostedScheduler(Scheduler):
             return FleetPlacer(self.fleet, self._routed, self.router, task, abandon, note_news)
 
         host = SchedulerHost(
-            path,
             secret,
             admission=self.admission,
             fleet=self.fleet,

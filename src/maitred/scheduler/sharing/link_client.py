@@ -1,7 +1,8 @@
 """LinkClient: a gateway's end of the link, with its socket and its timer.
 
-Without a connection it connects again, every 100 ms at most. What requests ask meanwhile is kept (`GatewayEnd`), and told in
-the next hello.
+Without a connection it connects again, every 100 ms at most, where a scheduler leads (`Dialer`). If another try comes to the
+same until a person has changed something (another secret, another version), it is made every 5 s. Why there is no link is
+logged once for each reason. What requests ask meanwhile is kept (`GatewayEnd`), and told in the next hello.
 """
 
 from __future__ import annotations
@@ -17,26 +18,30 @@ from maitred.core.request import Request
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.link.gateway_end import Closed, EndState, GatewayEnd, LinkEvent, Opened
 from maitred.scheduler.link.messages import Note, Outcome, Progress, RequestTerms
-from maitred.scheduler.sharing.link_writer import LinkWriter
+from maitred.scheduler.sharing.dialer import Dialer
+from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.gateway")
 _RECONNECT_SECS: Final = 0.1
+_LASTING_SECS: Final = 5.0
+"""The time between two connections of which each is refused for good."""
 
 
 class LinkClient:
     """Connects to a scheduler, from `start` to `close`."""
 
     def __init__(
-        self, path: str, name: str, secret: bytes, clock: Clock, random: Random, on_event: Callable[[LinkEvent], object]
+        self, dialer: Dialer, name: str, secret: bytes, clock: Clock, random: Random, on_event: Callable[[LinkEvent], object]
     ) -> None:
-        """`path` is that of the scheduler's Unix socket, `name` that of this gateway. `random` draws what no
-        other process may draw. `on_event` is told what requests and
-        the fleet must know."""
+        """`dialer` connects to the scheduler, and `name` is that of this gateway. `random` draws what no other process may
+        draw. `on_event` is told what requests and the fleet must know."""
         self.end = GatewayEnd(name, random.randbytes(8).hex(), secret)
         """What the link says and hears."""
         self.on_event = on_event
-        self._path, self._clock, self._random = path, clock, random
+        self.dialer = dialer
+        """What finds the scheduler."""
+        self._clock, self._random = clock, random
         self._writer = LinkWriter()
         self._is_flush_due = False
         self._timer = DeadlineTimer(self._on_due, clock)
@@ -44,6 +49,9 @@ class LinkClient:
         self._is_down = asyncio.Event()
         """Set while there is no connection."""
         self._is_down.set()
+        self._pause_secs = _RECONNECT_SECS
+        self._told: set[str] = set()
+        """Why there is no link, as far as the log has it."""
         self.on_opened: Callable[[], object] = _ignore
         """Called when the scheduler has welcomed this gateway: what was told before may be lost."""
         self.lost_for_good: Callable[[str], object] | None = None
@@ -100,18 +108,27 @@ class LinkClient:
     # The connection.
 
     async def _connect_repeatedly(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._is_down.wait()
             self._is_down.clear()
+            self._pause_secs = _RECONNECT_SECS
             try:
-                await loop.create_unix_connection(lambda: _Connection(self), self._path)
+                await self.dialer.connect(lambda: _Connection(self))
             except OSError as error:
                 self._is_down.set()
                 if self.lost_for_good is not None and isinstance(error, FileNotFoundError | ConnectionRefusedError):
                     self.lost_for_good(str(error))
                     return
+                self._tell(self.dialer.describe(error))
             await asyncio.sleep(_RECONNECT_SECS)  # Also where a connection is cut as soon as it is made.
+            if self._pause_secs > _RECONNECT_SECS and self._is_down.is_set():
+                await asyncio.sleep(self._pause_secs)
+
+    def _tell(self, problem: str) -> None:
+        """Log why there is no link, once until there is one again."""
+        if problem not in self._told:
+            self._told.add(problem)
+            log.warning("%s", problem)
 
     def connected(self, transport: asyncio.WriteTransport) -> None:
         """Begin on a connection."""
@@ -130,22 +147,38 @@ class LinkClient:
         """Note that a connection is gone."""
         if transport is self._writer.transport:
             self._writer.transport = None
+            if self.end.state is not EndState.OPEN:
+                self.dialer.turn()
             if self.end.state is not EndState.DOWN:
+                self._tell(self._loss())
                 self.end.lost()
-                log.warning("the link to the scheduler is lost")
             self._is_down.set()
+
+    def _loss(self) -> str:
+        """Return in words what the end of a connection means that nobody has explained."""
+        where = self.dialer.address
+        if self.end.state is EndState.GREETING:
+            hint = "is it a scheduler, and do both ends speak TLS, or neither?"
+            return f"{where} has closed the connection before it has shown who it is: {hint}"
+        return f"the link to the scheduler at {where} is lost"
 
     def _take(self, events: Sequence[LinkEvent]) -> None:
         for event in events:
             if isinstance(event, Closed):
-                log.warning("the link to the scheduler is closed: %s", event.reason)
-                if self._writer.transport is not None:
-                    self._writer.transport.abort()
+                self._close(event)
             elif isinstance(event, Opened):
-                log.debug("the scheduler has welcomed this gateway: epoch %d", event.epoch)
+                log.info("linked to the scheduler at %s, epoch %d", self.dialer.address, event.epoch)
+                self._told.clear()
                 self.on_opened()
             else:
                 self.on_event(event)
+
+    def _close(self, closed: Closed) -> None:
+        if closed.is_lasting:
+            self._pause_secs = _LASTING_SECS
+        again = f" (tried again every {_LASTING_SECS:g} s)" if closed.is_lasting else ""
+        self._tell(f"no link to the scheduler at {self.dialer.address}: {closed.reason}{again}")
+        close_link(self._writer.transport, closed.last_bytes)
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:

@@ -28,3 +28,14 @@ class LinkWriter:
         if data:
             self._kept += len(data)
             transport.write(data)
+
+
+def close_link(transport: asyncio.WriteTransport | None, last_bytes: bytes) -> None:
+    """Close a connection; `last_bytes` are written if its peer takes them at once."""
+    if transport is None:
+        return
+    if last_bytes and not transport.get_write_buffer_size():
+        transport.write(last_bytes)
+        transport.close()
+    else:
+        transport.abort()

@@ -25,6 +25,7 @@ from maitred.scheduler.link.messages import Note, Progress
 from maitred.scheduler.placements import Placement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
 from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.scheduler.sharing.remote_admission import RemoteAdmission
@@ -49,7 +50,7 @@ class RemoteScheduler(Scheduler):
         programs: ProgramsConfig,
         client: UpstreamClient,
         clock: Clock,
-        path: str,
+        dialer: Dialer,
         name: str,
         secret: bytes,
         on_parent_lost: Callable[[str], object] | None = None,
@@ -59,7 +60,7 @@ class RemoteScheduler(Scheduler):
         default_state: str | None = None,
         file_mode: int = PRIVATE,
     ) -> None:
-        """`path` is that of the scheduler's Unix socket, `name` that of this gateway. `on_parent_lost` is called, with the
+        """`dialer` connects to the scheduler, and `name` is that of this gateway. `on_parent_lost` is called, with the
         reason, when the scheduler is there no more. Raises ConfigError for what does not
         work over a link yet."""
         check_shareable(routing, programs)
@@ -67,7 +68,7 @@ class RemoteScheduler(Scheduler):
         self.router = open_router(RoutingConfig(), seed)
         self.signals = signals_read(open_router(routing, seed))
         self.fleet = fleet = FleetView(config, clock)
-        self.link = LinkClient(path, name, secret, clock, client.machine.random, self._on_event)
+        self.link = LinkClient(dialer, name, secret, clock, client.machine.random, self._on_event)
         """The link to the scheduler."""
         self.link.lost_for_good = on_parent_lost
         self.admission = remote = RemoteAdmission(Admission(admission, {}, now=clock.now()), clock, self.link)

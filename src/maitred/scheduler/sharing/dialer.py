@@ -1,0 +1,89 @@
+"""Dialer: connects a gateway to the scheduler that leads, over a Unix socket, TCP or TLS.
+
+Which addresses there are says a `Finder`: a list that was configured, or who leads as the election has it. Of several addresses
+one leads, and the others say that they do not, or are down. So each try that comes to nothing is followed by the next address
+(`turn`), and the one that has welcomed this gateway is kept as long as it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from maitred.core.errors import describe_os_error
+from maitred.scheduler.addresses import LinkAddress
+
+_CONNECT_SECS: Final = 3.0
+"""How long a connection, and its handshake of TLS, may take to be made."""
+
+
+class NoLeaderError(OSError):
+    """Nobody says where the scheduler is that leads."""
+
+
+class Finder(Protocol):
+    """What knows where schedulers are."""
+
+    async def addresses(self) -> Sequence[LinkAddress]:
+        """Return where the scheduler that leads may be; nothing if none leads. Raises OSError, with words for the log, if that
+        cannot be found out."""
+        ...
+
+
+class KnownAddresses(Finder):
+    """A finder of addresses that do not change."""
+
+    def __init__(self, *addresses: LinkAddress) -> None:
+        self._addresses = addresses
+
+    async def addresses(self) -> Sequence[LinkAddress]:
+        return self._addresses
+
+
+class Dialer:
+    """Connects to one scheduler after the other."""
+
+    def __init__(self, finder: Finder, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is the context of connections over TCP, or None for plain ones."""
+        self._finder, self._tls = finder, tls
+        self._turn = 0
+        self.address: LinkAddress | None = None
+        """The address of the last try, or None before the first one."""
+
+    def turn(self) -> None:
+        """Take the next address for the next connection."""
+        self._turn += 1
+
+    async def connect(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Make a connection. Raises OSError; then the next try takes the next address."""
+        try:
+            async with asyncio.timeout(_CONNECT_SECS):
+                addresses = await self._finder.addresses()
+                if not addresses:
+                    raise NoLeaderError("no scheduler leads")
+                self.address = addresses[self._turn % len(addresses)]
+                await self._open(self.address, make_protocol)
+        except OSError:
+            self.turn()
+            raise
+
+    async def _open(self, address: LinkAddress, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        loop = asyncio.get_running_loop()
+        if address.port is None:
+            await loop.create_unix_connection(make_protocol, address.host)
+        else:
+            limit = None if self._tls is None else _CONNECT_SECS
+            where = (address.host, address.port)
+            await loop.create_connection(make_protocol, *where, ssl=self._tls, ssl_handshake_timeout=limit)
+
+    def describe(self, error: OSError) -> str:
+        """Return in words why `connect` has failed."""
+        if isinstance(error, NoLeaderError):
+            return str(error)
+        if isinstance(error, ssl.SSLError):
+            problem = getattr(error, "verify_message", "") or error.reason or str(error)
+            return f"no link to the scheduler at {self.address}: TLS: {problem}"
+        problem = "it does not answer" if isinstance(error, TimeoutError) else describe_os_error(error)
+        return f"no scheduler can be reached at {self.address}: {problem}"
