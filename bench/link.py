@@ -16,8 +16,9 @@ import msgspec
 
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason
 from maitred.core.units import MILLISECOND, Micros
+from maitred.scheduler.link.events import Granted
 from maitred.scheduler.link.gateway_books import BookedRequest
-from maitred.scheduler.link.gateway_end import GatewayEnd, Granted
+from maitred.scheduler.link.gateway_end import GatewayEnd
 from maitred.scheduler.link.linked_admission import Placer
 from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerEnd

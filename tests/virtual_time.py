@@ -27,9 +27,29 @@ MACHINE: Final = ContextVar[Machine | None]("machine", default=None)
 """Where the present scenario runs; None: on the machine of the process."""
 
 
+class _LoopWithPaths(VirtualLoop):
+    """A loop in which Unix sockets are ports of this machine."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._ports: dict[str, int] = {}
+
+    async def create_unix_server(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:
+        machine = MACHINE.get()
+        assert machine is not None
+        listener = machine.listen("127.0.0.1", 0)
+        self._ports[path] = listener.getsockname()[1]
+        return await self.create_server(protocol_factory, sock=listener)
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:
+        if path not in self._ports:
+            raise FileNotFoundError(path)
+        return await self.create_connection(protocol_factory, "127.0.0.1", self._ports[path])
+
+
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """Run `scenario` in virtual time, and return its result. Raises Deadlock if it would wait for ever, and TimeoutError."""
-    with asyncio.Runner(loop_factory=partial(VirtualLoop, SEED)) as runner:
+    with asyncio.Runner(loop_factory=partial(_LoopWithPaths, SEED)) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)
         machine = MemoryMachine(loop, Network(loop, LINK), "here", "127.0.0.1")

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from maitred.cli import main, serve
 from maitred.cli.config_flags import SERVE as SERVE_FLAGS
 from maitred.cli.flags import command
-from maitred.cli.serve import ServeFlags, default_state, run, values_of
+from maitred.cli.made_gateway import default_state
+from maitred.cli.serve import ServeFlags, run, values_of
 from maitred.cli.smg_flags import spread_values
 from maitred.config import ConfigSources, LoadedConfig
 from maitred.core.errors import ConfigError

@@ -88,6 +88,7 @@ async def shared_world(
     slots: int | None = 64,
     admission: dict[str, Any] | None = None,
     routing: RoutingConfig | None = None,
+    programs: ProgramsConfig | None = None,
     **config: Any,
 ) -> AsyncIterator[SharedWorld]:
     """Run gateways that share a scheduler before `backends`; at the end, wait until no request is left."""
@@ -100,9 +101,10 @@ async def shared_world(
         **{"health_interval_secs": 0.01, "health_timeout_secs": 10.0, **config},
     )
     rules, machine, routes = admission_config(**(admission or {})), Machine(), routing or RoutingConfig()
+    programs = programs or ProgramsConfig()
     client = UpstreamClient(settings.upstream, machine)
     scheduler = HostedScheduler(
-        settings, admission=rules, routing=routes, programs=ProgramsConfig(), client=client, clock=machine.clock
+        settings, admission=rules, routing=routes, programs=programs, client=client, clock=machine.clock
     )
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +118,7 @@ async def shared_world(
                     make = partial(
                         RemoteScheduler, dialer=Dialer(KnownAddresses(address)), name=f"gateway-{number}", secret=SECRET
                     )
-                    gateway = Gateway(settings, rules, routes, make_scheduler=make)
+                    gateway = Gateway(settings, rules, routes, programs, make_scheduler=make)
                     here.add(gateway, await stack.enter_async_context(running_server(gateway)))
                 await here.wait_until(
                     lambda: all(len(gateway.scheduler.fleet.healthy) == len(backends) for gateway in here.gateways)

@@ -10,18 +10,10 @@ from maitred.admission import Admission, AdmissionConfig, ReleaseReason
 from maitred.core.request import PriorityClass
 from maitred.core.units import Micros, from_seconds, to_seconds
 from maitred.scheduler.link.channel import ChannelLimits
+from maitred.scheduler.link.events import Closed, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
 from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks, GatewayId
-from maitred.scheduler.link.gateway_end import (
-    Closed,
-    GatewayEnd,
-    Granted,
-    LinkEvent,
-    Opened,
-    Preempted,
-    Queued,
-    Rejected,
-)
-from maitred.scheduler.link.linked_admission import Placer
+from maitred.scheduler.link.gateway_end import GatewayEnd
+from maitred.scheduler.link.linked_admission import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 
@@ -43,9 +35,9 @@ class FirstBackend(Placer):
     def __init__(self, backends: Sequence[int]) -> None:
         self.backends = backends
 
-    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
+    def place(self, request: BookedRequest, now: Micros) -> LinkPlace | NoPlace:
         untried = [backend for backend in self.backends if backend not in request.tried]
-        return (untried[0], None) if untried else None
+        return (untried[0], None) if untried else NoPlace.NO_BACKEND
 
 
 def nonce(number: int) -> bytes:

@@ -16,9 +16,10 @@ import msgspec
 from maitred.admission import Admission, AdmissionConfig, ReleaseReason
 from maitred.core.units import MILLISECOND, SECOND, Micros
 from maitred.scheduler.link.channel import ChannelState
+from maitred.scheduler.link.events import Closed, Granted, LinkEvent, Preempted, Rejected
 from maitred.scheduler.link.gateway_books import BookedRequest, GatewayBooks
-from maitred.scheduler.link.gateway_end import Closed, GatewayEnd, Granted, LinkEvent, Preempted, Rejected
-from maitred.scheduler.link.linked_admission import Placer
+from maitred.scheduler.link.gateway_end import GatewayEnd
+from maitred.scheduler.link.linked_admission import LinkPlace, NoPlace, Placer
 from maitred.scheduler.link.messages import AnyMessage, Grant, RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 
@@ -61,7 +62,7 @@ class LeastHeld(Placer):
     def __init__(self, world: World, node: SchedulerNode, books: GatewayBooks) -> None:
         self.world, self.node, self.books = world, node, books
 
-    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
+    def place(self, request: BookedRequest, now: Micros) -> LinkPlace | NoPlace:
         held = Counter(one.backend for one in self.books.by_ticket.values() if one.holds_slot)
         extra = self.node.end.unaccounted.extra_slots
         free = {backend: cap - held[backend] + extra.get(backend, 0) for backend, cap in enumerate(CAPACITIES)}

@@ -20,8 +20,9 @@ from link_world import VERBS, World, draw_steps
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link import gateway_request
+from maitred.scheduler.link.events import Granted
 from maitred.scheduler.link.gateway_books import BookedGateway
-from maitred.scheduler.link.gateway_end import GatewayEnd, Granted
+from maitred.scheduler.link.gateway_end import GatewayEnd
 from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
 from maitred.scheduler.link.gateway_request import GatewayRequestState as State
 from maitred.scheduler.link.learning import Learning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from maitred import __version__
 from maitred.cli import hangup_came
 from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, SERVE, SERVER
 from maitred.cli.flags import SWITCH, command, flag, set_value
+from maitred.cli.made_gateway import make_gateway
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
 from maitred.cli.smg_flags import SmgFlags, smg_values
 from maitred.cli.terminal import exit_if_any, raise_file_limit
@@ -106,7 +107,7 @@ def admin_need(config: GatewayConfig) -> str:
 def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
     """Serve until a signal. Raises ConfigError if that is not possible; then no file has been made or changed."""
     from maitred.files.undo import whole_or_nothing
-    from maitred.gateway.app import serve_gateway
+    from maitred.gateway.app import Gateway, serve_gateway
     from maitred.wire.server import run_server
 
     number = num_workers(loaded.config.gateway.workers)
@@ -117,26 +118,10 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
         serve_workers(loaded, output, number, lambda: _reloaded_settings(sources), on_ready)
         return
     with whole_or_nothing():
-        gateway = _make_gateway(sources, loaded, output)
+        gateway = make_gateway(Gateway, loaded, output, lambda: _reloaded_settings(sources))
         log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
         ports = gateway.open_ports()
     run_server(serve_gateway(gateway, ports, partial(_on_ready, gateway, output)))
-
-
-def _make_gateway(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> Gateway:
-    from maitred.gateway.app import Gateway
-
-    config = loaded.config
-    return Gateway(
-        config.gateway,
-        config.admission,
-        config.routing,
-        config.programs,
-        reload=lambda: _reloaded_settings(sources),
-        fallback=None if loaded.problem is None else str(loaded.problem),
-        default_state=default_state(os.environ, config.gateway.port),
-        log_output=output,
-    )
 
 
 def num_workers(workers: int | str) -> int:
@@ -147,14 +132,6 @@ def num_workers(workers: int | str) -> int:
         return workers
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, MAX_WORKERS)
-
-
-def default_state(env: Mapping[str, str], port: int) -> str | None:
-    """Return the file that keeps the programs of the gateway at this port, or None for one that gets another port each time."""
-    if not port:
-        return None
-    folder = env.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
-    return str(Path(folder) / "maitred" / f"programs-{port}.sqlite")
 
 
 def values_of(flags: ServeFlags) -> dict[str, object]:

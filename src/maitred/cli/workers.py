@@ -7,11 +7,13 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maitred import __version__
 from maitred.cli import hangup_came
+from maitred.cli.made_gateway import make_gateway
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from maitred.config import LoadedConfig
     from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.observe.logs import LogOutput
-    from maitred.gateway.workers.parent import ParentGateway
-    from maitred.gateway.workers.settings import WorkerFolder
 
 log = logging.getLogger("maitred.gateway")
 
@@ -36,6 +36,7 @@ def serve_workers(
     called with the URL of each port when all workers serve. Raises ConfigError if that is not possible, also for what several
     processes cannot do yet; then no file has been made or changed."""
     from maitred.files.undo import whole_or_nothing
+    from maitred.gateway.workers.parent import ParentGateway
     from maitred.gateway.workers.settings import WorkerFolder, check_body_shares, check_shares
     from maitred.gateway.workers.supervisor import Supervisor, open_shared
     from maitred.scheduler.interface import check_shareable
@@ -45,7 +46,7 @@ def serve_workers(
     config = loaded.config
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigError("several workers need Unix sockets, which this system has not", where="--workers", hint="--workers 1")
-    check_shareable(config.routing, config.programs)
+    check_shareable(config.routing)
     check_shares(config.gateway, number)
     _check_admission(config.admission)
 
@@ -58,7 +59,8 @@ def serve_workers(
     with tempfile.TemporaryDirectory(prefix="maitred-") as path:
         folder = WorkerFolder(Path(path))
         with whole_or_nothing():
-            parent = _make_parent(loaded, output, folder, reload_shared)
+            make = partial(ParentGateway, write_settings=folder.write_settings)
+            parent = make_gateway(make, loaded, output, reload_shared)
             mode = parent.core.config.mode
             log.info("maitred %s starts: process %d, %d workers, admission %s", __version__, os.getpid(), number, mode)
             ports = open_shared(parent.listeners(), number, Machine())
@@ -76,21 +78,3 @@ def serve_workers(
 def _check_admission(admission: AdmissionConfig) -> None:
     if admission.mode == "flow-control":
         raise ConfigError("flow control is not shared by several processes yet", where="admission.mode", hint="--workers 1")
-
-
-def _make_parent(
-    loaded: LoadedConfig, output: LogOutput, folder: WorkerFolder, reload: Callable[[], GatewaySettings]
-) -> ParentGateway:
-    from maitred.gateway.workers.parent import ParentGateway
-
-    config = loaded.config
-    return ParentGateway(
-        config.gateway,
-        config.admission,
-        config.routing,
-        config.programs,
-        reload=reload,
-        fallback=None if loaded.problem is None else str(loaded.problem),
-        log_output=output,
-        write_settings=folder.write_settings,
-    )

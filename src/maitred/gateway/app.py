@@ -187,8 +187,7 @@ class Gateway(App):
             reloader=self._reloader,
         )
         if programs is not None:
-            pages = programs.endpoints(shared)
-            self._endpoints.add(pages.by_path, pages.by_prefix, programs.health_fields)
+            self._endpoints.add(*programs.endpoints(shared).paths, programs.health_fields)
 
     @property
     def core(self) -> Admission:

@@ -128,8 +128,20 @@ class RoutedPlacement(Placement):
         return untried
 
 
-class GrantedPlacement(Placement):
-    """The places of requests of programs.
+class ProgramPlacement(Placement):
+    """The places of requests of programs, wherever these are decided on."""
+
+    def on_failure(self, place: Place, failed: FailedAttempts) -> None:
+        if not isinstance(failed.failure, UsageRefused):
+            failed.tried.append(place[0])
+
+    def has_another(self, scheduled: ScheduledRequest) -> bool:
+        failed = scheduled.failed
+        return failed is None or not failed.is_busy or bool(self._others(scheduled))
+
+
+class GrantedPlacement(ProgramPlacement):
+    """The places of requests of programs, at the process that decides about programs.
 
     No program has memory at a half-open backend: single requests are sent there, and their programs stay where they are. A
     program keeps its place too, without its KV, where its backend fails a request and no other has room for all of it, or other
@@ -170,14 +182,6 @@ class GrantedPlacement(Placement):
             if self._programs.move(lease) in asked:
                 return _least_busy(others)
         raise MemoryLost
-
-    def on_failure(self, place: Place, failed: FailedAttempts) -> None:
-        if not isinstance(failed.failure, UsageRefused):
-            failed.tried.append(place[0])
-
-    def has_another(self, scheduled: ScheduledRequest) -> bool:
-        failed = scheduled.failed
-        return failed is None or not failed.is_busy or bool(self._others(scheduled))
 
     async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
         failed, lease = scheduled.failed, scheduled.memory_lease

@@ -27,7 +27,7 @@ from maitred.gateway.workers import supervisor
 from maitred.gateway.workers.parent import ParentGateway
 from maitred.gateway.workers.settings import WorkerFolder, share_of
 from maitred.gateway.workers.worker import WorkerGateway
-from maitred.scheduler.interface import RemoteScheduler
+from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress, RemoteScheduler
 from maitred.wire import server
 from maitred.wire.machine import Machine
 
@@ -127,22 +127,24 @@ async def in_this_process(arguments: Sequence[str], key: str | None, machine: Ma
         yield Gateway(url, log, key, lambda: None)
 
 
-def with_workers(number: int) -> Launcher:
-    """Return what runs `maitred serve --workers NUMBER`, of which each process is an application in this event loop. Every
-    request comes to another worker."""
+def with_workers(number: int, machine: Machine | None = None) -> Launcher:
+    """Return what runs `maitred serve --workers NUMBER`, of which each process is an application in this event loop, on sockets
+    or on `machine`. Every request comes to another worker."""
+    here = machine or Machine()
 
     @contextlib.asynccontextmanager
     async def launch(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
         log: list[str] = []
         _LOG.set(log)
-        parent = _parent([*arguments, "--workers", str(number)], log)
+        parent = _parent([*arguments, "--workers", str(number)], log, here)
         with TemporaryDirectory(prefix="maitred-workers-") as path:
             folder = WorkerFolder(Path(path))
             folder.make_secret()
             await parent.open(folder.socket, folder.secret())
             async with contextlib.AsyncExitStack() as stack:
-                workers = [_worker(parent, folder, each, number) for each in range(number)]
-                urls = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in workers]
+                workers = [_worker(parent, folder, each, number, here) for each in range(number)]
+                serving = [server.running_server(each, drain_secs=0, machine=here) for each in workers]
+                urls = [await stack.enter_async_context(each) for each in serving]
                 yield SharedGateway(urls, log, key, lambda: None)
             await parent.close()
 
@@ -166,14 +168,15 @@ class SharedGateway(Gateway):
         pass
 
 
-def _worker(parent: ParentGateway, folder: WorkerFolder, number: int, workers: int) -> WorkerGateway:
+def _worker(parent: ParentGateway, folder: WorkerFolder, number: int, workers: int, machine: Machine) -> WorkerGateway:
     settings = share_of(parent.settings(), workers)
-    make = partial(RemoteScheduler, path=folder.socket, name=f"worker {number}", secret=folder.secret())
+    dialer = Dialer(KnownAddresses(LinkAddress(folder.socket, None)))
+    make = partial(RemoteScheduler, dialer=dialer, name=f"worker {number}", secret=folder.secret())
     sections = (settings.gateway, settings.admission, settings.routing, settings.programs)
-    return WorkerGateway(*sections, make_scheduler=make, read_settings=lambda: settings)
+    return WorkerGateway(*sections, make_scheduler=make, read_settings=lambda: settings, machine=machine)
 
 
-def _parent(arguments: Sequence[str], log: list[str]) -> ParentGateway:
+def _parent(arguments: Sequence[str], log: list[str], machine: Machine) -> ParentGateway:
     """Return the process that would schedule. Raises GatewayExited if it would end instead."""
     parents: list[ParentGateway] = []
 
@@ -183,7 +186,7 @@ def _parent(arguments: Sequence[str], log: list[str]) -> ParentGateway:
 
         def run(self, *others: object) -> None: ...
 
-    code = _run_command(arguments, log, mock.patch.object(supervisor, "Supervisor", Noted), Machine())
+    code = _run_command(arguments, log, mock.patch.object(supervisor, "Supervisor", Noted), machine)
     if not parents:
         raise GatewayExited(code, log)
     return parents[0]

@@ -113,10 +113,10 @@ class AdminEndpoints:
         self,
         by_path: Mapping[str, Endpoint],
         by_prefix: Mapping[str, Endpoint],
-        health_fields: Callable[[], Steps[Mapping[str, Any]]],
+        health_fields: Callable[[], Steps[Mapping[str, Any]]] | None = None,
     ) -> None:
         """Answer these paths as well, and all that begin with one of these prefixes. `health_fields` returns in steps
-        what /health says beside its status."""
+        what /health says beside its status; None: nothing."""
         self._endpoints.update(by_path)
         self._by_prefix.update(by_prefix)
         self._health_fields = health_fields

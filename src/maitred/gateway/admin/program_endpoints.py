@@ -12,19 +12,46 @@ have ThunderAgent's form, `{"detail": ...}` and `{"error": ...}`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
 from maitred.gateway.access.page_access import Page, Viewer
-from maitred.gateway.admin.endpoints import WRITE_METHODS, Endpoint, read_page_body
+from maitred.gateway.admin.endpoints import READ_METHODS, WRITE_METHODS, Endpoint, PageHandler, read_page_body
 from maitred.gateway.observe.program_views import ProgramViews
 from maitred.gateway.observe.shared_page import SharedPages, write_json, write_json_object
 from maitred.scheduler.interface import RealTimePrograms
 from maitred.wire.exchange import Exchange, send_bytes, send_json
 
 PROFILE_PATH_PREFIX: Final = "/profiles/"
+_BY_PATH: Final = {
+    "/programs": (Page.PROGRAMS, READ_METHODS),
+    "/programs/metrics": (Page.LOADS, READ_METHODS),
+    "/programs/release": (Page.PROGRAMS, WRITE_METHODS),
+    "/profiles": (Page.PROGRAMS, READ_METHODS),
+}
+_BY_PREFIX: Final = {PROFILE_PATH_PREFIX: (Page.PROGRAMS, READ_METHODS)}
+
+
+class ProgramPaths(NamedTuple):
+    """The endpoints of programs, by path and by the beginning of the path."""
+
+    by_path: Mapping[str, Endpoint]
+    by_prefix: Mapping[str, Endpoint]
+
+
+def program_paths(handlers: Mapping[str, PageHandler]) -> ProgramPaths:
+    """Return the paths of programs, each with its handler."""
+    return ProgramPaths(
+        {path: Endpoint(handlers[path], *row) for path, row in _BY_PATH.items()},
+        {prefix: Endpoint(handlers[prefix], *row) for prefix, row in _BY_PREFIX.items()},
+    )
+
+
+def paths_answered_by(handler: PageHandler) -> ProgramPaths:
+    """Return the paths of programs, all with one handler."""
+    return program_paths(dict.fromkeys((*_BY_PATH, *_BY_PREFIX), handler))
 
 
 class ProgramEndpoints:
@@ -42,13 +69,15 @@ class ProgramEndpoints:
         self._views = views
         self._pages = pages
         self._has_profiles = has_profiles
-        self.by_path: Mapping[str, Endpoint] = {
-            "/programs": Endpoint(self._programs, Page.PROGRAMS),
-            "/programs/metrics": Endpoint(self._metrics, Page.LOADS),
-            "/programs/release": Endpoint(self._release, Page.PROGRAMS, WRITE_METHODS),
-            "/profiles": Endpoint(self._profiles, Page.PROGRAMS),
-        }
-        self.by_prefix: Mapping[str, Endpoint] = {PROFILE_PATH_PREFIX: Endpoint(self._profile, Page.PROGRAMS)}
+        self.paths = program_paths(
+            {
+                "/programs": self._programs,
+                "/programs/metrics": self._metrics,
+                "/programs/release": self._release,
+                "/profiles": self._profiles,
+                PROFILE_PATH_PREFIX: self._profile,
+            }
+        )
 
     async def _programs(self, exchange: Exchange, viewer: Viewer) -> None:
         key = ("programs", _shown_to(viewer))

@@ -126,6 +126,8 @@ class ParentGateway(Gateway):
         """Begin to schedule for the workers that connect to the Unix socket `path`. Raises ConfigError if there can be none."""
         self._idle_checks.start()
         self._outputs.start()
+        if self._program_pages is not None:
+            self._program_pages.start()
         self.host = host = self.scheduler.host(secret)
         host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
         try:
@@ -144,6 +146,8 @@ class ParentGateway(Gateway):
         if self.host is not None:
             await self.host.close()
         await self.scheduler.close()
+        if self._program_pages is not None:
+            await self._program_pages.close()
         await self._client.close()
         await self._outputs.close()
 

@@ -11,6 +11,7 @@ import msgspec
 
 from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.admin.endpoints import AdminEndpoints, Endpoint, read_page_body
+from maitred.gateway.admin.program_endpoints import paths_answered_by
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import Gateway
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
@@ -95,6 +96,8 @@ class WorkerGateway(Gateway):
         self._asked = AskedPages(self.scheduler.link.report)
         assert isinstance(self._endpoints, WorkerEndpoints)
         self._endpoints.asked = self._asked
+        if self.programs is not None:
+            self._endpoints.add(*paths_answered_by(_answered_by_parent))
         self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._on_opened
         self._is_ready = False
         self._telling: asyncio.Task[None] | None = None
@@ -162,3 +165,8 @@ class WorkerGateway(Gateway):
             gauges,
         )
         self.scheduler.link.report(LinkNote(NoteKind.COUNTS, number, msgspec.msgpack.encode(share)))
+
+
+async def _answered_by_parent(exchange: Exchange, viewer: Viewer) -> None:
+    """Do nothing: see `WorkerEndpoints.answer_as`."""
+    raise AssertionError(f"{exchange.path} is a page of the parent's")

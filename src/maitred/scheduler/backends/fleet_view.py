@@ -62,7 +62,7 @@ class FleetView:
         self._is_ready = False
         """Whether a backend was healthy when the log last said so."""
         self._listener: FleetListener = FleetListener()
-        self._observer: BackendObserver | None = None
+        self._observers: list[BackendObserver] = []
         self.on_unreachable: Callable[[UpstreamRequest, ConnectError], object] | None = None
         """Told of backends that could not be reached, where another process decides what that means and says how backends are;
         None: that is decided here."""
@@ -72,8 +72,8 @@ class FleetView:
         self._listener = listener
 
     def observe(self, observer: BackendObserver) -> None:
-        """Tell `observer` how backends are, from now on."""
-        self._observer = observer
+        """Tell `observer` how backends are, from now on, after those that were there before."""
+        self._observers.append(observer)
 
     @property
     def healthy(self) -> Sequence[Backend]:
@@ -175,7 +175,7 @@ class FleetView:
 
     def _on_drain_changed(self, backend: Backend) -> None:
         self._update_serving()
-        self._tell_observer(backend)
+        self._tell_observers(backend)
 
     def mark_up(self, backend: Backend, models: dict[str, dict[str, Any]], slots: int | None) -> None:
         """Send requests to `backend`: it serves `models`, by id, and can run `slots` requests at once, or does not say how
@@ -203,7 +203,7 @@ class FleetView:
                 backend.learned_slots.forget(self._clock.now())
             self.ejection.reset(backend)
             self._update_serving()
-            self._tell_observer(backend)
+            self._tell_observers(backend)
 
     def count_failure(self, backend: Backend, problem: str) -> None:
         """Count a poll of `backend` that has failed. After `health_failures` in a row it is down, and its requests are taken
@@ -230,9 +230,10 @@ class FleetView:
     def note_kv(self, backend: Backend, report: EngineReport | None) -> None:
         """Take over what `backend` reports of its KV memory, or that it reports nothing."""
         before, backend.kv = backend.kv, report
-        if self._observer is not None and before is not None and report is not None and has_restarted(before, report):
+        if self._observers and before is not None and report is not None and has_restarted(before, report):
             log.warning("backend %s has restarted: what was in its KV memory is lost", backend.url)
-            self._observer.on_backend_restarted(backend)
+            for observer in self._observers:
+                observer.on_backend_restarted(backend)
 
     def note_polled(self, backend: Backend) -> None:
         """Note that a regular poll of `backend` has ended, whatever it has found, and look for what is due with each."""
@@ -241,7 +242,7 @@ class FleetView:
             if not backend.healthy and not backend.failures_in_a_row:  # A failure that counts has been logged.
                 log.warning("backend %s is not up: %s", backend.url, backend.problem)
             self.tell_slots_changed(())
-        self._tell_observer(backend)
+        self._tell_observers(backend)
         self._abandon(self.ejection.find_silent(backend))
         self._forget_vanished()
 
@@ -259,9 +260,9 @@ class FleetView:
             if backend.learned_slots is not None:
                 backend.learned_slots.check()
 
-    def _tell_observer(self, backend: Backend) -> None:
-        if self._observer is not None:
-            self._observer.on_backend_polled(backend)
+    def _tell_observers(self, backend: Backend) -> None:
+        for observer in self._observers:
+            observer.on_backend_polled(backend)
 
     def _abandon(self, requests: Iterable[UpstreamRequest]) -> None:
         """Take requests that have no response yet away from their backend, if another one serves their model."""
@@ -290,7 +291,7 @@ class FleetView:
         self._forget_vanished()
         for backend, was_left in zip(self.backends, were_left, strict=True):
             if backend.is_left is not was_left:
-                self._tell_observer(backend)
+                self._tell_observers(backend)
 
     def _tell_stranded(self, *, stranded: bool) -> None:
         """Tell of the requests that are at backends whose slots do not count any more, or do so again."""

@@ -49,7 +49,6 @@ class MemoryLease:
 
     __slots__ = (
         "_changed",
-        "_refusal",
         "arrival",
         "asks_for_stream",
         "ends_program",
@@ -57,6 +56,7 @@ class MemoryLease:
         "granted_at",
         "is_stream",
         "memory",
+        "refusal",
         "request",
         "usage",
     )
@@ -77,14 +77,15 @@ class MemoryLease:
         """Whether its response is a stream; known from its first data on."""
         self.usage: Usage | None = None
         """What its backend has reported, or None."""
-        self._refusal: ProgramReason | None = None
+        self.refusal: ProgramReason | None = None
+        """Why it gets no memory, or None."""
         self._changed: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
         """Return when memory was granted. Raises ProgramRejected if it will not be."""
         while self.memory is None:
-            if self._refusal is not None:
-                raise ProgramRejected(self.request, self._refusal)
+            if self.refusal is not None:
+                raise ProgramRejected(self.request, self.refusal)
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
 
@@ -94,16 +95,17 @@ class MemoryLease:
             self.refuse(decision.reason)
         elif decision.action is ProgramAction.GRANT:
             self.granted_at = decision.at
-            self._set_memory(decision.backend)
+            self.set_memory(decision.backend)
         else:
-            self._set_memory(None)
+            self.set_memory(None)
 
     def refuse(self, reason: ProgramReason) -> None:
         """Let `wait` raise ProgramRejected."""
-        self._refusal = reason
-        self._set_memory(None)
+        self.refusal = reason
+        self.set_memory(None)
 
-    def _set_memory(self, memory: int | None) -> None:
+    def set_memory(self, memory: int | None) -> None:
+        """Note where the request has memory; None: it waits, or was refused."""
         self.memory = memory
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
@@ -146,9 +148,13 @@ class RealTimePrograms:
     ) -> MemoryLease:
         """Ask at `now` for memory for the program of a request. Call `end` afterwards, even if `MemoryLease.wait` raises."""
         lease = MemoryLease(request, now, asks_for_stream=asks_for_stream, ends_program=ends_program)
-        self._leases[request.id] = lease
-        self._apply_decisions(self.core.begin(request, now))
+        self.begin_lease(lease, now)
         return lease
+
+    def begin_lease(self, lease: MemoryLease, now: Micros) -> None:
+        """Ask at `now` for memory for the program of the request of a lease."""
+        self._leases[lease.request.id] = lease
+        self._apply_decisions(self.core.begin(lease.request, now))
 
     def add_progress(self, lease: MemoryLease, tokens: int) -> None:
         """Count `tokens` more of the response to the request of a lease."""

@@ -5,8 +5,12 @@
     authentication.py   the proofs by a shared secret
     gateway_end.py      the end of a gateway: its requests, its lease, and whom it obeys
     gateway_request.py  the life of one request at that end
+    gateway_memories.py what the requests of agent programs have asked for there
+    events.py           what that end tells its driver
     scheduler_end.py    the end of the scheduler that leads: grants by `Admission`, and what its gateways hold
+    connections.py      one connection there
     linked_admission.py admission for the requests of all gateways
+    linked_programs.py  the memories of the requests of agent programs
     gateway_books.py    what the scheduler knows of each gateway
     unaccounted.py      slots whose gateway is gone, until the engines show them gone
     learning.py         what a scheduler may grant that has just begun to lead

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from maitred.admission import Ticket
 from maitred.admission.terms.ticket import SLOT_HOLDING_STATES
 from maitred.core.errors import InvariantError
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import RequestTerms
+from maitred.scheduler.link.messages import Failed, RequestTerms
 
 GatewayId: TypeAlias = tuple[str, str]
 """The name and the boot of a gateway."""
@@ -33,11 +33,25 @@ ConnectionId: TypeAlias = int
 _MOST_ANSWERS: Final = 8
 
 
+class BookedMemory:
+    """The memory of one request of an agent program, as long as it waits for it or has it."""
+
+    __slots__ = ("gateway", "lease", "number")
+
+    def __init__(self, gateway: BookedGateway, number: int) -> None:
+        self.gateway = gateway
+        self.number = number
+        """Its number at its gateway."""
+        self.lease: Any = None
+        """What decides about memory keeps here what it has granted."""
+
+
 class BookedRequest:
     """One request of a gateway, as long as it waits or holds a slot."""
 
     __slots__ = (
-        *("attempt", "backend", "gateway", "may_repeat", "number", "request", "streaming_since", "terms", "ticket", "tried"),
+        *("attempt", "backend", "failure", "gateway", "memory", "number", "place", "request", "streaming_since", "terms"),
+        *("ticket", "tried"),
     )
 
     def __init__(
@@ -57,8 +71,12 @@ class BookedRequest:
         """When the news came that its response has begun, µs."""
         self.tried: list[int] = []
         """The backends that have failed it since it last got a slot."""
-        self.may_repeat = False
-        """Whether the last of them may have it once more, where no other is left."""
+        self.failure: Failed | None = None
+        """How a backend has failed it last, or None if none has."""
+        self.memory: BookedMemory | None = gateway.memories.get(terms.memory) if terms.memory else None
+        """Its memory, if it is of an agent program."""
+        self.place: Any = None
+        """What its placer keeps of where it is."""
 
     @property
     def is_waiting(self) -> bool:
@@ -74,7 +92,7 @@ class BookedRequest:
 class BookedGateway:
     """One gateway."""
 
-    __slots__ = ("_answers", "connection", "heard_at", "id", "known_until", "last_number", "lease", "requests")
+    __slots__ = ("_answers", "connection", "heard_at", "id", "known_until", "last_number", "lease", "memories", "requests")
 
     def __init__(self, id: GatewayId, lease: Micros) -> None:  # noqa: A002 - as everywhere
         self.id = id
@@ -89,6 +107,8 @@ class BookedGateway:
         self.last_number = -1
         """The highest number of a request that it has named: a submission of an earlier one comes twice."""
         self.requests: dict[int, BookedRequest] = {}
+        self.memories: dict[int, BookedMemory] = {}
+        """The memories of its requests of agent programs, by their numbers."""
 
     def on_beat(self, number: int, heard: int, now: Micros) -> None:
         """Note a beat, which is answered at once, and of which answer it knows."""
@@ -171,6 +191,8 @@ class GatewayBooks:
             for request in gateway.requests.values():
                 if self.by_ticket.get(request.ticket.id) is not request:
                     raise InvariantError(f"request {request.number} of {gateway.id} is not booked by its ticket")
+                if gateway.memories.get(request.terms.memory) is not request.memory:
+                    raise InvariantError(f"request {request.number} of {gateway.id} has a memory that has ended")
                 if gateway.connection is None and not request.holds_slot:
                     raise InvariantError(f"request {request.number} of {gateway.id} waits, and its gateway is gone")
         if sum(len(gateway.requests) for gateway in self.gateways.values()) != len(self.by_ticket):

@@ -27,31 +27,35 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final
 
-import msgspec
-
-from maitred.admission import Refusal, ReleaseReason
+from maitred.admission import ReleaseReason
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
+from maitred.scheduler.link.events import Abandoned, Closed, FleetTold, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
+from maitred.scheduler.link.gateway_memories import GatewayMemories
 from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
-    BackendNews,
     Beat,
     BeatAnswer,
     Declined,
+    EndProgram,
     Failed,
+    FailureKind,
     FirstByte,
     Fleet,
     Grant,
     Hello,
+    Memory,
     Note,
     Outcome,
     Preempt,
+    ProgramTerms,
+    ProgramTokens,
     Progress,
     Queue,
     Reject,
@@ -75,67 +79,6 @@ class EndState(IntEnum):
     OPEN = 3
 
 
-class Granted(msgspec.Struct, frozen=True):
-    """A request holds a slot: send it to `backend`."""
-
-    request: int
-    backend: int
-    rank: int | None
-
-
-class Queued(msgspec.Struct, frozen=True):
-    """A request waits, and why."""
-
-    request: int
-    reason: str
-
-
-class Rejected(msgspec.Struct, frozen=True):
-    """A request gets no slot, and has left; `retry_after` in µs."""
-
-    request: int
-    reason: str
-    retry_after: Micros | None
-    refusal: Refusal | None = None
-
-
-class Preempted(msgspec.Struct, frozen=True):
-    """Stop a request, of which nothing was sent, and then `yield_slot`."""
-
-    request: int
-
-
-class Abandoned(msgspec.Struct, frozen=True):
-    """Stop a request at its backend, of which nothing was sent, and ask for another place."""
-
-    request: int
-
-
-class FleetTold(msgspec.Struct, frozen=True):
-    """What the backends are like now, in the order of their numbers."""
-
-    backends: list[BackendNews]
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """The scheduler has welcomed this gateway."""
-
-    epoch: int
-    is_learning: bool
-
-
-class Closed(msgspec.Struct, frozen=True):
-    """The connection is of no use any more: cut it, after `last_bytes` have been tried to be written, and connect again."""
-
-    reason: str
-    last_bytes: bytes = b""
-    is_lasting: bool = False
-    """Whether another connection comes to the same, until a person has changed something."""
-
-
-LinkEvent: TypeAlias = Granted | Queued | Rejected | Preempted | Abandoned | FleetTold | Opened | Closed | Note
-
-
 class GatewayEnd:
     """The end of one gateway, over all its connections. Every input may be given in any state."""
 
@@ -150,6 +93,7 @@ class GatewayEnd:
         self._secret, self._limits = secret, limits
         self._channel: Channel | None = None
         self._requests: dict[int, GatewayRequest] = {}
+        self._memories = GatewayMemories()
         self._lease: Micros = 0
         self._connected_at: Micros = 0
         self._hello_sent_at: Micros = 0
@@ -257,13 +201,22 @@ class GatewayEnd:
         if request is not None and request.state is GatewayRequestState.VICTIM and request.ask_again():
             self._say(Yielded(number, request.attempt - 1))
 
-    def leave_backend(self, number: int, reason: str, *, counts: bool = True, may_repeat: bool = False) -> None:
-        """Ask for another place for a request that its backend has failed before its response began; see `Failed`."""
+    def leave_backend(self, number: int, reason: str, kind: FailureKind = FailureKind.OTHER) -> None:
+        """Ask for another place for a request that its backend has failed before its response began."""
         request = self._requests.get(number)
         if request is not None and request.ask_again():
-            self._say(Failed(number, request.attempt - 1, reason, counts, may_repeat))
+            self._say(Failed(number, request.attempt - 1, reason, kind))
 
-    def report(self, message: Outcome | Progress | Note) -> None:
+    def begin_program(self, number: int, terms: ProgramTerms, now: Micros) -> None:
+        """Ask for memory for a request of an agent program, under a number that no other has had."""
+        self._say(self._memories.begin(number, terms, now))
+
+    def end_program(self, ended: EndProgram) -> None:
+        """Give back the memory of a request of an agent program. Idempotent."""
+        if self._memories.end(ended.number):
+            self._say(ended)
+
+    def report(self, message: Outcome | Progress | ProgramTokens | Note) -> None:
         """Tell of a backend, how far answers have come, or something else. It is lost without a connection."""
         self._say(message)
 
@@ -305,6 +258,8 @@ class GatewayEnd:
                 return self._on_abandon(message)
             case Fleet():
                 return [FleetTold(message.backends)]
+            case Memory():
+                return [message] if self._memories.note(message) else ()
             case Note():
                 return [message]
             case _:
@@ -374,7 +329,8 @@ class GatewayEnd:
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:
         self.state, self._hello_sent_at, self._last_answer = EndState.HELLO, now, 0
-        channel.say(Hello(self.name, self.boot, self.epoch, [request.introduce(now) for request in self._requests.values()]))
+        requests = [request.introduce(now) for request in self._requests.values()]
+        channel.say(Hello(self.name, self.boot, self.epoch, requests, self._memories.introduce(now)))
 
     def _beat(self, now: Micros) -> None:
         self._last_beat += 1

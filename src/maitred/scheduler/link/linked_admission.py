@@ -7,7 +7,8 @@ decision is carried out here, by a message to the gateway of the request. A deci
     FirstByte            confirm_first_byte; of a victim: decline, because the first byte has been sent
     Yielded              release as preempted       ─▶ Queue (it is tried again) or Reject
     Declined             decline
-    Failed               leave_backend              ─▶ Grant of another place, Queue or Reject
+    Failed               leave_backend              ─▶ Grant of another place, Queue or Reject; a request of an agent program
+                                                       keeps its slot, and its program may move (`Placer.move`)
     Release              release
     Hello                adopt, for what is not known here; what is known and not named has ended
 
@@ -17,18 +18,21 @@ The same message may come twice, and late: the attempt tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Final
+from enum import StrEnum
+from typing import Final, TypeAlias
 
 from maitred.admission import EMPTY_LOAD, Action, Admission, LoadProbe, ReleaseReason, TicketState, no_load
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, GatewayBooks
+from maitred.scheduler.link.linked_programs import LinkedPrograms
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
     Declined,
     Failed,
+    FailureKind,
     FirstByte,
     Grant,
     LiveRequest,
@@ -46,16 +50,36 @@ from maitred.scheduler.link.messages import (
 
 _ADMITTED, _LEFT, _VICTIM = TicketState.ADMITTED, TicketState.LEFT, TicketState.VICTIM
 UNKNOWN_MODEL: Final = "unknown_model"
-NO_BACKEND: Final = "no_backend"
 PREEMPTED: Final = "preempted"
+_SAME_BACKEND_MAY: Final = (FailureKind.ABANDONED, FailureKind.USAGE_REFUSED)
+"""The failures after which the same backend may have a request again."""
+
+
+class NoPlace(StrEnum):
+    """Why a request that holds a slot goes nowhere, and gives it up."""
+
+    NO_BACKEND = "no_backend"
+    """No backend may have it."""
+    MEMORY_LOST = "memory_lost"
+    """Its program has to wait for memory elsewhere."""
+
+
+LinkPlace: TypeAlias = tuple[int, int | None]
+"""A backend, and the rank to ask for there or None."""
+GoOn: TypeAlias = Callable[[Callable[[Micros], LinkPlace | NoPlace], Micros], None]
 
 
 class Placer:
     """Says where a request goes that holds a slot, and is told what becomes of it there. What it is told may be ignored."""
 
-    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
-        """Return a backend, where the request is from now on, and the rank to ask for there or None; or None if no backend may
-        have the request. Not one of those that have failed it (`BookedRequest.tried`), where there is another."""
+    def place(self, request: BookedRequest, now: Micros) -> LinkPlace | NoPlace:
+        """Return where a request is from now on, or why it is nowhere. Not at a backend that has failed it
+        (`BookedRequest.tried`), where there is another."""
+        raise NotImplementedError
+
+    def move(self, request: BookedRequest, then: GoOn) -> None:
+        """Find another place for a request of an agent program that its backend has failed (`BookedRequest.failure`). `then` is
+        called now or later, with what places the request as `place` does; that is not called if the request has ended."""
         raise NotImplementedError
 
     def arrive(self, request: BookedRequest, now: Micros) -> None:
@@ -87,12 +111,14 @@ class LinkedAdmission:
         say: Callable[[BookedGateway, AnyMessage], None],
         pool_of: Callable[[str], str] = str,
         load_probe: LoadProbe = no_load,
+        programs: LinkedPrograms = LinkedPrograms(None),
     ) -> None:
         """`models` are the pools that the core has slots for. `say` sends a message to a gateway that is connected. `pool_of`
         returns the pool of a model, and `load_probe` the load of its backends."""
         self.core = core
         self._books, self._placer, self._models, self._epoch, self._say = books, placer, models, epoch, say
         self._pool_of, self._load_probe = pool_of, load_probe
+        self._programs = programs
 
     # What gateways say.
 
@@ -147,17 +173,21 @@ class LinkedAdmission:
         request = self._find(gateway, message)
         if request is None:
             return
-        ticket = request.ticket
-        if ticket.state is _VICTIM:
+        if request.ticket.state is _VICTIM:
             request.attempt += 1
-            self._leave(request, ReleaseReason.SLOT_PREEMPTED, now)
-            decisions = self.core.release(ticket.id, ReleaseReason.SLOT_PREEMPTED, now)
-            if ticket.state is _LEFT:
-                self._say(gateway, Reject(request.number, request.attempt, PREEMPTED))
-                self._books.remove(request)
-            self.apply(decisions, now)
-        elif ticket.state is _ADMITTED:  # A scheduler before this one has preempted it.
+            self._yield(request, now)
+        elif request.ticket.state is _ADMITTED:  # A scheduler before this one has preempted it.
             self._ask_anew(request, request.attempt + 1, now)
+
+    def _yield(self, request: BookedRequest, now: Micros) -> None:
+        """Take back the slot of a victim of which nothing is at a backend any more."""
+        request.tried.clear()  # It waits, and what has failed it may be well again.
+        self._leave(request, ReleaseReason.SLOT_PREEMPTED, now)
+        decisions = self.core.release(request.ticket.id, ReleaseReason.SLOT_PREEMPTED, now)
+        if request.ticket.state is _LEFT:
+            self._say(request.gateway, Reject(request.number, request.attempt, PREEMPTED))
+            self._books.remove(request)
+        self.apply(decisions, now)
 
     def failed(self, gateway: BookedGateway, message: Failed, now: Micros) -> None:
         """Find another place for a request that its backend has failed."""
@@ -166,8 +196,11 @@ class LinkedAdmission:
             self.yielded(gateway, message, now)
             return
         request.attempt += 1
-        request.may_repeat = message.may_repeat
-        if message.counts:
+        request.failure = message
+        if request.memory is not None:
+            self._move(request, now)
+            return
+        if message.kind not in _SAME_BACKEND_MAY:
             request.tried.append(request.backend)
         self._leave(request, ReleaseReason.FAILED, now)
         decisions = self.core.leave_backend(request.ticket.id, now)
@@ -177,6 +210,23 @@ class LinkedAdmission:
         self.apply(decisions, now)
         if keeps_slot:
             self._grant(request, now)
+
+    def _move(self, request: BookedRequest, now: Micros) -> None:
+        """Let a request of an agent program go where its program moves. It keeps its slot meanwhile."""
+        attempt = request.attempt
+        if request.failure is not None and request.failure.kind is not FailureKind.USAGE_REFUSED:
+            request.tried.append(request.backend)
+        self._leave(request, ReleaseReason.FAILED, now)
+
+        def go_on(place: Callable[[Micros], LinkPlace | NoPlace], at: Micros) -> None:
+            if self._books.by_ticket.get(request.ticket.id) is not request or request.attempt != attempt:
+                return
+            if request.ticket.state is _VICTIM:  # Its gateway had nothing to stop.
+                self._yield(request, at)
+            else:
+                self._grant_at(request, place(at), at)
+
+        self._placer.move(request, go_on)
 
     def release(self, gateway: BookedGateway, message: Release, now: Micros) -> None:
         """End a request."""
@@ -212,7 +262,7 @@ class LinkedAdmission:
         """Let the waiting requests of a gateway leave that is gone, and keep the slots of the others: none of these is a
         victim, because nobody would stop it."""
         for request in [*gateway.requests.values()]:
-            if not request.holds_slot:
+            if not request.holds_slot or request.backend < 0:  # It is at no engine.
                 self.end(request, ReleaseReason.CLIENT_GONE, now)
         for request in [*gateway.requests.values()]:
             self.apply(self.core.set_stranded(request.ticket.id, stranded=True, now=now), now)
@@ -220,6 +270,7 @@ class LinkedAdmission:
     def end(self, request: BookedRequest, end: ReleaseReason, now: Micros, tokens: int | None = None) -> None:
         """Free the slot of a request, or its place in the queue."""
         self._leave(request, end, now)
+        self._programs.on_slot_freed(request, now)
         self._books.remove(request)
         self.apply(self.core.release(request.ticket.id, end, now, tokens), now)
 
@@ -266,9 +317,11 @@ class LinkedAdmission:
             self.end(request, ReleaseReason.CLIENT_GONE, now)
             return
         self._leave(request, ReleaseReason.FAILED, now)
-        place = self._placer.place(request, now)
-        if place is None:
-            self._say(request.gateway, Reject(request.number, request.attempt, NO_BACKEND))
+        self._grant_at(request, self._placer.place(request, now), now)
+
+    def _grant_at(self, request: BookedRequest, place: LinkPlace | NoPlace, now: Micros) -> None:
+        if isinstance(place, NoPlace):
+            self._say(request.gateway, Reject(request.number, request.attempt, place))
             self.end(request, ReleaseReason.FAILED, now)
             return
         request.backend, rank = place

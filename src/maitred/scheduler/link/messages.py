@@ -17,8 +17,9 @@ import msgspec
 
 from maitred.admission import Refusal, ReleaseReason
 from maitred.core.units import Micros
+from maitred.programs import Usage
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -89,6 +90,35 @@ class RequestTerms(Message, frozen=True):
     cache_namespace: str = ""
     slo_class: str = ""
     slo_target: Micros | None = None
+    memory: int = 0
+    """The number of its memory at its gateway (`BeginProgram`), if it is of an agent program; else 0."""
+
+
+class ProgramTerms(Message, frozen=True):
+    """What decides about the memory of one request of an agent program. Nothing of its prompt."""
+
+    model: str
+    tenant: str
+    program: str
+    """The id of the program; empty: the request is a program of its own."""
+    parent: str
+    priority_class: int
+    characters: int
+    prompt_tokens: int | None = None
+    client_id: str = ""
+    asks_for_stream: bool = False
+    ends_program: bool = False
+
+
+class LiveMemory(Message, frozen=True):
+    """The memory of one request of an agent program in a `Hello`."""
+
+    number: int
+    age: Micros
+    """Since it was asked for."""
+    terms: ProgramTerms
+    memory: int = -1
+    """Where it was granted, as the programs core numbers memories; -1 while it waits."""
 
 
 class LiveRequest(Message, frozen=True):
@@ -115,6 +145,8 @@ class Hello(Message, frozen=True, tag=10):
     epoch: int
     """The highest that it has seen."""
     requests: list[LiveRequest]
+    memories: list[LiveMemory] = []
+    """The memories of all requests of agent programs."""
 
 
 class Submit(Message, frozen=True, tag=11):
@@ -146,16 +178,31 @@ class Declined(Message, frozen=True, tag=14):
     attempt: int
 
 
+class FailureKind(IntEnum):
+    """How a backend has failed a request, as far as it matters to where the request goes next."""
+
+    OTHER = 0
+    ANSWERED = 1
+    """It has answered with an error: it may have the request once more, where no other backend is left."""
+    BUSY = 2
+    """It has answered that it has no room."""
+    BROKEN = 3
+    """It has closed the connection, as the end of a process looks."""
+    NO_CONNECTION = 4
+    """As many connections as may be open carry other requests."""
+    ABANDONED = 5
+    """It was given up before it answered, and may have the request again."""
+    USAGE_REFUSED = 6
+    """It rejects what the gateway has added to the request, and gets it again without that."""
+
+
 class Failed(Message, frozen=True, tag=15):
     """Its backend has failed a request, which asks for another."""
 
     request: int
     attempt: int
     reason: str
-    counts: bool = True
-    """Whether the request goes elsewhere because of that; a backend that was only abandoned may have it again."""
-    may_repeat: bool = False
-    """Whether the same backend may have it once more, where no other is left."""
+    kind: FailureKind = FailureKind.OTHER
 
 
 class Release(Message, frozen=True, tag=16):
@@ -207,6 +254,32 @@ class Progress(Message, frozen=True, tag=19):
 
     requests: list[int]
     pieces: list[int]
+
+
+class BeginProgram(Message, frozen=True, tag=40):
+    """A request of an agent program asks for memory."""
+
+    number: int
+    terms: ProgramTerms
+
+
+class ProgramTokens(Message, frozen=True, tag=41):
+    """So many more tokens of the response to a request of an agent program have come."""
+
+    number: int
+    tokens: int
+
+
+class EndProgram(Message, frozen=True, tag=42):
+    """A request of an agent program has ended, however."""
+
+    number: int
+    usage: Usage | None = None
+    """What its backend has reported."""
+    is_stream: bool = False
+    """Whether its response was a stream."""
+    since_first_data: Micros | None = None
+    """The age of the first data of its response, or None if there was none."""
 
 
 # From the scheduler.
@@ -271,6 +344,16 @@ class Abandon(Message, frozen=True, tag=26):
     attempt: int
 
 
+class Memory(Message, frozen=True, tag=43):
+    """What has become of the memory of a request of an agent program."""
+
+    number: int
+    memory: int | None
+    """Where it is granted, or None: the request waits, or is refused."""
+    refusal: str = ""
+    """Why it gets none (`ProgramReason`); empty: it waits."""
+
+
 class BackendNews(Message, frozen=True):
     """What a gateway needs to know of one backend."""
 
@@ -301,6 +384,9 @@ class Note(Message, frozen=True, tag=30):
     payload: bytes
 
 
-GatewayMessage: TypeAlias = Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Outcome | Progress
-SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer | Abandon | Fleet
+ProgramMessage: TypeAlias = BeginProgram | ProgramTokens | EndProgram
+GatewayMessage: TypeAlias = (
+    Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Outcome | Progress | ProgramMessage
+)
+SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer | Abandon | Fleet | Memory
 AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | SchedulerMessage | Note

@@ -25,17 +25,17 @@ from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from typing import Final
 
-import msgspec
-
 from maitred.admission import Admission, LoadProbe, ReleaseReason, no_load
 from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.errors import InvariantError
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
+from maitred.scheduler.link.connections import Cut, GatewayConnection
 from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
+from maitred.scheduler.link.linked_programs import LinkedPrograms, MemoryHost
 from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Fleet, Hello, Note, Standing, Welcome
 from maitred.scheduler.link.model_slots import ModelSlots
 from maitred.scheduler.link.unaccounted import Unaccounted
@@ -49,30 +49,6 @@ class SchedulerMode(IntEnum):
     STANDBY = 0
     LEARNING = 1
     LEADING = 2
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """A connection to be closed, after `last_bytes` have been tried to be written."""
-
-    connection: ConnectionId
-    reason: str
-    last_bytes: bytes
-    is_lasting: bool = False
-    """Whether the peer would come to the same again."""
-    was_welcome: bool = False
-    """Whether the peer was a gateway that had said hello."""
-
-
-class _Link:
-    """One connection."""
-
-    __slots__ = ("accepted_at", "channel", "gateway")
-
-    def __init__(self, channel: Channel, accepted_at: Micros) -> None:
-        self.channel = channel
-        self.accepted_at = accepted_at
-        self.gateway: BookedGateway | None = None
-        """Who is at its other end, after the hello."""
 
 
 class SchedulerEnd:
@@ -89,10 +65,11 @@ class SchedulerEnd:
         limits: ChannelLimits | None = None,
         pool_of: Callable[[str], str] = str,
         load_probe: LoadProbe = no_load,
+        memories: MemoryHost | None = None,
     ) -> None:
         """`make_core` returns an admission core without models, made at a time. `lease`: how long a gateway may start requests
         after a beat, and `reclaim_after`: for how long the slots of one that is gone are held at most, µs. `pool_of` returns
-        the pool of a model, and `load_probe` the load of its backends."""
+        the pool of a model, and `load_probe` the load of its backends. `memories` decides about agent programs."""
         self.epoch: int | None = None
         """The epoch under which this scheduler leads, or None if it stands by."""
         self.learning: Learning | None = None
@@ -105,12 +82,18 @@ class SchedulerEnd:
         """Called with each gateway that has been welcomed."""
         self.on_note: Callable[[GatewayId, Note], object] | None = None
         """Called with the notes of gateways."""
+        if memories is not None:
+            memories.say = self._say
+        self.programs = LinkedPrograms(memories)
+        """The memories of agent programs' requests of all gateways."""
+        self.books = GatewayBooks(lease)
         self._slots = ModelSlots({}, {})
-        self._links: dict[ConnectionId, _Link] = {}
+        self._links: dict[ConnectionId, GatewayConnection] = {}
         self._cuts: list[Cut] = []
         self._begin_books(0)
 
     def _begin_books(self, now: Micros) -> None:
+        self.programs.forget(self.books.gateways.values(), now)
         self.books = GatewayBooks(self._lease)
         self.unaccounted = Unaccounted(self.books, self._reclaim_after)
         core = self._make_core(now)
@@ -123,6 +106,7 @@ class SchedulerEnd:
             self._say,
             self._pool_of,
             self._load_probe,
+            self.programs,
         )
         """Admission for the requests of all gateways."""
 
@@ -196,7 +180,7 @@ class SchedulerEnd:
 
     def accept(self, connection: ConnectionId, nonce: bytes, now: Micros) -> None:
         """Take a connection. Raises ValueError for a nonce of a wrong length."""
-        self._links[connection] = _Link(Channel(Side.SCHEDULER, self._secret, nonce, self._limits), now)
+        self._links[connection] = GatewayConnection(Channel(Side.SCHEDULER, self._secret, nonce, self._limits), now)
 
     def lost(self, connection: ConnectionId, now: Micros) -> None:
         """Note that a connection is gone."""
@@ -291,7 +275,7 @@ class SchedulerEnd:
 
     # What gateways say.
 
-    def _take(self, connection: ConnectionId, link: _Link, message: AnyMessage, now: Micros) -> None:
+    def _take(self, connection: ConnectionId, link: GatewayConnection, message: AnyMessage, now: Micros) -> None:
         gateway = link.gateway
         if isinstance(message, Hello) and gateway is None:
             self._on_hello(connection, link, message, now)
@@ -303,10 +287,10 @@ class SchedulerEnd:
             self._on_beat(gateway, message, now)
         elif isinstance(message, Note) and self.on_note is not None:
             self.on_note(gateway.id, message)
-        elif not self.requests.take(gateway, message, now):
+        elif not (self.requests.take(gateway, message, now) or self.programs.take(gateway, message, now)):
             self._cut(connection, f"{type(message).__name__} is out of place", now)
 
-    def _on_hello(self, connection: ConnectionId, link: _Link, hello: Hello, now: Micros) -> None:
+    def _on_hello(self, connection: ConnectionId, link: GatewayConnection, hello: Hello, now: Micros) -> None:
         if self.epoch is None:
             self._cut(connection, "this scheduler does not lead", now)
             return
@@ -324,6 +308,7 @@ class SchedulerEnd:
         self._say(gateway, Welcome(self.epoch, self._lease, self.learning is not None))
         if self.on_welcome is not None:
             self.on_welcome(gateway.id)
+        self.programs.reconcile(gateway, hello.memories, now)
         holders = self.requests.reconcile(gateway, hello.requests, now)
         for request in holders:
             self._on_new_holder(request)
@@ -346,12 +331,13 @@ class SchedulerEnd:
         self._say(gateway, BeatAnswer(beat.number, self.epoch))
         self._free(self.unaccounted.review(), now)
 
-    def _part(self, link: _Link, connection: ConnectionId, now: Micros) -> None:
+    def _part(self, link: GatewayConnection, connection: ConnectionId, now: Micros) -> None:
         """Let go of the gateway of a connection that is no more."""
         gateway = link.gateway
         if gateway is not None and gateway.connection == connection and self.epoch is not None:
             gateway.connection = None
             self.requests.abandon(gateway, now)
+            self.programs.abandon(gateway, now)
             self.books.forget_if_gone(gateway)
 
     def _cut(self, connection: ConnectionId, reason: str, now: Micros | None = None, *, is_lasting: bool = False) -> None:
@@ -361,7 +347,7 @@ class SchedulerEnd:
         if now is not None:
             self._part(link, connection, now)
 
-    def _cut_if_closed(self, connection: ConnectionId, link: _Link, now: Micros) -> None:
+    def _cut_if_closed(self, connection: ConnectionId, link: GatewayConnection, now: Micros) -> None:
         if link.channel.state is ChannelState.CLOSED and connection in self._links:
             self._cut(connection, link.channel.fault or "closed", now)
 

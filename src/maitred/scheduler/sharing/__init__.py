@@ -6,6 +6,7 @@ At the scheduler's end the parts of `Scheduler` decide as for one gateway, and e
     host.py               the sockets, the timer, and what becomes of slots whose gateways are gone
     hosted_admission.py   the driver of admission: decisions become messages
     fleet_placer.py       where a request goes, and what the fleet is told of it
+    hosted_programs.py    the memories of agent programs' requests
     hosted_attempts.py    the stand-in of a request at its backend
 
 At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
@@ -14,6 +15,7 @@ At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
     link_client.py        the socket and the timer
     dialer.py             which scheduler to connect to, and how
     remote_admission.py   the driver of admission: a slot is granted together with a backend
+    remote_programs.py    the driver of agent programs
     remote_placement.py   the backend that was granted; one that is chosen here, for requests that need no slot
     fleet_mirror.py       the fleet as the scheduler tells it; what attempts come to is reported
 

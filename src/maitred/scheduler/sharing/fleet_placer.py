@@ -22,13 +22,15 @@ from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
-from maitred.scheduler.failures import AnsweredError, FailedAttempts
+from maitred.scheduler.backends.served_models import ServedModel
+from maitred.scheduler.failures import AnsweredError, BackendAbandoned, FailedAttempts, UsageRefused
 from maitred.scheduler.link.gateway_books import BookedRequest
-from maitred.scheduler.link.linked_admission import Placer
-from maitred.scheduler.link.messages import Outcome, OutcomeKind
-from maitred.scheduler.placements import RoutedPlacement
+from maitred.scheduler.link.linked_admission import GoOn, LinkPlace, NoPlace, Placer
+from maitred.scheduler.link.messages import Failed, FailureKind, Outcome, OutcomeKind
+from maitred.scheduler.placements import GrantedPlacement, MemoryLost, Place, RoutedPlacement
 from maitred.scheduler.sharing.hosted_attempts import HostedAttempt, HostedRequest
-from maitred.wire.errors import ConnectError
+from maitred.wire.clock import Clock
+from maitred.wire.errors import ConnectError, Disconnected, PoolTimeout, UpstreamError
 
 _DRAINED: Final = ReleaseReason.DRAINED
 _FAILED: Final = ReleaseReason.FAILED
@@ -42,35 +44,73 @@ class FleetPlacer(Placer):
         fleet: FleetView,
         placement: RoutedPlacement,
         router: Router,
+        clock: Clock,
         task: asyncio.Task[None],
         abandon: Callable[[BookedRequest], object],
         note_news: Callable[[], object],
+        granted: GrantedPlacement | None = None,
     ) -> None:
         """`task` lasts as long as the placer. `abandon` has a request stopped at its backend, and `note_news` is called when
-        gateways may have to be told of a backend."""
-        self._fleet, self._placement, self._router = fleet, placement, router
+        gateways may have to be told of a backend. `granted` places the requests of agent programs, if there are any."""
+        self._fleet, self._placement, self._router, self._clock = fleet, placement, router, clock
         self._task, self._abandon, self._note_news = task, abandon, note_news
+        self._granted = granted
+        self._moves: set[asyncio.Task[None]] = set()
+        """What moves programs: a loop keeps no task alive."""
         self._attempts: dict[RequestId, HostedAttempt] = {}
         """The stand-in of each request that is at a backend, by the number of its ticket."""
 
-    def place(self, request: BookedRequest, now: Micros) -> tuple[int, int | None] | None:
+    def place(self, request: BookedRequest, now: Micros) -> LinkPlace | NoPlace:
         served = self._fleet.find_model(request.terms.model)
         if served is None:
-            return None
-        scheduled = HostedRequest(request.request, served)
-        if request.tried:
-            scheduled.failed = self._failed_attempts(request)
-            place = self._placement.again(scheduled, now)
-        else:
-            place = self._placement.first(scheduled, now)
+            return NoPlace.NO_BACKEND
+        scheduled = self._scheduled(request, served)
+        try:
+            if self._granted is not None and scheduled.memory_lease is not None:
+                place = self._granted.first(scheduled, now)
+            elif request.tried:
+                place = self._placement.again(scheduled, now)
+            else:
+                place = self._placement.first(scheduled, now)
+        except MemoryLost:
+            return NoPlace.MEMORY_LOST
+        return self._take_place(request, place, now)
+
+    def move(self, request: BookedRequest, then: GoOn) -> None:
+        task = asyncio.get_running_loop().create_task(self._move(request, then))
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+
+    async def _move(self, request: BookedRequest, then: GoOn) -> None:
+        """Let the program of a request move that its backend has failed, of which it may be asked first how it is."""
+        served, place, granted = self._fleet.find_model(request.terms.model), request.place, self._granted
+        moved: Place | None = None
+        lost: NoPlace | None = None
+        if served is not None and place is not None and granted is not None:
+            try:
+                moved = await granted.next(self._scheduled(request, served), place)
+            except MemoryLost:
+                lost = NoPlace.MEMORY_LOST
+        then(lambda now: self._take_place(request, moved, now) if lost is None else lost, self._clock.now())
+        self._note_news()
+
+    def _scheduled(self, request: BookedRequest, served: ServedModel) -> HostedRequest:
+        lease = None if request.memory is None else request.memory.lease
+        failed = self._failed_attempts(request) if request.failure is not None else None
+        return HostedRequest(request.request, served, lease, failed)
+
+    def _take_place(self, request: BookedRequest, place: Place | None, now: Micros) -> LinkPlace | NoPlace:
         if place is None:
-            return None
+            return NoPlace.NO_BACKEND
+        request.place = place
         self._begin(request, place[0], now)
         return place[0].index, place[1]
 
     def arrive(self, request: BookedRequest, now: Micros) -> None:
         if request.backend < len(self._fleet.backends):
-            self._begin(request, self._fleet.backends[request.backend], now)
+            backend = self._fleet.backends[request.backend]
+            request.place = backend, None, False
+            self._begin(request, backend, now)
 
     def leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
         attempt = self._attempts.pop(request.ticket.id, None)
@@ -81,7 +121,8 @@ class FleetPlacer(Placer):
         if attempt.is_complete and backend.circuit.needs_attention and request.terms.stream:
             self._fleet.ejection.on_success(attempt)
         self._fleet.remove_request(attempt, now)
-        self._router.on_request_end(request.request, backend.index, now)
+        if request.memory is None:
+            self._router.on_request_end(request.request, backend.index, now)
 
     def first_byte(self, request: BookedRequest, now: Micros) -> None:
         attempt = self._attempts.get(request.ticket.id)
@@ -96,6 +137,8 @@ class FleetPlacer(Placer):
                 self._fleet.ejection.on_success(attempt)
         attempt.backend.first_data_times.observe(now - attempt.sent_at)
         attempt.begin_answer(now)
+        if request.memory is not None and request.memory.lease is not None:
+            request.memory.lease.first_data_at = now
 
     def on_outcome(self, request: BookedRequest | None, outcome: Outcome, now: Micros) -> None:
         if not 0 <= outcome.backend < len(self._fleet.backends):
@@ -128,9 +171,26 @@ class FleetPlacer(Placer):
     def _failed_attempts(self, request: BookedRequest) -> FailedAttempts:
         failed = FailedAttempts()
         failed.tried = [self._fleet.backends[index] for index in request.tried]
-        if request.may_repeat:
-            failed.failure = AnsweredError("", is_busy=False, retry_after=None)
+        if request.failure is not None:
+            failed.failure = _failure_of(request.failure)
         return failed
+
+
+def _failure_of(told: Failed) -> UpstreamError:
+    """Return the failure that a gateway has told of, as far as placements go by it."""
+    match told.kind:
+        case FailureKind.ANSWERED | FailureKind.BUSY:
+            return AnsweredError(told.reason, is_busy=told.kind is FailureKind.BUSY, retry_after=None)
+        case FailureKind.BROKEN:
+            return Disconnected(told.reason)
+        case FailureKind.NO_CONNECTION:
+            return PoolTimeout(told.reason)
+        case FailureKind.ABANDONED:
+            return BackendAbandoned(told.reason)
+        case FailureKind.USAGE_REFUSED:
+            return UsageRefused(told.reason)
+        case _:
+            return UpstreamError(told.reason)
 
 
 def _connect_error(outcome: Outcome) -> ConnectError:

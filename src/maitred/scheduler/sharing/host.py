@@ -27,17 +27,21 @@ import msgspec
 from maitred.admission.terms.lead import Lead
 from maitred.core.decisions import Decision
 from maitred.core.printing import printable
+from maitred.core.request import RequestId
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.addresses import LinkAddress
 from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
+from maitred.scheduler.drivers.programs import RealTimePrograms
+from maitred.scheduler.link.connections import Cut
 from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.messages import BackendNews, Fleet, Note
-from maitred.scheduler.link.scheduler_end import Cut, SchedulerEnd
+from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
+from maitred.scheduler.sharing.hosted_programs import HostedPrograms
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
 
@@ -63,10 +67,11 @@ class SchedulerHost:
         watch: FleetWatch,
         make_placer: Callable[[asyncio.Task[None], Callable[[BookedRequest], object], Callable[[], object]], FleetPlacer],
         random: Random,
+        programs: RealTimePrograms | None = None,
     ) -> None:
         """`make_placer` is given a task that lasts as long as the host, what has a request
         stopped at its backend, and what tells gateways of the backends. `random` draws what no other process
-        may draw. Made inside the loop that it runs in."""
+        may draw. `programs` decides about agent programs, if there are any. Made inside the loop that it runs in."""
         self._fleet, self._watch = fleet, watch
         self._clock: Clock = admission.clock
         self._random = random
@@ -78,12 +83,14 @@ class SchedulerHost:
         def placer_of(books: GatewayBooks) -> FleetPlacer:
             return placer
 
+        self._programs = None if programs is None else HostedPrograms(programs, self._next_request, self.flush_soon)
         self.end = SchedulerEnd(
             secret,
             lambda now: admission.core,
             placer_of,
             pool_of=admission.pool_of,
             load_probe=admission.load_probe,
+            memories=self._programs,
         )
         """What the link says and hears."""
         self.end.lead(1, _FOREVER, (), {}, {}, self._clock.now())
@@ -129,6 +136,8 @@ class SchedulerHost:
         if self._server is not None:
             self._server.close()
         self._timer.cancel()
+        if self._programs is not None:
+            self._programs.close()
         self._watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._watching
@@ -154,6 +163,10 @@ class SchedulerHost:
         """Tell gateways what was decided."""
         self.end.requests.apply(decisions, self._clock.now())
         self.flush_soon()
+
+    def _next_request(self) -> RequestId:
+        """Return a number that no request has had, of whichever gateway."""
+        return self.end.books.next_ticket()
 
     def rules_changed(self) -> None:
         """Note that other rules are in force."""
@@ -211,7 +224,7 @@ class SchedulerHost:
         self.note_news()
 
     def on_backend_restarted(self, backend: Backend) -> None:
-        """Note nothing: what was in KV memory is of no concern here."""
+        """Note nothing: what was in KV memory is the programs' concern, which are told themselves."""
 
     def note_news(self) -> None:
         """Tell gateways of the backends, if anything has changed."""

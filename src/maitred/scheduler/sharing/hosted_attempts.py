@@ -13,6 +13,8 @@ from maitred.core.request import Request
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend, UpstreamRequest
 from maitred.scheduler.backends.served_models import ServedModel
+from maitred.scheduler.drivers.programs import MemoryLease
+from maitred.scheduler.failures import FailedAttempts
 from maitred.scheduler.requests import ScheduledRequest
 
 
@@ -63,9 +65,11 @@ class HostedAttempt(UpstreamRequest):
 class HostedRequest(ScheduledRequest):
     """A request as placements see it."""
 
-    def __init__(self, request: Request, served: ServedModel) -> None:
+    def __init__(
+        self, request: Request, served: ServedModel, lease: MemoryLease | None = None, failed: FailedAttempts | None = None
+    ) -> None:
         self.request = request
         self.served = served
         self.asks_each = False
-        self.memory_lease = None
-        self.failed = None
+        self.memory_lease = lease
+        self.failed = failed

@@ -24,7 +24,9 @@ class HostedScheduler(Scheduler):
         def make_placer(
             task: asyncio.Task[None], abandon: Callable[[BookedRequest], object], note_news: Callable[[], object]
         ) -> FleetPlacer:
-            return FleetPlacer(self.fleet, self._routed, self.router, task, abandon, note_news)
+            return FleetPlacer(
+                *(self.fleet, self._routed, self.router, self._clock, task, abandon, note_news), granted=self._granted
+            )
 
         host = SchedulerHost(
             secret,
@@ -33,6 +35,7 @@ class HostedScheduler(Scheduler):
             watch=self.watch,
             make_placer=make_placer,
             random=self._random,
+            programs=self.programs,
         )
         self.admission.host = host
         self.fleet.observe(host)

@@ -16,8 +16,18 @@ from typing import Final, cast
 from maitred.admission import ReleaseReason
 from maitred.core.request import Request
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
-from maitred.scheduler.link.gateway_end import Closed, EndState, GatewayEnd, LinkEvent, Opened
-from maitred.scheduler.link.messages import Note, Outcome, Progress, RequestTerms
+from maitred.scheduler.link.events import Closed, LinkEvent, Opened
+from maitred.scheduler.link.gateway_end import EndState, GatewayEnd
+from maitred.scheduler.link.messages import (
+    EndProgram,
+    FailureKind,
+    Note,
+    Outcome,
+    ProgramTerms,
+    ProgramTokens,
+    Progress,
+    RequestTerms,
+)
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
@@ -75,9 +85,9 @@ class LinkClient:
 
     # What the driver of admission asks (`RemoteEnd`).
 
-    def submit(self, number: int, request: Request, cost: int) -> None:
-        """Ask for a slot."""
-        self.end.submit(number, _terms_of(request, cost), self._clock.now())
+    def submit(self, number: int, request: Request, cost: int, memory: int = 0) -> None:
+        """Ask for a slot. `memory` is the number of the memory of a request of a program."""
+        self.end.submit(number, _terms_of(request, cost, memory), self._clock.now())
         self._flush_soon()
 
     def confirm_first_byte(self, number: int) -> bool:
@@ -90,9 +100,9 @@ class LinkClient:
         self.end.yield_slot(number)
         self._flush_soon()
 
-    def leave_backend(self, number: int, reason: str, counts: bool, may_repeat: bool) -> None:
+    def leave_backend(self, number: int, reason: str, kind: FailureKind) -> None:
         """Ask for another place for a request that its backend has failed."""
-        self.end.leave_backend(number, reason, counts=counts, may_repeat=may_repeat)
+        self.end.leave_backend(number, reason, kind)
         self._flush_soon()
 
     def release(self, number: int, end: ReleaseReason, tokens: int | None) -> None:
@@ -100,7 +110,23 @@ class LinkClient:
         self.end.release(number, end, tokens)
         self._flush_soon()
 
-    def report(self, message: Outcome | Progress | Note) -> None:
+    # What the driver of the programs asks (`ProgramsEnd`).
+
+    def begin_program(self, number: int, terms: ProgramTerms) -> None:
+        """Ask for memory for a request of a program."""
+        self.end.begin_program(number, terms, self._clock.now())
+        self._flush_soon()
+
+    def add_program_tokens(self, number: int, tokens: int) -> None:
+        """Tell that tokens of a response have come."""
+        self.report(ProgramTokens(number, tokens))
+
+    def end_program(self, ended: EndProgram) -> None:
+        """Give the memory of a request back."""
+        self.end.end_program(ended)
+        self._flush_soon()
+
+    def report(self, message: Outcome | Progress | ProgramTokens | Note) -> None:
         """Tell of a backend, how far answers have come, or something else."""
         self.end.report(message)
         self._flush_soon()
@@ -218,7 +244,7 @@ def _ignore() -> None:
     pass
 
 
-def _terms_of(request: Request, cost: int) -> RequestTerms:
+def _terms_of(request: Request, cost: int, memory: int) -> RequestTerms:
     return RequestTerms(
         model=request.model,
         priority_class=request.priority_class,
@@ -235,4 +261,5 @@ def _terms_of(request: Request, cost: int) -> RequestTerms:
         cache_namespace=request.cache_namespace,
         slo_class=request.slo_class,
         slo_target=request.slo_target,
+        memory=memory,
     )

@@ -8,6 +8,7 @@ in which they ask for a slot. Compiled (`tools/compile.py`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from maitred.admission import Action, Admission, Refusal, ReleaseReason
@@ -16,6 +17,8 @@ from maitred.core.decisions import Decision
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission, SlotLease
+from maitred.scheduler.link.messages import FailureKind
+from maitred.scheduler.placements import MemoryLost
 from maitred.wire.clock import Clock
 
 _ADMIT: Final = Action.ADMIT
@@ -25,7 +28,7 @@ _REJECT: Final = Action.REJECT
 class RemoteEnd(Protocol):
     """What says and hears on the link."""
 
-    def submit(self, number: int, request: Request, cost: int) -> None:
+    def submit(self, number: int, request: Request, cost: int, memory: int) -> None:
         """Ask for a slot."""
         ...
 
@@ -37,7 +40,7 @@ class RemoteEnd(Protocol):
         """Give up the slot of a preempted request, which asks again."""
         ...
 
-    def leave_backend(self, number: int, reason: str, counts: bool, may_repeat: bool) -> None:
+    def leave_backend(self, number: int, reason: str, kind: FailureKind) -> None:
         """Ask for another place for a request that its backend has failed."""
         ...
 
@@ -56,6 +59,8 @@ class RemoteLease(SlotLease):
         self.place: tuple[int, int | None] | None = None
         """The backend that it was granted, and the rank there; None: no backend may have it."""
         self.refusal: Refusal | None = None
+        self.is_memory_lost = False
+        """Whether it gets no slot because its program has to wait for memory elsewhere."""
 
     def wait_anew(self) -> None:
         """Wait for another decision."""
@@ -69,15 +74,20 @@ class RemoteLease(SlotLease):
     async def wait(self) -> None:
         granted = self.granted
         if granted is not None and (decision := await granted).action is _REJECT:
+            if self.is_memory_lost:
+                raise MemoryLost
             raise AdmissionRejected(decision, self.refusal)
 
 
 class RemoteAdmission(RealTimeAdmission):
     """Asks a scheduler in another process. Its core has the rules in force, and no request."""
 
-    def __init__(self, core: Admission, clock: Clock, end: RemoteEnd) -> None:
+    def __init__(
+        self, core: Admission, clock: Clock, end: RemoteEnd, memory_number: Callable[[RequestId], int] | None = None
+    ) -> None:
+        """`memory_number` returns the number of the memory of a request, 0 for none; None: no request has one."""
         super().__init__(core, clock)
-        self._end = end
+        self._end, self._memory_number = end, memory_number
         self._by_number: dict[int, RemoteLease] = {}
         self._by_id: dict[RequestId, RemoteLease] = {}
         self._last_number = 0
@@ -88,7 +98,8 @@ class RemoteAdmission(RealTimeAdmission):
         lease.wait_anew()
         self._by_number[lease.number] = self._by_id[request.id] = lease
         self._leases[request.id] = lease
-        self._end.submit(lease.number, request, cost)
+        memory = 0 if self._memory_number is None else self._memory_number(request.id)
+        self._end.submit(lease.number, request, cost, memory)
         return lease
 
     def confirm_first_byte(self, request_id: RequestId, now: Micros) -> bool:
@@ -110,14 +121,12 @@ class RemoteAdmission(RealTimeAdmission):
             del self._leases[request_id], self._by_number[lease.number]
             self._end.release(lease.number, end, tokens)
 
-    async def ask_again(
-        self, request_id: RequestId, reason: str, counts: bool, may_repeat: bool
-    ) -> tuple[int, int | None] | None:
+    async def ask_again(self, request_id: RequestId, reason: str, kind: FailureKind) -> tuple[int, int | None] | None:
         """Return the place of a request that its backend has failed, when it has one; None if no backend may have it. Raises
-        AdmissionRejected if it gets no slot any more."""
+        AdmissionRejected if it gets no slot any more, and MemoryLost if its program has to wait for memory elsewhere."""
         lease = self._by_id[request_id]
         lease.wait_anew()
-        self._end.leave_backend(lease.number, reason, counts, may_repeat)
+        self._end.leave_backend(lease.number, reason, kind)
         await lease.wait()
         return lease.place
 
@@ -144,6 +153,13 @@ class RemoteAdmission(RealTimeAdmission):
         if lease is not None:
             lease.place = None
             lease.settle(Decision(self.clock.now(), lease.request.id, _ADMIT, "granted"))
+
+    def on_memory_lost(self, number: int) -> None:
+        """The program of a request has to wait for memory elsewhere."""
+        lease = self._by_number.get(number)
+        if lease is not None:
+            lease.is_memory_lost = True
+            lease.settle(Decision(self.clock.now(), lease.request.id, _REJECT, "memory_lost"))
 
     def on_rejected(self, number: int, reason: str, retry_after: Micros | None, refusal: Refusal | None) -> None:
         """A request gets no slot."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 from maitred.core.contracts import Router
 from maitred.core.units import Micros
 from maitred.scheduler.backends.fleet_view import FleetView
-from maitred.scheduler.failures import BackendAbandoned, UsageRefused
-from maitred.scheduler.placements import Place, RoutedPlacement
+from maitred.scheduler.failures import AnsweredError, BackendAbandoned, FailedAttempts, UsageRefused
+from maitred.scheduler.link.messages import FailureKind
+from maitred.scheduler.placements import Place, ProgramPlacement, RoutedPlacement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.sharing.remote_admission import RemoteAdmission
+from maitred.wire.errors import PoolTimeout
 
 
 class RemotePlacement(RoutedPlacement):
-    """The places of all requests."""
+    """The places of requests that a router places."""
 
     def __init__(self, fleet: FleetView, admission: RemoteAdmission, router: Router) -> None:
         super().__init__(fleet, admission, router)
@@ -26,16 +28,49 @@ class RemotePlacement(RoutedPlacement):
     def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
         if not self._remote.has(scheduled.request.id):
             return super().first(scheduled, now)
-        return self._granted(self._remote.place_of(scheduled.request.id))
+        return _granted(self._fleet, self._remote.place_of(scheduled.request.id))
 
     async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
         failed = scheduled.failed
         if failed is None or not self._remote.has(scheduled.request.id):
             return self.again(scheduled, self._remote.clock.now())
-        failure = failed.failure
-        counts = not isinstance(failure, BackendAbandoned | UsageRefused)
-        granted = await self._remote.ask_again(scheduled.request.id, str(failure), counts, failed.may_be_sent_again)
-        return self._granted(granted)
+        return _granted(self._fleet, await _ask_again(self._remote, scheduled, failed))
 
-    def _granted(self, place: tuple[int, int | None] | None) -> Place | None:
-        return None if place is None else (self._fleet.backends[place[0]], place[1], False)
+
+class RemoteProgramPlacement(ProgramPlacement):
+    """The places of requests of programs. All of them need slots."""
+
+    def __init__(self, fleet: FleetView, admission: RemoteAdmission) -> None:
+        super().__init__(fleet, admission)
+        self._remote = admission
+
+    def first(self, scheduled: ScheduledRequest, now: Micros) -> Place | None:
+        return _granted(self._fleet, self._remote.place_of(scheduled.request.id))
+
+    async def next(self, scheduled: ScheduledRequest, place: Place) -> Place | None:
+        assert scheduled.failed is not None
+        return _granted(self._fleet, await _ask_again(self._remote, scheduled, scheduled.failed))
+
+
+def _granted(fleet: FleetView, place: tuple[int, int | None] | None) -> Place | None:
+    return None if place is None else (fleet.backends[place[0]], place[1], False)
+
+
+async def _ask_again(
+    remote: RemoteAdmission, scheduled: ScheduledRequest, failed: FailedAttempts
+) -> tuple[int, int | None] | None:
+    return await remote.ask_again(scheduled.request.id, str(failed.failure), _kind_of(failed))
+
+
+def _kind_of(failed: FailedAttempts) -> FailureKind:
+    """Return how a request has failed last."""
+    failure = failed.failure
+    if isinstance(failure, AnsweredError):
+        return FailureKind.BUSY if failure.is_busy else FailureKind.ANSWERED
+    if isinstance(failure, BackendAbandoned):
+        return FailureKind.ABANDONED
+    if isinstance(failure, UsageRefused):
+        return FailureKind.USAGE_REFUSED
+    if isinstance(failure, PoolTimeout):
+        return FailureKind.NO_CONNECTION
+    return FailureKind.BROKEN if failed.may_have_died else FailureKind.OTHER

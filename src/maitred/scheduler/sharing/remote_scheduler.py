@@ -15,13 +15,15 @@ from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
 from maitred.files.line_file import PRIVATE
-from maitred.programs import ProgramsConfig
+from maitred.programs import Programs, ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, open_router, signals_read
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
-from maitred.scheduler.link.gateway_end import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Rejected
-from maitred.scheduler.link.linked_admission import NO_BACKEND, UNKNOWN_MODEL
-from maitred.scheduler.link.messages import Note, Progress
+from maitred.scheduler.drivers.programs import RealTimePrograms
+from maitred.scheduler.link import linked_admission
+from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Rejected
+from maitred.scheduler.link.linked_admission import NoPlace
+from maitred.scheduler.link.messages import Memory, Note, Progress
 from maitred.scheduler.placements import Placement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler
@@ -29,7 +31,8 @@ from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
 from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.scheduler.sharing.remote_admission import RemoteAdmission
-from maitred.scheduler.sharing.remote_placement import RemotePlacement
+from maitred.scheduler.sharing.remote_placement import RemotePlacement, RemoteProgramPlacement
+from maitred.scheduler.sharing.remote_programs import RemotePrograms
 from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 
@@ -63,7 +66,7 @@ class RemoteScheduler(Scheduler):
         """`dialer` connects to the scheduler, and `name` is that of this gateway. `on_parent_lost` is called, with the
         reason, when the scheduler is there no more. Raises ConfigError for what does not
         work over a link yet."""
-        check_shareable(routing, programs)
+        check_shareable(routing)
         # Requests without a slot are few and short, and each gateway spreads its own.
         self.router = open_router(RoutingConfig(), seed)
         self.signals = signals_read(open_router(routing, seed))
@@ -71,12 +74,19 @@ class RemoteScheduler(Scheduler):
         self.link = LinkClient(dialer, name, secret, clock, client.machine.random, self._on_event)
         """The link to the scheduler."""
         self.link.lost_for_good = on_parent_lost
-        self.admission = remote = RemoteAdmission(Admission(admission, {}, now=clock.now()), clock, self.link)
+        self._remote_programs: RemotePrograms | None = None
+        memory_number: Callable[[RequestId], int] | None = None
+        if programs.mode != "off":
+            self._remote_programs = RemotePrograms(Programs(programs, clock.now()), clock, self.link)
+            memory_number = self._remote_programs.memory_number
+        core = Admission(admission, {}, now=clock.now())
+        self.admission = remote = RemoteAdmission(core, clock, self.link, memory_number)
         ejection = ReportedEjection(config.ejection, fleet.backends, clock, self.link.report, remote.number_of)
         self.mirror = FleetMirror(fleet, ejection, clock)
         """What tells the fleet how backends are."""
         self._remote = remote
         self._routed = RemotePlacement(fleet, remote, self.router)
+        self._of_program = RemoteProgramPlacement(fleet, remote)
         self.program_parts = None
         self.on_note: Callable[[Note], object] | None = None
         """Called with the notes of the scheduler."""
@@ -86,7 +96,11 @@ class RemoteScheduler(Scheduler):
         self._told_pieces: dict[RequestId, int] = {}
 
     def placement(self, scheduled: ScheduledRequest) -> Placement:
-        return self._routed
+        return self._routed if scheduled.memory_lease is None else self._of_program
+
+    @property
+    def programs(self) -> RealTimePrograms | None:
+        return self._remote_programs
 
     def start(self) -> None:
         self.link.start()
@@ -101,6 +115,8 @@ class RemoteScheduler(Scheduler):
             await asyncio.wait({self._progress})
         await self.link.close()
         self.admission.close()
+        if self._remote_programs is not None:
+            self._remote_programs.close()
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
         return {"link": self.link.end.check}
@@ -115,19 +131,25 @@ class RemoteScheduler(Scheduler):
         self.admission.reconfigure(admission)
 
     def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
-        """Do nothing: the scheduler says which rules are in force (`follow`)."""
+        """Use what programs are shown to wait by. All other rules are those that the scheduler says are in force (`follow`)."""
+        if self._remote_programs is not None:
+            self._remote_programs.reconfigure(programs)
 
     def _on_event(self, event: LinkEvent) -> None:
         remote = self._remote
         match event:
             case Granted():
                 remote.on_granted(event.request, event.backend, event.rank)
-            case Rejected() if event.reason in (NO_BACKEND, UNKNOWN_MODEL):
+            case Rejected(reason=NoPlace.NO_BACKEND | linked_admission.UNKNOWN_MODEL):
                 remote.on_no_backend(event.request)
+            case Rejected(reason=NoPlace.MEMORY_LOST):
+                remote.on_memory_lost(event.request)
             case Rejected():
                 remote.on_rejected(event.request, event.reason, event.retry_after, event.refusal)
             case Preempted():
                 remote.on_preempted(event.request)
+            case Memory() if self._remote_programs is not None:
+                self._remote_programs.on_memory(event)
             case Abandoned():
                 self._abandon(event.request)
             case Note():
@@ -166,12 +188,8 @@ def _progress_secs(config: FleetConfig) -> float:
     return max(_PROGRESS_SECS, min(_LONGEST_PROGRESS_SECS, config.ejection.silence_secs / 4))
 
 
-def check_shareable(routing: RoutingConfig, programs: ProgramsConfig) -> None:
+def check_shareable(routing: RoutingConfig) -> None:
     """Raise ConfigError for what does not work over a link yet."""
-    if programs.mode != "off":
-        raise ConfigError(
-            "agent programs are not shared by several processes", where="programs.mode", hint="off, or --workers 1"
-        )
     if signals_read(open_router(routing, 0)) & (Signals.PROMPT | Signals.CACHES):
         problem = f"{routing.policy} goes by what prompts say, which a scheduler of several processes is not told"
         raise ConfigError(problem, where="routing.policy", hint="another policy, or --workers 1")

@@ -1,0 +1,33 @@
+"""The connections of a scheduler's end of the links: one that is there, and one that is to be closed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from maitred.core.units import Micros
+from maitred.scheduler.link.channel import Channel
+from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A connection to be closed, after `last_bytes` have been tried to be written."""
+
+    connection: ConnectionId
+    reason: str
+    last_bytes: bytes
+    is_lasting: bool = False
+    """Whether the peer would come to the same again."""
+    was_welcome: bool = False
+    """Whether the peer was a gateway that had said hello."""
+
+
+class GatewayConnection:
+    """One connection."""
+
+    __slots__ = ("accepted_at", "channel", "gateway")
+
+    def __init__(self, channel: Channel, accepted_at: Micros) -> None:
+        self.channel = channel
+        self.accepted_at = accepted_at
+        self.gateway: BookedGateway | None = None
+        """Who is at its other end, after the hello."""
