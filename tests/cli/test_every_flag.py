@@ -231,6 +231,7 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "quiet": (LOAD, "--quiet"),
     "summary_only": (LOAD, "--summary-only"),
     "per": (MIXED, "--per tenant"),
+    "warmup": (f"{LOAD} --num-requests 300", "--warmup 1"),
     "fitness_weights": (LOAD, "--fitness-weights throughput:0.5,p99_ttft:0.5"),
     "results_path": (LOAD, "--results-path other.json"),
     "metrics_path": (LOAD, "--metrics-path other.json"),

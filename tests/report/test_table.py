@@ -30,10 +30,10 @@ def cells(text: str, *start: str) -> list[str]:
 
 def test_latencies_of_every_class_and_of_all(five: Results) -> None:
     text = printed(five)
-    assert cells(text, "latency") == ["class", "mean", "p50", "p90", "p99"]
-    assert cells(text, "TTFT", "ms") == ["interactive", "150.0", "150.0", "190.0", "199.0"]
-    assert cells(text, "E2E", "ms") == ["interactive", "350.0", "350.0", "470.0", "497.0"]
-    assert "bulk              1,400       1,400       1,400       1,400" in text
+    assert cells(text, "latency") == ["class", "mean", "sd", "p50", "p90", "p99", "p99.9"]
+    assert cells(text, "TTFT", "ms") == ["interactive", "150.0", "50.0", "150.0", "190.0", "199.0", "199.9"]
+    assert cells(text, "E2E", "ms") == ["interactive", "350.0", "150.0", "350.0", "470.0", "497.0", "499.7"]
+    assert ["bulk", "1,400", "0.00", *["1,400"] * 4] in [line.split() for line in text.splitlines()]
 
 
 def test_counts_of_every_class_and_of_all(five: Results) -> None:
@@ -45,6 +45,8 @@ def test_counts_of_every_class_and_of_all(five: Results) -> None:
     assert cells(text, "unfinished") == ["0", "1", "1"]
     assert cells(text, "completed/s") == ["1.00", "0.50", "1.50"]
     assert cells(text, "output", "tokens/s") == ["3.00", "7.00", "10.0"]
+    assert cells(text, "total", "tokens/s") == ["18.0", "47.0", "65.0"]
+    assert cells(text, "most", "in", "flight") == ["–", "–", "4"]
     assert cells(text, "goodput/s") == ["1.00", "0.00", "1.00"]
     assert cells(text, "within", "SLO") == ["100.0%", "0.0%", "40.0%"]
     assert text.endswith("2.0 s simulated; SLO: TTFT ≤ 200 ms\n")
@@ -93,7 +95,7 @@ def test_nothing_is_lost_on_a_narrow_terminal(five: Results, width: int) -> None
 
 def test_nothing_completed_is_a_dash_never_nan(none: Results) -> None:
     text = printed(none, Slo(ttft_ms=0.001))
-    assert cells(text, "TTFT", "ms", "all") == ["–", "–", "–", "–"]
+    assert cells(text, "TTFT", "ms", "all") == ["–"] * 6
     assert cells(text, "completed/s") == ["–"]
     assert cells(text, "within", "SLO") == ["–"]
     assert "nan" not in text.lower()

@@ -12,6 +12,7 @@ from maitred.admission.terms.config import ClassConfig, ClassesConfig
 from maitred.instance import InstanceConfig
 from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
 from maitred.report import Assessment, Slo, Targets, VerdictKind
+from maitred.report.utilisation import utilisation_lines
 from maitred.sim import ClusterConfig
 
 EVEN = {"input_tokens": "normal:500,50", "output_tokens": "uniform:150,250"}
@@ -183,3 +184,51 @@ def test_the_use_is_not_known_without_samples() -> None:
     used = maitred.simulate(jobs, sample_every_ms=None).assess().utilisation
     assert used.with_work is not None
     assert (used.batch, used.kv, used.headroom) == (None, None, None)
+
+
+def lines(assessment: Assessment) -> str:
+    return " ".join(utilisation_lines(assessment.utilisation))
+
+
+def test_the_output_is_that_of_the_table_however_late_the_last_request_comes() -> None:
+    """600 requests in 10 s and one an hour later: over the arrivals 0.17/s came, and most had to wait."""
+    burst = [*maitred.synthetic(rate=60, num_requests=600, **EVEN)]
+    late = maitred.Job(request=maitred.Request(id=10_000, arrival=3_600_000_000, prompt_tokens=9), output_tokens=9)
+    result = maitred.simulate([*burst, late])
+    found, summary = result.assess(), result.summary()
+    assert found.utilisation.output_rate == summary.per_second(summary.total.output_tokens)
+    assert found.utilisation.busiest_rate == pytest.approx(600 / 360, rel=0.05)
+    assert "requests/s in the busiest tenth of the time (0.17/s over all)" in lines(found)
+
+
+def test_users_that_wait_for_answers_have_no_arrival_rate_and_no_headroom() -> None:
+    with maitred.Load(concurrency=8, num_requests=200, **EVEN).jobs() as jobs:
+        result = maitred.simulate(jobs)
+    found, summary = result.assess(), result.summary()
+    assert (found.utilisation.arrival_rate, found.utilisation.headroom) == (None, None)
+    # Little's law: requests per second times their mean time in the system are those in flight, 8 but at the end.
+    assert summary.total.e2e is not None
+    flow = (summary.per_second(200) or 0) * summary.total.e2e.mean / 1e6
+    assert found.utilisation.in_flight == pytest.approx(flow, rel=0.1)
+    assert "Requests followed answers, so they have no arrival rate" in lines(found)
+
+
+def test_steady_arrivals_have_one_rate() -> None:
+    found = assess(15)
+    assert found.utilisation.busiest_rate is None
+    assert "requests/s, the limit is " in lines(found)
+
+
+def test_no_headroom_is_promised_where_the_queue_diverges() -> None:
+    found = assess(60, 1_500)
+    assert found.utilisation.headroom is not None
+    assert found.utilisation.headroom < 1
+    served = text(found, VerdictKind.DIVERGES).split("At about ")[1].split("/s")[0]
+    assert f"the instances served {served}/s while the queue grew" in lines(found) or "the limit is" in lines(found)
+
+
+def test_rejected_requests_are_no_output() -> None:
+    found = assess(90, cluster=ClusterConfig(capacity=8), admission=PRIORITY).utilisation
+    assert found.output_rate is not None
+    assert found.output_limit is not None
+    assert found.output_rate < found.output_limit

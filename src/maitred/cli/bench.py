@@ -117,7 +117,7 @@ def run(flags: BenchFlags) -> None:
     plan, per, load = _plan(flags, sends_at_once), breakdown(flags), _LiveLoad(flags)
     check_percentiles(flags)
     raise_file_limit()
-    weights = flags.weights
+    weights, warmup = flags.weights, flags.warmup_rule
     with ExitStack() as stack:
         jobs, trace, workload = load.open(stack)
         targets = vllm_slo(flags) or slo(flags, trace or workload)
@@ -131,7 +131,7 @@ def run(flags: BenchFlags) -> None:
         score = None if weights is None else fitness(summary, weights)
         command = f"maitred bench {flags.command_line}"
         setup = live_setup(plan, live, seed=flags.run_seed, workload=describe(flags.load), command=command)
-        assessment = assess(live.results, summary, setup)
+        assessment = assess(live.results, summary, setup, warmup)
         files.write(flags, live.results, summary, setup, assessment, score)
         write_vllm_result(flags, live, summary)
     print_warnings([*live.warnings, *_problems(live), *summary.warnings])

@@ -16,6 +16,7 @@ from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.report import Assessment, Fitness, OutputFile, RunSetup, Summary
+    from maitred.report.steady_state import Warmup
     from maitred.sim import Results
     from maitred.workload import Trace
 
@@ -40,6 +41,10 @@ class FileFlags(RunFlags):
     per: Annotated[str | None, flag(_FILES, "Break the table down by class, slo-class, tenant, model or instance.", "WHAT")] = (
         None
     )
+    warmup: Annotated[
+        str | None,
+        flag(_FILES, "What the steady state leaves out: mser (MSER-5), none, or a number of seconds. Default: mser.", "RULE"),
+    ] = None
     fitness_weights: Annotated[
         str | None, flag(_FILES, "One score, as in BLIS: throughput:0.5,p99_ttft:0.3, ...", "COMPONENT:WEIGHT,...")
     ] = None
@@ -69,6 +74,13 @@ class FileFlags(RunFlags):
     def prints_a_file(self) -> bool:
         """Whether a file goes to standard output, which then has no table."""
         return STANDARD_OUTPUT in (self.metrics_file, self.results_path, self.decision_log)
+
+    @property
+    def warmup_rule(self) -> Warmup:
+        """What the steady state leaves out. Raises ConfigError."""
+        from maitred.report.steady_state import MSER, warmup_of
+
+        return MSER if self.warmup is None else warmup_of(self.warmup, where="--warmup")
 
     @property
     def weights(self) -> Mapping[str, float] | None:
@@ -136,7 +148,7 @@ class Outputs:
         if self.plot and flags.plot:
             write_plot(results, summary.slo, flags.plot, self.plot.write)
         if self.report:
-            write_page(results, summary, setup, self.report.write)
+            write_page(results, summary, setup, self.report.write, assessment)
 
 
 def open_outputs(flags: FileFlags, inputs: Mapping[str, Path | None], trace: Trace | None, stack: ExitStack) -> Outputs:

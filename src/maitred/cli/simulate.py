@@ -92,7 +92,7 @@ def run(flags: SimulateFlags) -> None:
     config = _resolve_names(stated, flags)
     flags = _with_some_workload(flags, config)
     load, workload = flags.load, read_workload_spec(flags.load, as_flag)
-    weights = flags.weights
+    weights, warmup = flags.weights, flags.warmup_rule
     print_warnings([*_warnings(flags, stated), *config.instance.step_time_warnings(), *short_horizon(flags)])
     with exit_on_signals(), ExitStack() as stack:
         trace = stack.enter_context(open_load_trace(load, as_flag)) if load.trace is not None else None
@@ -118,7 +118,7 @@ def run(flags: SimulateFlags) -> None:
         took = monotonic() - began
         summary = streaming.summary(results) if streaming else summarise(results, targets, _breakdowns(flags, per, results))
         score, setup = None if weights is None else fitness(summary, weights), _setup(flags, stated, config, last)
-        assessment = assess(results, summary, setup)
+        assessment = assess(results, summary, setup, warmup)
         files.write(flags, results, summary, setup, assessment, score)
     _print_summary(flags, trace, summary, per, assessment, took)
     if score is not None and not (flags.quiet or flags.prints_a_file):

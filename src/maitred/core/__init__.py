@@ -9,6 +9,6 @@ errors.py         what every error tells: what, where, and what would be right
 python_json.py    JSON with NaN and Infinity, as Python writes it
 yaml_document.py  a YAML file with the line of each value; yaml_schema.py: as a struct
 printing.py       text from outside, without what cannot be printed
-histogram.py      distributions as counts, with quantiles
+histogram.py      distributions as counts, with quantiles; student_t.py: intervals from few values
 lazy_heap.py      heaps with lazy deletion; steps.py: work between whose steps a loop may run
 """

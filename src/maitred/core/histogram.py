@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import exp, floor, log
+from math import exp, floor, log, sqrt
 from operator import mul
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,6 +126,13 @@ class QuantileSketch:
     def mean(self) -> float:
         """The mean of all values. Raises ZeroDivisionError without values."""
         return self.total / self.count
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of all values, each taken as the middle of its bucket; 0 without values."""
+        middles = [(min(max(bucket_midpoint(index), self.minimum), self.maximum), n) for index, n in self._counts.items()]
+        mean = sum(middle * n for middle, n in middles) / (self.count or 1)
+        return sqrt(sum((middle - mean) ** 2 * n for middle, n in middles) / (self.count or 1))
 
     def add(self, value: float, count: int = 1) -> None:
         """Add `value`, `count` times."""

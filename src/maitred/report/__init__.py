@@ -11,6 +11,8 @@
     slo                 latency targets
     fitness             one score for a run, as BLIS weighs it
     utilisation         how much of the instances a run used, and how much more they could take
+    slowdown            by which factor requests took longer than alone
+    steady_state        what a longer run would come to: warm-up left out, intervals of batch means; steady_table shows it
     verdicts            what is wrong with a run, in words, by stated rules; the assessment that is printed around the tables
     table               the figures for the terminal
     export              figures as JSON; requests as JSON, data frame, Parquet, CSV

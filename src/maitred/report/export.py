@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from maitred.core.errors import ConfigError, missing_library
 from maitred.core.request import PriorityClass, RequestId
+from maitred.core.student_t import Interval
 from maitred.core.units import to_ms, to_seconds
 from maitred.report.breakdown import By
 from maitred.report.fitness import Fitness
@@ -29,6 +30,7 @@ from maitred.report.latencies import Times, request_times
 from maitred.report.programs import program_metrics
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.slo import Targets
+from maitred.report.steady_state import LatencyEstimate, SteadyState
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
 from maitred.report.verdicts import Assessment
 from maitred.sim import Outcome, Results
@@ -206,10 +208,36 @@ def write_metrics(
     figures = metrics(summary)
     if assessment is not None:
         told = msgspec.to_builtins(assessment)
-        figures = {"simulated": told["simulated"], "verdicts": told["verdicts"], "instances": told["utilisation"], **figures}
+        parts = {"simulated": "simulated", "verdicts": "verdicts", "instances": "utilisation"}
+        figures = {**{key: told[part] for key, part in parts.items()}, **figures}
+        figures |= {"slowdown": told["slowdown"], "steady_state": steady_metrics(assessment.steady_state)}
     if fitness is not None:
         figures["fitness"] = {"score": fitness.score, **fitness.components}
     write(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+
+
+def steady_metrics(steady: SteadyState | None) -> dict[str, Any] | None:
+    """Return the steady state under the names of figures: times in ms, each as value, low and high; null for an open end."""
+    if steady is None:
+        return None
+    told: dict[str, Any] = {
+        "rule": steady.rule,
+        "left_out_requests": steady.left_out,
+        "warmup_s": to_seconds(steady.warmup),
+        "requests": steady.requests,
+        "problem": steady.problem,
+    }
+    for name, estimate in steady.latencies.items():
+        unit, scale = ("", 1.0) if name == "slowdown" else ("_ms", to_ms(1))
+        for figure in LatencyEstimate.__struct_fields__:
+            told[f"{name}_{figure}{unit}"] = _interval(getattr(estimate, figure), scale)
+    return {**told, "slo_attainment": _interval(steady.attainment, 1.0)}
+
+
+def _interval(found: Interval | None, scale: float) -> dict[str, float] | None:
+    if found is None:
+        return None
+    return {name: getattr(found, name) * scale for name in Interval.__struct_fields__}
 
 
 def metrics(summary: Summary) -> dict[str, Any]:
@@ -222,6 +250,7 @@ def metrics(summary: Summary) -> dict[str, Any]:
         "slo": {**_targets(summary.slo), **({"classes": own} if own else {})},
         **_figures(summary, summary.total),
         **_instance_figures(summary.all_instances),
+        "peak_concurrent_requests": summary.peak_concurrency,
         "fairness_jain_index": summary.fairness,
         **program_metrics(summary.programs),
         "warnings": summary.warnings,
@@ -265,6 +294,7 @@ def _figures(summary: Summary, group: GroupSummary) -> dict[str, float | None]:
         "total_wasted_tokens": group.wasted_tokens,
         "responses_per_sec": summary.per_second(group.completed),
         "tokens_per_sec": summary.per_second(group.output_tokens),
+        "total_tokens_per_sec": summary.per_second(group.total_tokens),
         **_spread_ms("ttft", group.ttft),
         **_spread_ms("tpot", group.tpot),
         **_spread_ms("e2e", group.e2e),

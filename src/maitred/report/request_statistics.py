@@ -18,31 +18,36 @@ from maitred.report.latencies import has_gaps, last_tokens, request_times
 from maitred.report.slo import Slo, meets_slo
 from maitred.sim import Outcome, Results
 
-_PERCENTILES = (50, 90, 95, 99)
+_PERCENTILES = (50, 90, 95, 99, 99.9)
 
 
 class LatencyStatistics(msgspec.Struct, frozen=True):
-    """Mean and percentiles of a latency, in µs."""
+    """Mean, percentiles and standard deviation of a latency, in µs."""
 
     mean: float
     p50: float
     p90: float
     p95: float
     p99: float
+    p999: float
+    """The percentile 99.9."""
+    std: float
+    """The standard deviation of these values, as a population."""
 
 
 def latency_statistics(latencies: NDArray[Any]) -> LatencyStatistics | None:
     """Return the statistics of these latencies (µs), or None if there are none."""
     if not len(latencies):
         return None
-    return LatencyStatistics(float(latencies.mean()), *np.percentile(latencies, _PERCENTILES).tolist())
+    percentiles = np.percentile(latencies, _PERCENTILES).tolist()
+    return LatencyStatistics(*(float(latencies.mean()), *percentiles, float(latencies.std())))
 
 
 def sketch_statistics(sketch: QuantileSketch) -> LatencyStatistics | None:
-    """Return the statistics of a sketch, or None if it is empty. The mean is exact, percentiles are within 0.5 %."""
+    """Return the statistics of a sketch, or None if it is empty. The mean is exact, the others are within 0.5 %."""
     if not sketch.count:
         return None
-    return LatencyStatistics(sketch.mean, *map(sketch.percentile, _PERCENTILES))
+    return LatencyStatistics(*(sketch.mean, *map(sketch.percentile, _PERCENTILES), sketch.std))
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +64,8 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were in the prefix cache when the prompt first ran."""
     output_tokens: int
     """Generated tokens, including those of requests that did not complete."""
+    served_prompt_tokens: int
+    """Prompt tokens of requests that got a token, whether or not they were cached."""
     wasted_tokens: int
     """Tokens for which KV was computed again after a preemption."""
     num_gaps: int
@@ -89,6 +96,11 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
     @property
+    def total_tokens(self) -> int:
+        """Prompt tokens of requests that got a token, and all generated tokens."""
+        return self.served_prompt_tokens + self.output_tokens
+
+    @property
     def waste(self) -> float | None:
         """Share of the computed tokens that had been computed before, 0..1."""
         computed = self.prompt_tokens - self.cached_tokens + self.output_tokens + self.wasted_tokens
@@ -112,6 +124,7 @@ def count_requests(results: Results, slo: Slo) -> RequestCounts:
         prompt_tokens=int(results.prompt_tokens[let_in].sum()),
         cached_tokens=int(results.cached_tokens.sum()),
         output_tokens=int(results.output_tokens.sum()),
+        served_prompt_tokens=int(results.prompt_tokens[results.first_token >= 0].sum()),
         wasted_tokens=int(results.wasted_tokens.sum()),
         num_gaps=int((results.output_tokens[several] - 1).sum()),
         gap_time=int((last_tokens(results) - results.first_token)[several].sum()),
@@ -141,6 +154,17 @@ def request_latencies(results: Results) -> dict[str, NDArray[Any]]:
     """Return the latencies in µs by name (ttft, tpot, e2e, scheduling_delay), each of the requests that have one."""
     times = request_times(results)
     return {name: column[~np.isnan(column)] for name in times.__struct_fields__ for column in (getattr(times, name),)}
+
+
+def peak_concurrency(results: Results) -> int | None:
+    """Return the largest number of requests that were in flight at one instant, from arrival to end; None without rows. A
+    request that arrives when another one ends is not counted beside it."""
+    if not len(results):
+        return None
+    ended = np.where(results.finished >= 0, results.finished, max(int(results.end), int(results.arrival.max())) + 1)
+    arrivals, ends = np.sort(results.arrival), np.sort(ended)
+    # Just after the n-th arrival n have arrived, and those that ended by then have left.
+    return int((np.arange(1, len(arrivals) + 1) - np.searchsorted(ends, arrivals, side="right")).max())
 
 
 def _longest_wait(results: Results) -> Micros:

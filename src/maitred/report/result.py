@@ -33,6 +33,7 @@ from maitred.report.output_file import OutputFile
 from maitred.report.page import write_page
 from maitred.report.run_setup import RunSetup, derived_keys
 from maitred.report.slo import DEFAULT_SLO, Slo
+from maitred.report.steady_state import MSER, Warmup, warmup_of
 from maitred.report.summary import Summary, summarise
 from maitred.report.verdicts import Assessment, assess
 from maitred.routing import RoutingConfig
@@ -60,9 +61,13 @@ class Result:
         """Return the figures of the run and of its breakdowns. That by class is always included."""
         return summarise(self.rows, self.slo if slo is None else slo, by)
 
-    def assess(self, slo: Slo | None = None) -> Assessment:
-        """Return what was simulated, how much of the instances it used, and verdicts on what is wrong with the run."""
-        return assess(self.rows, self.summary(slo), self.setup)
+    def assess(self, slo: Slo | None = None, *, warmup: Warmup = MSER) -> Assessment:
+        """Return what was simulated, how much of the instances it used, its steady state, and verdicts on what is wrong with
+        the run.
+
+        `warmup` says what the steady state leaves out: "mser" (MSER-5), "none", or a number of seconds.
+        """
+        return assess(self.rows, self.summary(slo), self.setup, warmup_of(warmup))
 
     def to_frame(self) -> pl.DataFrame:
         """Return a row per request, in the order of arrival, with the columns of `report.export`. Raises ConfigError without

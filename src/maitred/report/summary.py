@@ -40,6 +40,7 @@ from maitred.report.request_statistics import (
     add_counts,
     count_requests,
     latency_statistics,
+    peak_concurrency,
     request_latencies,
     sketch_statistics,
 )
@@ -92,6 +93,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """By the label of the instance, as in `by[By.INSTANCE]`."""
     fairness: float | None
     """Jain's index among tenants, 0..1, or None if there are not several."""
+    peak_concurrency: int | None = None
+    """The largest number of requests in flight at one instant; None if the rows were not kept."""
     programs: ProgramSummary | None = None
     """The agent programs; None if requests were routed one by one."""
     is_measured: bool = False
@@ -157,6 +160,7 @@ def build_summary(
         all_instances=engine,
         instances=engines,
         fairness=_fairness(tokens),
+        peak_concurrency=peak_concurrency(results),
         programs=summarise_programs(results),
         is_measured=results.is_measured,
         warnings=(

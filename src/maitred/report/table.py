@@ -141,7 +141,7 @@ def new_table(
 
 
 def _latencies(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
-    table = new_table({"latency": "bold", "class": "cyan"}, ("mean", "p50", "p90", "p99"), min_width=9)
+    table = new_table({"latency": "bold", "class": "cyan"}, ("mean", "sd", "p50", "p90", "p99", "p99.9"), min_width=6)
     for name, of in LATENCIES:
         for row, (label, group) in enumerate(groups.items()):
             table.add_row(name if row == 0 else "", label, *_spread(of(group)))
@@ -156,8 +156,9 @@ def _latencies(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
 
 def _spread(spread: LatencyStatistics | None) -> list[str]:
     if spread is None:
-        return [NO_VALUE] * 4
-    return [format_number(to_ms(us)) for us in (spread.mean, spread.p50, spread.p90, spread.p99)]
+        return [NO_VALUE] * 6
+    shown = (spread.mean, spread.std, spread.p50, spread.p90, spread.p99, spread.p999)
+    return [format_number(to_ms(us)) for us in shown]
 
 
 def _requests(summary: Summary, groups: dict[str, GroupSummary]) -> Table:
@@ -202,9 +203,14 @@ def _outcomes(summary: Summary) -> list[TableRow]:
 
 
 def _work(summary: Summary) -> list[TableRow]:
-    """Return rows for retries, waits, prefix hits, preemptions and wasted tokens, as far as there are any."""
-    total = summary.total
-    lines: list[tuple[bool | int, TableRow]] = [
+    """Return rows for peak concurrency, retries, waits, prefix hits, preemptions and wasted tokens, as far as there are any."""
+    total, peak = summary.total, summary.peak_concurrency
+
+    def in_flight(group: GroupSummary) -> str:
+        return f"{peak:,}" if group is total else NO_VALUE
+
+    lines: list[tuple[bool | int | None, TableRow]] = [
+        (peak, ("most in flight", in_flight)),
         (total.retries, ("retries", lambda group: f"{group.retries:,}")),
         (total.longest_wait >= SECOND, ("longest wait s", lambda group: format_number(to_seconds(group.longest_wait)))),
         (total.cached_tokens, ("prefix hits", lambda group: format_share(group.hit_rate or 0))),
@@ -218,6 +224,7 @@ def _rates(summary: Summary) -> list[TableRow]:
     lines: list[TableRow] = [
         ("completed/s", lambda group: format_number(summary.per_second(group.completed))),
         ("output tokens/s", lambda group: format_number(summary.per_second(group.output_tokens))),
+        ("total tokens/s", lambda group: format_number(summary.per_second(group.total_tokens))),
     ]
     if summary.slo:
         lines.append(("goodput/s", lambda group: format_number(summary.per_second(group.within_slo))))
@@ -245,7 +252,7 @@ def _breakdown(summary: Summary, per: By) -> Table:
 def _breakdown_figures(summary: Summary, group: GroupSummary) -> Sequence[str]:
     ttft, tpot, e2e = (_spread(each) for each in (group.ttft, group.tpot, group.e2e))
     tokens = format_number(summary.per_second(group.output_tokens))
-    return _arrived(group), ttft[1], ttft[3], tpot[3], e2e[3], tokens, format_share(group.attainment)
+    return _arrived(group), ttft[2], ttft[4], tpot[4], e2e[4], tokens, format_share(group.attainment)
 
 
 def _closing(summary: Summary) -> str:

@@ -38,8 +38,13 @@ from maitred.core.contracts import BatchShape
 from maitred.core.units import SECOND, Micros, to_ms
 from maitred.instance import InstanceConfig
 from maitred.report.breakdown import By
+from maitred.report.latencies import Times
+from maitred.report.request_statistics import LatencyStatistics, latency_statistics
 from maitred.report.run_setup import RunSetup, section_of
 from maitred.report.slo import DEFAULT_SLO
+from maitred.report.slowdown import slowdowns
+from maitred.report.steady_state import MSER, SteadyState, Warmup, find_steady_state
+from maitred.report.steady_table import print_steady_state, slowdown_lines
 from maitred.report.summary import GroupSummary, Summary
 from maitred.report.table import format_number, print_summary
 from maitred.report.utilisation import Utilisation, last_arrival, mean_request, measure_utilisation, utilisation_lines
@@ -85,21 +90,39 @@ class Assessment(msgspec.Struct, frozen=True):
     simulated: str
     utilisation: Utilisation
     verdicts: tuple[Verdict, ...]
+    slowdown: LatencyStatistics | None = None
+    """Statistics of the slowdown, a factor; None if it is not known."""
+    steady_state: SteadyState | None = None
+    """What a longer run would come to; None if the rows were not kept."""
 
 
-def assess(results: Results, summary: Summary, setup: RunSetup) -> Assessment:
-    """Return a run in one line, with its utilisation and the verdicts on it. Queues and KV are judged by the samples of
-    `results`, if it has any."""
-    used = measure_utilisation(results, summary.total, summary.all_instances.utilisation, setup)
-    return Assessment(setup.in_one_line(), used, tuple(find_verdicts(results, summary, setup)))
+def assess(results: Results, summary: Summary, setup: RunSetup, warmup: Warmup = MSER) -> Assessment:
+    """Return a run in one line, with its utilisation, its steady state after `warmup`, and the verdicts on it. Queues and KV
+    are judged by the samples of `results`, if it has any."""
+    growth = None if results.samples is None else find_growth(results.samples)
+    slower = None if setup.measured or section_of(setup, ClusterConfig).disaggregation else _slowdowns(results, setup)
+    return Assessment(
+        simulated=setup.in_one_line(),
+        utilisation=measure_utilisation(results, summary, setup, None if growth is None else growth.served),
+        verdicts=tuple(find_verdicts(results, summary, setup)),
+        slowdown=None if slower is None else latency_statistics(slower[~np.isnan(slower)]),
+        steady_state=find_steady_state(results, summary.slo, warmup, diverges=growth is not None, slowdown=slower),
+    )
+
+
+def _slowdowns(results: Results, setup: RunSetup) -> Times | None:
+    return slowdowns(results, section_of(setup, InstanceConfig)) if len(results) else None
 
 
 def print_run(summary: Summary, assessment: Assessment, console: Console, per: By = By.CLASS) -> None:
-    """Print what was simulated, the tables (`table.print_summary`), the use of the instances, and the verdicts."""
+    """Print what was simulated, the tables (`table.print_summary`), the use of the instances, the steady state, and the
+    verdicts."""
     console.print(assessment.simulated, style="dim", highlight=False, markup=False)
     print_summary(summary, console, per)
-    for line in utilisation_lines(assessment.utilisation):
+    for line in (*utilisation_lines(assessment.utilisation), *slowdown_lines(assessment.slowdown)):
         console.print(line, style="dim", highlight=False, markup=False)
+    if assessment.steady_state is not None:
+        print_steady_state(assessment.steady_state, console)
     if assessment.verdicts:
         console.print()
     for verdict in assessment.verdicts:
@@ -119,30 +142,55 @@ def find_verdicts(results: Results, summary: Summary, setup: RunSetup) -> Iterat
     yield from _too_few(summary)
 
 
-def _diverges(samples: Samples) -> Iterator[Verdict]:
+class QueueGrowth(msgspec.Struct, frozen=True):
+    """A queue that grows without end."""
+
+    since_s: float
+    """When it began, in seconds from the beginning of the run."""
+    arrived: float
+    """Requests per second since then."""
+    ended: float
+    waiting: int
+    """Requests that waited when the last one came."""
+    served: float
+    """Requests per second that the instances serve."""
+
+
+def find_growth(samples: Samples) -> QueueGrowth | None:
+    """Return how the queue grows, or None if it does not, by the rule of the divergence."""
+    if len(samples.at) <= _LEAST_SAMPLES:
+        return None
     last = last_arrival(samples)
     at, waiting = samples.at[: last + 1] / SECOND, (samples.waiting.sum(axis=1) + samples.outside_instances)[: last + 1]
     half = int(np.searchsorted(at, at[-1] / 2))
     if last - half < _LEAST_SAMPLES // 2:
-        return
+        return None
     fifths = [float(part.mean()) for part in np.array_split(waiting[half:], 5)]
     if fifths != sorted(set(fifths)) or fifths[-1] < max(_LEAST_WAITING, _LEAST_RISE * fifths[0]):
-        return
+        return None
     # The last instant at which few waited: a queue that filled up and was emptied before does not count.
     begun = int(np.flatnonzero(waiting < fifths[-1] / 10).max(initial=0))
     span = float(at[-1] - at[begun])
     arrived, ended = (float(column[last] - column[begun]) / span for column in (samples.arrived, samples.ended))
-    # While batches fill up, fewer requests end than could: only the second half shows what the instances complete.
+    if float(waiting[-1] - waiting[begun]) / span < _LEAST_GROWTH * arrived:
+        return None
+    # While batches fill up, fewer requests end than could: only the second half shows what the instances complete. A run that
+    # is shorter than its answers shows it after the last arrival, while the queue is served.
     middle = int(np.searchsorted(at, (at[begun] + at[-1]) / 2))
     served = float(samples.ended[last] - samples.ended[middle]) / max(float(at[-1] - at[middle]), 1e-6)
-    growth = float(waiting[-1] - waiting[begun]) / span
-    if growth < _LEAST_GROWTH * arrived:
+    over_all = float(samples.ended[-1] / max(samples.at[-1] / SECOND, 1e-6))
+    return QueueGrowth(float(at[begun]), arrived, ended, int(waiting[-1]), max(served, over_all))
+
+
+def _diverges(samples: Samples) -> Iterator[Verdict]:
+    growth = find_growth(samples)
+    if growth is None:
         return
     yield Verdict(
         VerdictKind.DIVERGES,
-        f"The queue diverges: since {format_number(float(at[begun]))} s {format_number(arrived)} requests/s have arrived and "
-        f"{format_number(ended)} have ended, and {int(waiting[-1]):,} waited when the last one came. At about "
-        f"{format_number(served)}/s it would not grow. The latencies hold for a run of this length only.",
+        f"The queue diverges: since {format_number(growth.since_s)} s {format_number(growth.arrived)} requests/s have arrived "
+        f"and {format_number(growth.ended)} have ended, and {growth.waiting:,} waited when the last one came. At about "
+        f"{format_number(growth.served)}/s it would not grow. The latencies hold for a run of this length only.",
     )
 
 

@@ -136,6 +136,8 @@ class ArrivalFeed:
         self.num_arrived = 0
         self._workload = jobs
         self.reactive = jobs if isinstance(jobs, ReactiveWorkload) else None
+        self.num_added = 0
+        """Requests that arrived, or will arrive, because others ended."""
 
     def __bool__(self) -> bool:
         """Return whether any request is still to arrive."""
@@ -205,6 +207,7 @@ class ArrivalFeed:
         if request.arrival > _LATEST_ARRIVAL:
             raise _too_late(request)
         self._added_jobs[request.id] = job
+        self.num_added += 1
         heappush(self._added, (request.arrival, request.id))
 
     def _find_next(self) -> None:

@@ -212,6 +212,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     is_measured: bool = False
     """Whether clients measured the rows at a live endpoint. `admitted` and `queued` are then the instants at which requests
     were sent, and what an engine alone knows is missing."""
+    num_followers: int = 0
+    """How many requests arrived because others had ended (turns of sessions, users of a closed loop), so that the rate of
+    arrivals is a result of the run and no property of the workload."""
     rejections: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How many requests admission rejected, by its reason. The other REJECTED ones found the queue of their instance full."""
 

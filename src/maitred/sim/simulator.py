@@ -94,7 +94,7 @@ def simulate(
         assert horizon is not None
         pipeline.record_unfinished(horizon)
     arrivals.report_progress()
-    return _collect_results(rows, fleet, pipeline.last_end, driver, agents, sampler, timeline_log)
+    return _collect_results(rows, fleet, pipeline.last_end, driver, agents, sampler, timeline_log, arrivals.num_added)
 
 
 def _attach_timelines(pipeline: Pipeline, driver: AdmissionDriver | None) -> TimelineLog:
@@ -113,6 +113,7 @@ def _collect_results(
     agents: ProgramsDriver | None,
     sampler: Sampler | None,
     timeline_log: TimelineLog | None,
+    num_followers: int,
 ) -> Results:
     """Return the results of a run that ended at `end`."""
     rejections = sum((each.rejections for each in (driver, agents) if each is not None), Counter[str]())
@@ -123,6 +124,7 @@ def _collect_results(
         itl_gaps=fleet.itl_gaps(),
         programs=None if agents is None else agents.statistics.columns(end),
         rejections=dict(rejections),
+        num_followers=num_followers,
         timelines=None if timeline_log is None else timeline_log.timelines(),
     )
 

@@ -53,11 +53,14 @@ class Metric(msgspec.Struct, frozen=True):
         return format_share(value) if self.is_share else format_number(value)
 
 
+_STATISTICS: Final = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "std": "sd"}
+
+
 def _latencies() -> Iterator[tuple[str, Metric]]:
     names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "scheduling_delay": "delay", "itl": "ITL"}
     for name, label in names.items():
-        for figure in ("mean", "p50", "p90", "p95", "p99"):
-            yield f"{name}_{figure}_ms", Metric(f"{label} {figure} ms", Better.LOWER)
+        for figure, shown in _STATISTICS.items():
+            yield f"{name}_{figure}_ms", Metric(f"{label} {shown} ms", Better.LOWER)
 
 
 COST_METRICS: Final[Mapping[str, Metric]] = {
@@ -70,6 +73,7 @@ RUN_METRICS: Final[Mapping[str, Metric]] = {
     "slo_attainment": Metric("within SLO", Better.HIGHER, is_share=True),
     "responses_per_sec": Metric("completed/s", Better.HIGHER),
     "tokens_per_sec": Metric("tokens/s", Better.HIGHER),
+    "total_tokens_per_sec": Metric("total tokens/s", Better.HIGHER),
     "completed_requests": Metric("completed", Better.HIGHER),
     "rejected_requests": Metric("rejected", Better.LOWER),
     "preempted_requests": Metric("preempted", Better.LOWER),

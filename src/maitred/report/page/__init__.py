@@ -18,11 +18,13 @@ import msgspec
 
 from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
-from maitred.report.page.parts import ZOOM_NOTE, chart_html, framed_table, page_parts
+from maitred.report.page.parts import ZOOM_NOTE, chart_html, framed_table, page_parts, table_html
 from maitred.report.page.timeline import timeline_html
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.request_statistics import LatencyStatistics
 from maitred.report.run_setup import RunSetup
+from maitred.report.steady_state import SteadyState
+from maitred.report.steady_table import slowdown_lines, steady_lines, steady_table
 from maitred.report.summary import GroupSummary, InstanceSummary, Summary
 from maitred.report.table import LATENCIES, NO_VALUE, format_number, format_share, format_slo
 from maitred.report.utilisation import utilisation_lines
@@ -76,9 +78,16 @@ def _notebook_sentence(summary: Summary) -> str:
     return sentence + (f"; {format_share(total.attainment)} within {format_slo(summary.slo)}" if summary.slo else "")
 
 
-def write_page(results: Results, summary: Summary, setup: RunSetup, write: Callable[[bytes], object]) -> None:
-    """Write the whole page as UTF-8. Charts of queues and KV need the samples of `results`."""
-    write("".join(_page_parts(results, summary, setup, assess(results, summary, setup))).encode())
+def write_page(
+    results: Results,
+    summary: Summary,
+    setup: RunSetup,
+    write: Callable[[bytes], object],
+    assessment: Assessment | None = None,
+) -> None:
+    """Write the whole page as UTF-8. Charts of queues and KV need the samples of `results`. `assessment` is that of the run, if
+    it is known."""
+    write("".join(_page_parts(results, summary, setup, assessment or assess(results, summary, setup))).encode())
 
 
 def _page_parts(results: Results, summary: Summary, setup: RunSetup, assessment: Assessment) -> Iterator[str]:
@@ -91,16 +100,24 @@ def _page_parts(results: Results, summary: Summary, setup: RunSetup, assessment:
 
 
 def _body(results: Results, summary: Summary, setup: RunSetup, assessment: Assessment) -> Iterator[str]:
-    use = " ".join(utilisation_lines(assessment.utilisation))
+    use = " ".join((*utilisation_lines(assessment.utilisation), *slowdown_lines(assessment.slowdown)))
     yield f'{headline_tiles(summary)}<p class="quiet">{escape(use)}</p>\n'
     yield from _charts("Latency, by class" if len(summary.classes) > 1 else "Latency", latency_panels(results, summary.slo))
     yield from _charts("Over time", time_panels(results))
     if len(results):
         yield f'<section><h2>Request by request</h2>\n<p class="quiet">{ZOOM_NOTE}</p>\n{timeline_html(results)}</section>\n'
+    if assessment.steady_state is not None:
+        yield _steady_state(assessment.steady_state)
     yield f"<section><h2>By group</h2>\n{breakdown_tables(summary)}</section>\n"
     yield from _setup(setup)
     terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in _TERMS.items())
     yield f'<section><h2>Terms</h2>\n<dl class="terms">{terms}</dl></section>\n'
+
+
+def _steady_state(steady: SteadyState) -> str:
+    said = "".join(f'<p class="quiet">{escape(line)}</p>\n' for line in steady_lines(steady))
+    table = "" if steady.problem else table_html(steady_table(steady), "What a longer run would come to")
+    return f"<section><h2>Steady state</h2>\n{said}{table}</section>\n"
 
 
 def _how(summary: Summary) -> str:
