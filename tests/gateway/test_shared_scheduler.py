@@ -9,10 +9,8 @@ import pytest
 from shared_world import shared_world
 from world import ANSWER, CHAT, STREAM_HEAD, Backend, BackendRequest, GatedAnswer, chunk, run_on_sockets, whole
 
-from maitred.core.errors import ConfigError
-from maitred.routing import RoutingConfig
+from maitred.routing import RoutingConfig, asked_block_sizes
 from maitred.scheduler.ejection import EjectionConfig
-from maitred.scheduler.sharing.remote_scheduler import check_shareable
 
 PREEMPTING = {"classes": {"interactive": {"can_preempt": True}}}
 BULK, INTERACTIVE = {"x_smg_priority": "bulk"}, {"x_smg_priority": "interactive"}
@@ -356,9 +354,40 @@ def test_slots_of_a_gateway_that_has_died_come_back_when_the_engine_shows_its_re
     run_on_sockets(scenario())
 
 
-def test_what_does_not_work_over_a_link_is_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="cache-aware goes by what prompts say"):
-        check_shareable(RoutingConfig(policy="cache-aware"))
+@pytest.mark.parametrize("policy", ["cache-aware", "prefix-hash"])
+def test_a_prompt_goes_where_its_beginning_was_sent_whichever_gateway_it_takes(policy: str) -> None:
+    async def scenario() -> None:
+        backends = [Backend() for _ in range(4)]
+        async with shared_world(*backends, routing=RoutingConfig(policy=policy)) as w:
+            for turn in range(3):
+                for name in range(8):
+                    said = f"{name} " * 600 + "and more " * 20 * turn
+                    body = {"model": "m", "messages": [{"role": "user", "content": said}]}
+                    assert (await w.request(body, at=(turn + name) % 3))[0] == 200
+            for name in range(8):
+                places = [any(f"{name} {name} ".encode() in got.body for got in backend.received) for backend in backends]
+                assert places.count(True) == 1
+            assert sum(bool(backend.received) for backend in backends) > 1
+            link = w.gateways[0].scheduler.link  # type: ignore[attr-defined]
+            assert link.block_sizes == asked_block_sizes(RoutingConfig(policy=policy)) != ()
+
+    run_on_sockets(scenario())
+
+
+def test_flow_control_counts_what_all_gateways_have_sent() -> None:
+    async def scenario() -> None:
+        engine = Counting()
+        backend = Backend(engine)
+        backend.metrics = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+        flow = {"saturation_detector": "concurrency", "max_concurrency": 2}
+        async with shared_world(backend, slots=None, admission={"mode": "flow-control", "flow_control": flow}) as w:
+            clients = [await w.start_request() for _ in range(9)]
+            await w.wait_until(lambda: engine.now == 2 and w.waiting == 7)
+            engine.open.set()
+            assert [(await client.read_response())[0] for client in clients] == [200] * 9
+            assert engine.most == 2
+
+    run_on_sockets(scenario())
 
 
 def test_the_path_of_a_request_is_not_that_of_another() -> None:

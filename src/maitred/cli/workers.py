@@ -17,7 +17,6 @@ from maitred.cli.made_gateway import make_gateway
 from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maitred.admission import AdmissionConfig
     from maitred.config import LoadedConfig
     from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.observe.logs import LogOutput
@@ -39,21 +38,17 @@ def serve_workers(
     from maitred.gateway.workers.parent import ParentGateway
     from maitred.gateway.workers.settings import WorkerFolder, check_body_shares, check_shares
     from maitred.gateway.workers.supervisor import Supervisor, open_shared
-    from maitred.scheduler.interface import check_shareable
     from maitred.wire.machine import Machine
     from maitred.wire.server import run_server
 
     config = loaded.config
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigError("several workers need Unix sockets, which this system has not", where="--workers", hint="--workers 1")
-    check_shareable(config.routing)
     check_shares(config.gateway, number)
-    _check_admission(config.admission)
 
     def reload_shared() -> GatewaySettings:
         settings = reload()
         check_body_shares(settings.gateway, number)
-        _check_admission(settings.admission)
         return settings
 
     with tempfile.TemporaryDirectory(prefix="maitred-") as path:
@@ -73,8 +68,3 @@ def serve_workers(
                 parent.request_reload()
 
         run_server(Supervisor(parent, folder, ports, number).run(announce))
-
-
-def _check_admission(admission: AdmissionConfig) -> None:
-    if admission.mode == "flow-control":
-        raise ConfigError("flow control is not shared by several processes yet", where="admission.mode", hint="--workers 1")

@@ -10,12 +10,14 @@ registered under the name that users type (`ROUTERS`), and so are the scorers th
     scorers.py        the scorers; scorer_weights.py: how they are written with weights
     per_fleet.py      what a router keeps of a fleet
     core.py           a router that writes a log of what it read and chose; inputs.py: its lines as data
+    block_sizes.py    which sizes of blocks a router asks prompts for
     config.py         the keys
 """
 
 from __future__ import annotations
 
 from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signals_read
+from maitred.routing.block_sizes import asked_block_sizes
 from maitred.routing.config import RoutingConfig
 from maitred.routing.core import open_router
 from maitred.routing.scorers import SCORERS, BaseScorer, Scorer, ViewScorer
@@ -30,6 +32,7 @@ __all__ = [
     "Scorer",
     "Signals",
     "ViewScorer",
+    "asked_block_sizes",
     "open_router",
     "signals_read",
 ]

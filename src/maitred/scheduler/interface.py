@@ -49,7 +49,7 @@ from maitred.scheduler.scheduler import Scheduler
 from maitred.scheduler.sharing.dialer import Dialer, Finder, KnownAddresses
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
-from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler, check_shareable
+from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler
 
 __all__ = [
     "ANY_MODEL",
@@ -87,7 +87,6 @@ __all__ = [
     "SlotSource",
     "UpstreamRequest",
     "UsageRefused",
-    "check_shareable",
     "is_blameless",
     "is_free",
     "with_rank",

@@ -36,7 +36,7 @@ from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.events import Abandoned, Closed, FleetTold, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
 from maitred.scheduler.link.gateway_memories import GatewayMemories
-from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent
+from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent, within_prompt_limit
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
@@ -329,7 +329,7 @@ class GatewayEnd:
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:
         self.state, self._hello_sent_at, self._last_answer = EndState.HELLO, now, 0
-        requests = [request.introduce(now) for request in self._requests.values()]
+        requests = within_prompt_limit([request.introduce(now) for request in self._requests.values()])
         channel.say(Hello(self.name, self.boot, self.epoch, requests, self._memories.introduce(now)))
 
     def _beat(self, now: Micros) -> None:

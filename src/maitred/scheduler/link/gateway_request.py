@@ -16,11 +16,17 @@ must send none, and a request that STREAMs is stopped by nobody. A request ends 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
+from msgspec.structs import replace
+
 from maitred.core.units import Micros
 from maitred.scheduler.link.messages import LiveRequest, RequestTerms, Standing
+
+_MOST_PROMPT_BYTES: Final = 8 << 20
+"""Bytes of hashes in a `Hello`: half of the longest frame."""
 
 
 class GatewayRequestState(IntEnum):
@@ -94,4 +100,18 @@ class GatewayRequest:
         if standing is Standing.WAITING:
             self.attempt += 1
         held = 0 if standing is Standing.WAITING else now - self.granted_at
-        return LiveRequest(self.number, self.attempt, standing, now - self.submitted_at, self.terms, self.backend, held)
+        terms = self.terms
+        if terms.prompt is not None and standing is not Standing.WAITING:  # It is where it is.
+            terms = replace(terms, prompt=None)
+        return LiveRequest(self.number, self.attempt, standing, now - self.submitted_at, terms, self.backend, held)
+
+
+def within_prompt_limit(requests: Iterable[LiveRequest]) -> list[LiveRequest]:
+    """Return what a `Hello` says of all requests. It is one message, so only the first `_MOST_PROMPT_BYTES` of what is known of
+    prompts are in it: the others are placed as if nothing were known of them."""
+    said, left = list[LiveRequest](), _MOST_PROMPT_BYTES
+    for live in requests:
+        if live.terms.prompt is not None:
+            left -= sum(map(len, live.terms.prompt.values()))
+        said.append(live if left >= 0 else replace(live, terms=replace(live.terms, prompt=None)))
+    return said

@@ -47,6 +47,7 @@ from maitred.scheduler.link.messages import (
     Submit,
     Yielded,
 )
+from maitred.scheduler.link.prompt_hashes import ReceivedPrompt
 
 _ADMITTED, _LEFT, _VICTIM = TicketState.ADMITTED, TicketState.LEFT, TicketState.VICTIM
 UNKNOWN_MODEL: Final = "unknown_model"
@@ -387,6 +388,7 @@ class LinkedAdmission:
             cache_namespace=terms.cache_namespace,
             slo_class=terms.slo_class,
             slo_target=terms.slo_target,
+            prefix=None if terms.prompt is None else ReceivedPrompt(terms.prompt),
         )
         ticket = self.core.make_ticket(request, terms.cost, self._pool_of(terms.model))
         booked = BookedRequest(gateway, number, attempt, terms, request, ticket)

@@ -18,6 +18,7 @@ import msgspec
 from maitred.admission import Refusal, ReleaseReason
 from maitred.core.units import Micros
 from maitred.programs import Usage
+from maitred.scheduler.link.prompt_hashes import PackedHashes
 
 VERSION: Final = 3
 
@@ -73,7 +74,7 @@ class Farewell(Message, frozen=True, tag=3):
 
 
 class RequestTerms(Message, frozen=True):
-    """What admission and routing go by, of one request. Nothing of its prompt."""
+    """What admission and routing go by, of one request. Nothing of the text of its prompt."""
 
     model: str
     priority_class: int
@@ -92,6 +93,8 @@ class RequestTerms(Message, frozen=True):
     slo_target: Micros | None = None
     memory: int = 0
     """The number of its memory at its gateway (`BeginProgram`), if it is of an agent program; else 0."""
+    prompt: PackedHashes | None = None
+    """What the router compares prompts by, or None if nothing is known of the prompt, or the router looks at none."""
 
 
 class ProgramTerms(Message, frozen=True):

@@ -28,6 +28,7 @@ from maitred.scheduler.link.messages import (
     Progress,
     RequestTerms,
 )
+from maitred.scheduler.link.prompt_hashes import pack_hashes
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
@@ -49,6 +50,8 @@ class LinkClient:
         self.end = GatewayEnd(name, random.randbytes(8).hex(), secret)
         """What the link says and hears."""
         self.on_event = on_event
+        self.block_sizes: Sequence[int] = ()
+        """The sizes of blocks, in tokens, for which the router asks prompts."""
         self.dialer = dialer
         """What finds the scheduler."""
         self._clock, self._random = clock, random
@@ -87,7 +90,7 @@ class LinkClient:
 
     def submit(self, number: int, request: Request, cost: int, memory: int = 0) -> None:
         """Ask for a slot. `memory` is the number of the memory of a request of a program."""
-        self.end.submit(number, _terms_of(request, cost, memory), self._clock.now())
+        self.end.submit(number, _terms_of(request, cost, memory, self.block_sizes), self._clock.now())
         self._flush_soon()
 
     def confirm_first_byte(self, number: int) -> bool:
@@ -244,7 +247,7 @@ def _ignore() -> None:
     pass
 
 
-def _terms_of(request: Request, cost: int, memory: int) -> RequestTerms:
+def _terms_of(request: Request, cost: int, memory: int, block_sizes: Sequence[int]) -> RequestTerms:
     return RequestTerms(
         model=request.model,
         priority_class=request.priority_class,
@@ -262,4 +265,5 @@ def _terms_of(request: Request, cost: int, memory: int) -> RequestTerms:
         slo_class=request.slo_class,
         slo_target=request.slo_target,
         memory=memory,
+        prompt=None if memory else pack_hashes(request.prefix, block_sizes),
     )

@@ -12,11 +12,10 @@ from typing import Final
 
 from maitred.admission import Admission, AdmissionConfig
 from maitred.core.decisions import DecisionLog
-from maitred.core.errors import ConfigError
 from maitred.core.request import RequestId
 from maitred.files.line_file import PRIVATE
 from maitred.programs import Programs, ProgramsConfig
-from maitred.routing import RoutingConfig, Signals, open_router, signals_read
+from maitred.routing import RoutingConfig, Signals, asked_block_sizes, open_router, signals_read
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
@@ -64,9 +63,7 @@ class RemoteScheduler(Scheduler):
         file_mode: int = PRIVATE,
     ) -> None:
         """`dialer` connects to the scheduler, and `name` is that of this gateway. `on_parent_lost` is called, with the
-        reason, when the scheduler is there no more. Raises ConfigError for what does not
-        work over a link yet."""
-        check_shareable(routing)
+        reason, when the scheduler is there no more."""
         # Requests without a slot are few and short, and each gateway spreads its own.
         self.router = open_router(RoutingConfig(), seed)
         self.signals = signals_read(open_router(routing, seed))
@@ -74,6 +71,8 @@ class RemoteScheduler(Scheduler):
         self.link = LinkClient(dialer, name, secret, clock, client.machine.random, self._on_event)
         """The link to the scheduler."""
         self.link.lost_for_good = on_parent_lost
+        if Signals.PROMPT in self.signals:
+            self.link.block_sizes = asked_block_sizes(routing)
         self._remote_programs: RemotePrograms | None = None
         memory_number: Callable[[RequestId], int] | None = None
         if programs.mode != "off":
@@ -186,10 +185,3 @@ def _progress_secs(config: FleetConfig) -> float:
     if config.learns_slots:
         return _PROGRESS_SECS
     return max(_PROGRESS_SECS, min(_LONGEST_PROGRESS_SECS, config.ejection.silence_secs / 4))
-
-
-def check_shareable(routing: RoutingConfig) -> None:
-    """Raise ConfigError for what does not work over a link yet."""
-    if signals_read(open_router(routing, 0)) & (Signals.PROMPT | Signals.CACHES):
-        problem = f"{routing.policy} goes by what prompts say, which a scheduler of several processes is not told"
-        raise ConfigError(problem, where="routing.policy", hint="another policy, or --workers 1")
