@@ -13,7 +13,7 @@ from world import STREAM_HEAD, Backend, BackendRequest, apart, chunk, run, whole
 
 from maitred.core.errors import ConfigError
 from maitred.core.request import PriorityClass, Request
-from maitred.gateway.observe import recording
+from maitred.gateway.observe import record_file
 from maitred.gateway.observe.recording import TrafficRecorder
 from maitred.gateway.observe.request_metrics import RequestSeries
 from maitred.gateway.observe.request_record import RequestRecord
@@ -160,9 +160,9 @@ def test_a_recording_goes_on_where_it_was_and_nothing_else_is_written_over(tmp_p
     assert len(path.read_text().splitlines()) == 3
     path.write_text("mine\n")
     with pytest.raises(ConfigError, match="holds something else"):
-        TrafficRecorder(str(path), Clock())
+        record_file.RecordFile(str(path), Clock())
     with pytest.raises(ConfigError, match=r"gateway\.record: cannot write"):
-        TrafficRecorder(str(tmp_path / "no" / "r.csv"), Clock())
+        record_file.RecordFile(str(tmp_path / "no" / "r.csv"), Clock())
 
 
 def test_a_recorded_program_replays_with_its_think_times_and_its_growing_prompt(tmp_path: Path) -> None:
@@ -301,9 +301,10 @@ def test_rows_stand_in_the_order_of_arrival(tmp_path: Path) -> None:
 def test_a_request_that_takes_very_long_does_not_hold_up_the_others(
     tmp_path: Path, most_held: int, most_secs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "MAX_HELD", most_held)
-    monkeypatch.setattr(recording, "MAX_HELD_SECS", most_secs)
-    recorder = TrafficRecorder(str(tmp_path / "r.csv"), Clock())
+    monkeypatch.setattr(record_file, "MAX_HELD", most_held)
+    monkeypatch.setattr(record_file, "MAX_HELD_SECS", most_secs)
+    file = record_file.RecordFile(str(tmp_path / "r.csv"), Clock())
+    recorder = TrafficRecorder(file)
     records = [
         RequestRecord(Request(id=number, arrival=number, prompt_tokens=number), RequestSeries(), Clock(), generates=True)
         for number in range(1, 5)
@@ -315,8 +316,8 @@ def test_a_request_that_takes_very_long_does_not_hold_up_the_others(
         recorder.write_row(record)
 
     async def close() -> None:
-        recorder.start()
-        await recorder.close()
+        file.start()
+        await file.close()
 
     run(close())
     found = [int(row["prompt_tokens"]) for row in rows(tmp_path / "r.csv")]

@@ -36,7 +36,7 @@ def serve_workers(
     processes cannot do yet; then no file has been made or changed."""
     from maitred.files.undo import whole_or_nothing
     from maitred.gateway.workers.parent import ParentGateway
-    from maitred.gateway.workers.settings import WorkerFolder, check_body_shares, check_shares
+    from maitred.gateway.workers.settings import WorkerFolder, check_body_shares
     from maitred.gateway.workers.supervisor import Supervisor, open_shared
     from maitred.wire.machine import Machine
     from maitred.wire.server import run_server
@@ -44,7 +44,7 @@ def serve_workers(
     config = loaded.config
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigError("several workers need Unix sockets, which this system has not", where="--workers", hint="--workers 1")
-    check_shares(config.gateway, number)
+    check_body_shares(config.gateway, number)
 
     def reload_shared() -> GatewaySettings:
         settings = reload()

@@ -63,6 +63,8 @@ class Gateway(App):
     """What answers the paths that are not forwarded."""
     snapshots_class = StateSnapshots
     """What looks at the whole."""
+    outputs_class = GatewayOutputs
+    """What writes files."""
 
     @whole_or_nothing()
     def __init__(
@@ -101,7 +103,7 @@ class Gateway(App):
         self.counters = GatewayCounters(config.tenant_metric_top_n)
         self.certificates = PortCertificates(config, self._clock)
         self._client = UpstreamClient(config.upstream, self.machine)
-        self._outputs = GatewayOutputs(config, self._clock, log_output)
+        self._outputs = self.outputs_class(config, self._clock, log_output)
         self.decisions = self._outputs.decisions
         """Every input and decision of the cores, or None if they are not logged."""
         self.scheduler = make_scheduler(

@@ -4,7 +4,7 @@ request_record.py     what is known of one request
 request_observer.py   to whom that is told when it ends
 request_ids.py        one id of a request for all logs
 request_metrics.py    metrics of requests by model
-recording.py          requests as a trace for the simulator
+recording.py          requests as rows of a trace for the simulator; record_file.py: their file, in order
 access_log.py         a line for each request
 logs.py               where the lines of the log go
 outputs.py            these and the other files that are written, opened and closed together

@@ -14,7 +14,8 @@ from maitred.files.line_file import LineFile
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.observe.access_log import AccessLog
 from maitred.gateway.observe.logs import LogOutput
-from maitred.gateway.observe.recording import TrafficRecorder
+from maitred.gateway.observe.record_file import RecordFile
+from maitred.gateway.observe.recording import RecordSink, TrafficRecorder
 from maitred.wire.clock import Clock
 
 
@@ -26,28 +27,34 @@ class GatewayOutputs:
         self._decision_file = _open_decision_log(config)
         self.decisions = None if self._decision_file is None else DecisionLog(self._decision_file.write)
         """Every input and decision of the cores, or None if they are not logged."""
-        self.recorder = None if config.record is None else TrafficRecorder(config.record, clock, config.file_mode)
+        self.record_sink = None if config.record is None else self.open_record(config.record, clock, config.file_mode)
+        """Where the rows of a recording go, or None if requests are not recorded."""
+        self.recorder = None if self.record_sink is None else TrafficRecorder(self.record_sink)
         """What records the requests, or None if they are not recorded."""
         self._log = log_output or LogOutput(config.log_format, file_mode=config.file_mode)
         self.access_log = AccessLog(self._log, clock) if config.access_log else None
         """What writes a line for each request, or None if there is none."""
 
+    def open_record(self, path: str, clock: Clock, file_mode: int) -> RecordSink:
+        """Return where the rows of a recording go. Raises ConfigError for a file that cannot be had."""
+        return RecordFile(path, clock, file_mode)
+
     def start(self) -> None:
         """Write from now on, inside this event loop."""
         self._log.start()
-        for file in (self._decision_file, self.recorder):
+        for file in (self._decision_file, self.record_sink):
             if file is not None:
                 file.start()
 
     def reopen(self) -> None:
         """Open each file anew under its name before the next line is written."""
-        for file in (self._decision_file, self.recorder, self._log):
+        for file in (self._decision_file, self.record_sink, self._log):
             if file is not None:
                 file.reopen()
 
     async def close(self) -> None:
         """Write what is left, and close the files; the log last, because the others may have something to say in it."""
-        for file in (self._decision_file, self.recorder, self._log):
+        for file in (self._decision_file, self.record_sink, self._log):
             if file is not None:
                 await file.close()
 
@@ -65,7 +72,7 @@ class GatewayOutputs:
         """Return how many lines each file has lost."""
         return {
             "decision_log": 0 if self._decision_file is None else self._decision_file.num_dropped,
-            "record": 0 if self.recorder is None else self.recorder.num_dropped,
+            "record": 0 if self.record_sink is None else self.record_sink.num_dropped,
             "log": self._log.num_dropped,
         }
 

@@ -4,9 +4,11 @@ from the parent    RULES     the rules of admission in force
                    RELOAD    the file of the settings has been written anew
                    COUNTS    what have you counted? (answered by COUNTS)
                    PAGE      an answer
+                   RECORD    it has a row of the recording
 from a worker      READY     it serves
                    COUNTS    what it has counted; every second, and when it is asked
                    PAGE      a question: a request for a page, and who sees it
+                   RECORD    a row of the recording (`recorded`)
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class NoteKind(StrEnum):
     COUNTS = "counts"
     PAGE = "page"
     READY = "ready"
+    RECORD = "record"
 
 
 class Rules(msgspec.Struct, frozen=True):

@@ -21,9 +21,11 @@ from maitred.gateway.access.page_access import Shown, Viewer
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import FIRST_POLLS_SECS, Gateway
 from maitred.gateway.observe.logs import LogOutput
+from maitred.gateway.observe.record_file import RecordFile
 from maitred.gateway.observe.state import BackendState
 from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
+from maitred.gateway.workers.recorded import RecordOfWorkers
 from maitred.gateway.workers.shares import Gauges, LastShares, Share, Totals
 from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkAddress, LinkNote, SchedulerHost
 from maitred.wire.exchange import Exchange, body_too_large, send_error
@@ -111,6 +113,8 @@ class ParentGateway(Gateway):
         assert isinstance(self._snapshots, SharedSnapshots)
         self._shared = self._snapshots
         self._shared.totals = self._totals
+        file = self._outputs.record_sink
+        self._record = RecordOfWorkers(file, self._tell_worker) if isinstance(file, RecordFile) else None
         self._answered: dict[GatewayId, int] = {}
         """The last question for counts that each process has answered."""
         self._last_question = 0
@@ -144,12 +148,20 @@ class ParentGateway(Gateway):
         """Release everything, after the last worker has ended."""
         self._idle_checks.stop()
         if self.host is not None:
+            await self._hear_the_last()
             await self.host.close()
         await self.scheduler.close()
         if self._program_pages is not None:
             await self._program_pages.close()
         await self._client.close()
         await self._outputs.close()
+
+    async def _hear_the_last(self) -> None:
+        """Wait until all is read that workers have said before they ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COUNTS_SECS):
+                while self.host is not None and self.host.gateway_ids:
+                    await asyncio.sleep(0.01)
 
     @property
     def log_output(self) -> LogOutput:
@@ -171,6 +183,8 @@ class ParentGateway(Gateway):
                 page.add_done_callback(self._pages.discard)
             case NoteKind.READY:
                 self.on_worker_ready(gateway[0])
+            case NoteKind.RECORD if self._record is not None and self.host is not None:
+                self._record.on_note(gateway, note.number, note.payload, self.host.gateway_ids, self._clock.now())
 
     def _on_welcome(self, gateway: GatewayId) -> None:
         self._tell(NoteKind.RULES, 0, self._rules(), gateway)
@@ -180,6 +194,10 @@ class ParentGateway(Gateway):
     def _tell(self, kind: NoteKind, number: int, payload: bytes, gateway: GatewayId | None = None) -> None:
         if self.host is not None:
             self.host.tell(LinkNote(kind, number, payload), gateway)
+
+    def _tell_worker(self, note: LinkNote, worker: GatewayId) -> None:
+        if self.host is not None:
+            self.host.tell(note, worker)
 
     def _rules(self) -> bytes:
         return msgspec.msgpack.encode(Rules(self.core.config, self.scheduler.fallback))

@@ -59,13 +59,6 @@ class WorkerFolder:
         written.replace(self.path / name)
 
 
-def check_shares(config: GatewayConfig, number: int) -> None:
-    """Raise ConfigError for a configuration that cannot be shared out among so many workers."""
-    if config.record is not None:
-        raise ConfigError("traffic is not recorded by several workers yet", where="gateway.record", hint="--workers 1")
-    check_body_shares(config, number)
-
-
 def check_body_shares(config: GatewayConfig, number: int) -> None:
     """Raise ConfigError if a worker could not keep the largest body that is allowed. A reload may change both limits."""
     if config.max_parked_body_bytes // number < config.max_body_bytes:

@@ -14,9 +14,13 @@ from maitred.gateway.admin.endpoints import AdminEndpoints, Endpoint, read_page_
 from maitred.gateway.admin.program_endpoints import paths_answered_by
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import Gateway
+from maitred.gateway.observe.outputs import GatewayOutputs
+from maitred.gateway.observe.recording import RecordSink
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
+from maitred.gateway.workers.recorded import RecordRelay
 from maitred.gateway.workers.shares import Gauges, take_share
 from maitred.scheduler.interface import LinkNote, RemoteScheduler
+from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError, Exchange
 from maitred.wire.server_context import ServerContext
 
@@ -83,10 +87,18 @@ class WorkerEndpoints(AdminEndpoints):
         return answer.code
 
 
+class WorkerOutputs(GatewayOutputs):
+    """The files of a worker: a recording is written by its parent."""
+
+    def open_record(self, path: str, clock: Clock, file_mode: int) -> RecordSink:
+        return RecordRelay()
+
+
 class WorkerGateway(Gateway):
     """A gateway whose scheduler is a `RemoteScheduler`."""
 
     endpoints_class = WorkerEndpoints
+    outputs_class = WorkerOutputs
     scheduler: RemoteScheduler
 
     def __init__(self, *args: Any, read_settings: Callable[[], GatewaySettings], **named: Any) -> None:
@@ -99,6 +111,10 @@ class WorkerGateway(Gateway):
         if self.programs is not None:
             self._endpoints.add(*paths_answered_by(_answered_by_parent))
         self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._on_opened
+        sink = self._outputs.record_sink
+        self._relay = sink if isinstance(sink, RecordRelay) else None
+        if self._relay is not None:
+            self._relay.send = self.scheduler.link.report
         self._is_ready = False
         self._telling: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
@@ -121,6 +137,8 @@ class WorkerGateway(Gateway):
 
     def _on_opened(self) -> None:
         self._asked.ask_again()
+        if self._relay is not None:
+            self._relay.send_again()
         if self._is_ready:
             self.say_ready()
 
@@ -130,6 +148,8 @@ class WorkerGateway(Gateway):
                 self._asked.on_answer(note)
             case NoteKind.COUNTS:
                 self._tell(note.number)
+            case NoteKind.RECORD if self._relay is not None:
+                self._relay.on_taken(note.number)
             case NoteKind.RULES:
                 rules = msgspec.msgpack.decode(note.payload, type=Rules)
                 self.scheduler.follow(rules.admission, rules.fallback)
@@ -149,6 +169,9 @@ class WorkerGateway(Gateway):
             self._tell(0)
 
     def _tell(self, number: int) -> None:
+        recorder = self._outputs.recorder
+        if self._relay is not None and recorder is not None:
+            self._relay.tell_oldest(recorder.oldest(self._clock.now()))
         server, backends = self._snapshots.server, self.scheduler.fleet.backends
         gauges = Gauges(
             connections=0 if server is None else len(server.connections),
