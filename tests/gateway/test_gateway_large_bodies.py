@@ -9,7 +9,10 @@ import tracemalloc
 from collections.abc import Iterator
 from typing import Any, cast
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from world import CHAT, run, world
 
 from maitred.gateway.bodies import prompt_text
@@ -202,6 +205,7 @@ def test_the_loop_runs_between_any_two_slices() -> None:
 PROMPTS: dict[str, tuple[dict[str, Any], int]] = {
     "text": ({"messages": [{"role": "user", "content": "hello " * 200_000}]}, 24),
     "roles": ({"messages": [{"role": ""}] * 100_000}, 36),
+    "strings that no engine computes": ({"messages": [""] * 300_000}, 24),
     "short texts": ({"messages": [{"text": "a"}] * 100_000, "system": [{"text": "b"}] * 100_000, "tools": [{}] * 100_000}, 64),
 }
 """Bodies, and in how many steps they are looked through at least."""
@@ -228,6 +232,37 @@ def test_what_routers_ask_of_a_large_prompt_is_computed_in_steps(
     assert {size: list(prepared.block_keys(size)) for size in expected} == expected
     monkeypatch.setattr(prompt_text, "hash_text_blocks", made)
     assert list(prepared.block_keys(64)) == list(prompt().block_keys(64))  # another size, which was not known
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                '"role"',
+                '"',
+                ": ",
+                ":",
+                ",",
+                "{",
+                "}",
+                '"content":"',
+                'a,b"',
+                '\\\\"',
+                "\\\\",
+                ' "text" : "x-anthropic-billing-header: 1;',
+                " ",
+            ]
+        )
+    )
+)
+@example(['"content":"', 'a,b"', ",", '"role"', ":", '"content":"', ","])
+def test_the_strings_of_a_prompt_do_not_depend_on_where_a_step_ends(pieces: list[str]) -> None:
+    part = msgspec.Raw("".join(("[", *pieces)).encode())
+    expected = finished(prompt_text._text_of(part))
+    for size in (1, 3, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prompt_text, "_BYTES_IN_STEP", size)
+            assert finished(prompt_text._text_of(part)) == expected
 
 
 def test_of_many_large_bodies_one_step_is_done_in_a_turn_and_they_take_turns() -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -43,8 +43,10 @@ _MEMBERS: Final = re.compile(
 _MARK_NAME: Final = b'"cache_control"'
 _MARK: Final = re.compile(_MARK_NAME + rb"\s*:\s*(?:\{[^{}]*\}|null)")
 _COMMA_BEHIND: Final = re.compile(rb"\s*,")
-_STRINGS_IN_STEP: Final = 2_048
-"""Strings that are found in a step: a millisecond."""
+_MARKS_IN_STEP: Final = 2_048
+"""Marks that are found in a step: a millisecond."""
+_BYTES_IN_STEP: Final = 32 * 1024
+"""Bytes in which strings are looked for in a step: a millisecond if there are none, or many."""
 _BILLING: Final = b"x-anthropic-billing-header"
 _BILLING_LINE: Final = re.compile(_BILLING + rb"[^\\]*+(?:\\n)*+")
 """That header, with the line ends behind it as JSON has them."""
@@ -109,19 +111,25 @@ def _without_marks(tools: bytes) -> Steps[bytes]:
             kept.append(before.removesuffix(b","))
             begin = at = at if comma is None else comma.end()
         num_seen += 1
-        if not num_seen % _STRINGS_IN_STEP:
+        if not num_seen % _MARKS_IN_STEP:
             yield
     return b"".join((*kept, tools[begin:])) if kept else tools
 
 
 def _text_of(part: msgspec.Raw) -> Steps[bytes]:
     """Return the strings that matter in a part of a prompt, or the part itself if it is no list of messages or blocks."""
-    raw, found = _beginning(part), list[bytes]()
-    if raw.startswith(b"["):
-        for number, member in enumerate(_MEMBERS.finditer(raw), 1):
+    raw, found, at = _beginning(part), list[bytes](), 0
+    while at < len(raw) and raw.startswith(b"["):
+        # A comma is never between the name of a member and its string, but it may be in the string.
+        comma = raw.find(b",", at + _BYTES_IN_STEP)
+        stop = comma if comma >= 0 else len(raw)
+        for member in _MEMBERS.finditer(raw, at, stop):
+            if member.end() == stop:
+                member = cast("re.Match[bytes]", _MEMBERS.match(raw, member.start()))
+                stop = member.end()
             found.append(_without_billing(member[1]))
-            if not number % _STRINGS_IN_STEP:
-                yield
+        at = stop
+        yield
     return b"\0".join(filter(None, found)) if found else _without_billing(raw.strip(b'"'))
 
 
