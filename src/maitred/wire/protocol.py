@@ -117,7 +117,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._framing.receive_eof()
         self._count_parked()
-        self._watch_hangup(False)
+        self._context.sockets.stop_watching(self._socket)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -145,15 +145,13 @@ class ServerConnection(asyncio.Protocol):
 
     def start_response(self, status: int, headers: Headers, piece: bytes, more: bool) -> asyncio.Future[None] | None:
         head = self._framing.start_response(status, headers)
-        body = self._framing.send_data(piece, more) if piece or not more else b""
-        write_message(self._transport, head, body)
+        write_message(self._transport, head, self._framing.send_data(piece, more) if piece or not more else b"")
         if not more:
             self._end_exchange()
         return self._writable
 
     def send_piece(self, piece: bytes, more: bool) -> asyncio.Future[None] | None:
-        data = self._framing.send_data(piece, more)
-        if data:
+        if data := self._framing.send_data(piece, more):
             self._write(data)
         if not more:
             self._end_exchange()
@@ -186,12 +184,11 @@ class ServerConnection(asyncio.Protocol):
 
     def _handle_events(self, events: list[Event]) -> None:
         for event in events:
+            exchange = self._exchange
             if type(event) is bytes:
-                exchange = self._exchange
                 if exchange is not None and not exchange.response_ended:
                     exchange.on_body(event)
             elif event is END:
-                exchange = self._exchange
                 if exchange is not None:
                     exchange.on_body_end()
                     if exchange.response_ended:
@@ -313,20 +310,16 @@ class ServerConnection(asyncio.Protocol):
         may_read = self._parked_bytes <= MAX_PARKED_BYTES and unread <= MAX_PARKED_BYTES
         if may_read != self._is_reading and not self._transport.is_closing():
             self._is_reading = may_read
-            self._watch_hangup(not may_read)  # it sees no client whose last bytes found no room in the buffers between
             if may_read:
+                self._context.sockets.stop_watching(self._socket)
                 self._transport.resume_reading()
                 self._watch_upload()
             else:
+                # This sees no client whose last bytes found no room in the buffers between.
+                self._context.sockets.watch(self._socket, self.abort)
                 self._transport.pause_reading()
                 self._parked_since: float = self._clock.time()
                 self._set_timer(self._parked_since + PARKED_SECS)
-
-    def _watch_hangup(self, watch: bool) -> None:
-        if watch:
-            self._context.sockets.watch(self._socket, self.abort)
-        else:
-            self._context.sockets.stop_watching(self._socket)
 
     def _set_timer(self, at: float) -> None:
         """Check what is due at `at` at the latest. A timer that is due earlier stays: when it rings, it is set again."""
