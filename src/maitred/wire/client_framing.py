@@ -110,7 +110,8 @@ class ClientFraming(MessageFraming):
         if body_bytes or method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d" % body_bytes)
         head = _join_lines(lines, line_ends=len(lines))
-        self._move_own(_REQUEST)
+        if self.own is not _IDLE:
+            self._move_own(_REQUEST)  # This raises FramingMisuse.
         self.own = _DONE  # The body follows as it is.
         self.peer = _SEND_RESPONSE
         self._bodiless = method == "HEAD"

@@ -27,6 +27,7 @@ the memory of this process, and is written nowhere. Compiled (`tools/compile.py`
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final, Generic, TypeAlias, TypeVar
 
 HeadT = TypeVar("HeadT")
@@ -57,10 +58,8 @@ class KnownHeads(Generic[HeadT]):
 
     def __init__(self) -> None:
         self._heads: dict[bytes, HeadT] = {}
-
-    def get(self, key: bytes) -> HeadT | None:
+        self.get: Final[Callable[[bytes], HeadT | None]] = self._heads.get
         """Return the head that was kept, with another length perhaps, or None if there is none."""
-        return self._heads.get(key)
 
     def keep(self, key: bytes, head: HeadT) -> None:
         """Keep `head`, which the parser has made of what was seen."""

@@ -328,7 +328,10 @@ class ServerFraming(MessageFraming):
 
     def start_response(self, status: int, headers: Headers) -> bytes:
         """Return the head of a response. Raises FramingMisuse, also for a header with a line end in it."""
-        self._move_own(_RESPONSE)
+        if self.own is _SEND_RESPONSE:  # The usual case, without a call.
+            self.own = _SEND_BODY
+        else:
+            self._move_own(_RESPONSE)
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
         declared = dict(headers).get(b"content-length")
         length = None if declared is None else int(declared)

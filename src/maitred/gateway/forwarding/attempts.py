@@ -59,6 +59,7 @@ from maitred.wire.exchange import ResponseWriter
 from maitred.wire.machine import Machine
 from maitred.wire.response import UpstreamResponse
 
+_OK: Final = 200
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = (400, 422)
 """How engines refuse a member of a body."""
@@ -167,8 +168,10 @@ class Attempts:
                 end = self._outcomes.on_complete(sent, record, record.last_data_at)
             else:
                 end = await self._await_rest(rest, sent, record)
-            sent.has_failed = end is _FAILED
-            sent.is_complete = response.status == 200 and not sent.has_failed
+            if end is _FAILED:
+                sent.has_failed = True
+            else:
+                sent.is_complete = response.status == _OK
             return end
 
     async def _await_rest(self, rest: Awaitable[None], sent: UpstreamRequest, record: RequestRecord) -> ReleaseReason:
