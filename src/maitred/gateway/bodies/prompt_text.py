@@ -124,11 +124,11 @@ def _text_of(part: msgspec.Raw) -> Steps[bytes]:
         comma = raw.find(b",", at + _BYTES_IN_STEP)
         stop = comma if comma >= 0 else len(raw)
         for member in _MEMBERS.finditer(raw, at, stop):
-            if member.end() == stop:
-                member = cast("re.Match[bytes]", _MEMBERS.match(raw, member.start()))
-                stop = member.end()
-            found.append(_without_billing(member[1]))
-        at = stop
+            is_cut = member.end() == stop
+            whole = cast("re.Match[bytes]", _MEMBERS.match(raw, member.start())) if is_cut else member
+            found.append(_without_billing(whole[1]))
+            at = whole.end()
+        at = max(at, stop)
         yield
     return b"\0".join(filter(None, found)) if found else _without_billing(raw.strip(b'"'))
 
