@@ -110,7 +110,8 @@ async def shared_world(
         with tempfile.TemporaryDirectory() as folder:
             address = LinkAddress(str(Path(folder, "link")), None)
             host = scheduler.host(SECRET)
-            await host.start(address)
+            await host.start(address.host)
+            host.lead_alone()
             scheduler.start()
             here = SharedWorld(scheduler, host, backends)
             async with contextlib.AsyncExitStack() as stack:

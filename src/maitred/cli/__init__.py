@@ -3,6 +3,7 @@
     app                                     the list of all commands, and how a command ends
     serve, engine, demo                     the gateway, with several processes in workers; an emulated engine; both under load
     made_gateway                            the gateway that `serve` makes of its configuration
+    scheduler                               the scheduler of several gateways, as a process of its own
     simulate, study, validation             `simulate`; `compare`, `sweep` and `capacity`; `validate`
     bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
     check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`
@@ -30,7 +31,7 @@ _hangup_came = False
 
 def main() -> NoReturn:
     """Run the command line of this process: the entry point `maitred`. Always raises SystemExit."""
-    if sys.argv[1:2] == ["serve"]:
+    if sys.argv[1:2] in (["serve"], ["scheduler"]):
         hold_hangups()
     from maitred.cli.app import run
 

@@ -114,7 +114,39 @@ FLOW_CONTROL: Final = FlagGroup(
     KeyFlag("admission.flow_control.request_ttl_us", "µs", name="--request-ttl"),
     KeyFlag("admission.flow_control.in_flight_eviction"),
 )
-SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, GATEWAY_ADMISSION, LEGACY_ADMISSION, FLOW_CONTROL, CALLERS)
+_LINK: Final = (
+    KeyFlag("scheduler.name", "NAME"),
+    KeyFlag("scheduler.secret_file", "FILE", name="--link-secret-file"),
+    KeyFlag("scheduler.tls_cert", "FILE", name="--link-tls-cert"),
+    KeyFlag("scheduler.tls_key", "FILE", name="--link-tls-key"),
+    KeyFlag("scheduler.tls_ca", "FILE", name="--link-tls-ca"),
+    KeyFlag("scheduler.election_name", "NAME"),
+)
+LINKED: Final = FlagGroup(
+    "A scheduler that several gateways share (docs/cluster.md)",
+    *_LINK,
+    KeyFlag("scheduler.degraded", "WHAT"),
+    KeyFlag("scheduler.degraded_after_secs", "SECS"),
+)
+"""Of `maitred serve`, beside `--scheduler`."""
+SCHEDULER: Final = FlagGroup(
+    "Scheduler",
+    KeyFlag("scheduler.listen", "ADDRESS"),
+    KeyFlag("scheduler.advertise", "ADDRESS"),
+    KeyFlag("scheduler.pages_host", "HOST"),
+    KeyFlag("scheduler.pages_port", "PORT"),
+    KeyFlag("scheduler.election", "URL"),
+    KeyFlag("scheduler.lease_secs", "SECS"),
+    *_LINK,
+)
+"""Of `maitred scheduler`. Its gateways and its backends are those of the configuration."""
+SCHEDULER_LOG: Final = FlagGroup(
+    SCHEDULER.panel,
+    KeyFlag("gateway.decision_log", "FILE"),
+    KeyFlag("gateway.log_level", "LEVEL"),
+    KeyFlag("gateway.log_format", "FORMAT"),
+)
+SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, LINKED, GATEWAY_ADMISSION, LEGACY_ADMISSION, FLOW_CONTROL, CALLERS)
 """Of `maitred serve`. SMG's flags work under their names."""
 
 ENGINE: Final = FlagGroup(

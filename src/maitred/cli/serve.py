@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from maitred import __version__
 from maitred.cli import hangup_came
-from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, SERVE, SERVER
+from maitred.cli.config_flags import BACKENDS, CALLERS, FLOW_CONTROL, GATEWAY_ADMISSION, LINKED, SERVE, SERVER
 from maitred.cli.flags import SWITCH, command, flag, set_value
 from maitred.cli.made_gateway import make_gateway
 from maitred.cli.program_flags import PROGRAM_FLAG_NAMES
@@ -22,7 +22,7 @@ from maitred.core.errors import ConfigError
 from maitred.core.printing import printable
 
 if TYPE_CHECKING:
-    from maitred.config import ConfigSources, LoadedConfig
+    from maitred.config import Config, ConfigSources, LoadedConfig
     from maitred.gateway.admin.reload import GatewaySettings
     from maitred.gateway.app import Gateway
     from maitred.gateway.config import GatewayConfig
@@ -37,6 +37,14 @@ class ServeFlags(SmgFlags):
 
     backends: Annotated[
         str | None, flag(BACKENDS.panel, "Base URLs separated by commas, beside those of --backend.", "URL,...")
+    ] = None
+    scheduler: Annotated[
+        str | None,
+        flag(
+            LINKED.panel,
+            "Ask the scheduler at this address, or that one of several which leads; or the URL of their election.",
+            "ADDRESS,...",
+        ),
     ] = None
     config: Annotated[Path | None, flag(SERVER.panel, "A YAML file; flags win over it.", "FILE")] = None
     strict_config: Annotated[bool | None, flag(SERVER.panel, "Refuse to start with a configuration that is wrong.", SWITCH)] = (
@@ -72,11 +80,16 @@ def run(flags: ServeFlags) -> None:
         admission_file=flags.admission_config,
         env=dict(os.environ),
         flags=values_of(flags),
-        flag_names={**run.flag_names, **PROGRAM_FLAG_NAMES, "gateway.tenant_api_keys": "--tenant-api-key"},
+        flag_names={
+            **run.flag_names,
+            **PROGRAM_FLAG_NAMES,
+            "gateway.tenant_api_keys": "--tenant-api-key",
+            "scheduler.addresses": "--scheduler",
+        },
     )
-    loaded = _load_config(sources, strict=bool(flags.strict_config))
+    loaded = load_to_serve(sources, strict=bool(flags.strict_config))
     with log_to_stderr(loaded.config.gateway) as output:
-        _log_warnings(loaded)
+        log_warnings(loaded)
         raise_file_limit()
         _serve(sources, loaded, output)
 
@@ -107,21 +120,41 @@ def admin_need(config: GatewayConfig) -> str:
 def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
     """Serve until a signal. Raises ConfigError if that is not possible; then no file has been made or changed."""
     from maitred.files.undo import whole_or_nothing
-    from maitred.gateway.app import Gateway, serve_gateway
+    from maitred.gateway.app import serve_gateway
     from maitred.wire.server import run_server
 
     number = num_workers(loaded.config.gateway.workers)
     if number > 1:
+        if loaded.config.scheduler.addresses:
+            problem = "several workers have a scheduler of their own: the process that has started them"
+            raise ConfigError(problem, where="--scheduler", hint="start as many gateways, or leave out --workers")
         from maitred.cli.workers import serve_workers
 
         on_ready = partial(_announce, loaded.config.gateway, output)
-        serve_workers(loaded, output, number, lambda: _reloaded_settings(sources), on_ready)
+        serve_workers(loaded, output, number, lambda: reloaded_settings(sources), on_ready)
         return
     with whole_or_nothing():
-        gateway = make_gateway(Gateway, loaded, output, lambda: _reloaded_settings(sources))
+        gateway = make_gateway(_kind(loaded.config), loaded, output, lambda: reloaded_settings(sources))
         log.info("maitred %s starts: process %d, admission %s", __version__, os.getpid(), gateway.core.config.mode)
         ports = gateway.open_ports()
     run_server(serve_gateway(gateway, ports, partial(_on_ready, gateway, output)))
+
+
+def _kind(config: Config) -> Callable[..., Gateway]:
+    """Return what makes the gateway: one that schedules for itself, or one that asks a scheduler. Raises ConfigError."""
+    if not config.scheduler.addresses:
+        from maitred.gateway.app import Gateway
+
+        return Gateway
+    from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer
+    from maitred.gateway.cluster.linked_gateway import LinkedGateway
+    from maitred.scheduler.interface import RemoteScheduler
+    from maitred.wire.machine import Machine
+
+    link, machine = config.scheduler, Machine()
+    dialer, secret = make_dialer(link, machine.random), link_secret(link)
+    make_scheduler = partial(RemoteScheduler, dialer=dialer, name=link_name(link), secret=secret)
+    return partial(LinkedGateway, machine=machine, make_scheduler=make_scheduler)
 
 
 def num_workers(workers: int | str) -> int:
@@ -134,24 +167,39 @@ def num_workers(workers: int | str) -> int:
     return min(usable, MAX_WORKERS)
 
 
-def values_of(flags: ServeFlags) -> dict[str, object]:
+def values_of(flags: SmgFlags) -> dict[str, object]:
     """Return the values of keys that `flags` give. Raises ConfigError for contradictions, and for a key that is no ID:KEY."""
     values = smg_values(flags)
-    if flags.backends:
-        urls = [url.strip() for url in flags.backends.split(",")]
-        given = values.get("gateway.backends")
-        values["gateway.backends"] = [*(given if isinstance(given, list) else []), *filter(None, urls)]
-    if flags.tenant_api_key:
-        values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
+    if isinstance(flags, ServeFlags):
+        _add_lists(values, flags)
     workers = values.get("gateway.workers")
     if isinstance(workers, str) and workers.isdecimal():  # The flag takes text, because `auto` is one of its values.
         values["gateway.workers"] = int(workers)
     max_class = values.get("admission.default_max_class")
     if isinstance(max_class, str):  # SMG reads it as it reads the header
         values["admission.default_max_class"] = max_class.strip().lower()
+    return values
+
+
+def _add_lists(values: dict[str, object], flags: ServeFlags) -> None:
+    """Add the values of the flags of `maitred serve` that stand for no single key."""
+    if flags.backends:
+        urls = [url.strip() for url in flags.backends.split(",")]
+        given = values.get("gateway.backends")
+        values["gateway.backends"] = [*(given if isinstance(given, list) else []), *filter(None, urls)]
+    if flags.scheduler:
+        values["scheduler.addresses"] = [each.strip() for each in _addresses(flags.scheduler)]
+    if flags.tenant_api_key:
+        values["gateway.tenant_api_keys"] = _tenant_keys(flags.tenant_api_key)
     if flags.flow_control:
         set_value(values, "admission.mode", "flow-control", "--flow-control", "--admission")
-    return values
+
+
+def _addresses(given: str) -> Sequence[str]:
+    """Return the addresses of schedulers. A URL of an election may have commas of its own."""
+    from maitred.scheduler.link_config import is_election
+
+    return [given] if is_election(given) else given.split(",")
 
 
 def _tenant_keys(given: Sequence[str]) -> dict[str, list[str]]:
@@ -165,7 +213,7 @@ def _tenant_keys(given: Sequence[str]) -> dict[str, list[str]]:
     return keys
 
 
-def _load_config(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
+def load_to_serve(sources: ConfigSources, *, strict: bool) -> LoadedConfig:
     """Return the configuration to serve with, or a usable part of it unless `strict`. Raises ConfigError without one.
 
     A wrong flag is a slip at the keyboard, so it is never set aside. Every mistake that keeps the gateway from starting is
@@ -194,7 +242,7 @@ def _problems(sources: ConfigSources) -> Sequence[ConfigError]:
         return [*sources.flag_problems(), error]
 
 
-def _log_warnings(loaded: LoadedConfig) -> None:
+def log_warnings(loaded: LoadedConfig) -> None:
     """Log what is wrong with a configuration, and what may be."""
     from maitred.gateway.admin.possible_tenants import tenant_warnings
     from maitred.routing import Signals
@@ -207,7 +255,7 @@ def _log_warnings(loaded: LoadedConfig) -> None:
         log.warning("%s", printable(warning))
 
 
-def _reloaded_settings(sources: ConfigSources) -> GatewaySettings:
+def reloaded_settings(sources: ConfigSources) -> GatewaySettings:
     """Return the settings as the files are now. Raises ConfigError."""
     from maitred.gateway.admin.reload import GatewaySettings
 

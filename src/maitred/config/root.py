@@ -39,6 +39,7 @@ from maitred.programs import ACTING_ESTIMATORS, ProgramsConfig
 from maitred.queueing import PRIORITIES, SCHEDULERS
 from maitred.queueing.srpt import LENGTH_PREDICTORS
 from maitred.routing import ROUTERS, SCORERS, RoutingConfig
+from maitred.scheduler.link_config import SchedulerConfig
 from maitred.sim.config import ClusterConfig
 from maitred.workload import ARRIVALS, FORMATS, LENGTHS, WRITERS
 
@@ -81,6 +82,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     instance: InstanceConfig = InstanceConfig()
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
 
 
 def known_capacity(config: Config) -> int | None:

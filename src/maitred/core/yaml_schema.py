@@ -26,7 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 Locator: TypeAlias = Callable[[KeyPath], str]
 """Returns the place of the value at a path in the user's terms: file and line, variable or flag."""
 
-_SECRET_SUFFIXES: Final = ("api_key", "api_keys")
+_SECRET_SUFFIXES: Final = ("api_key", "api_keys", "secret")
 """Ends of secret keys: no message shows their values."""
 _MISSING_FIELD: Final = "Object missing required field"
 _ANY_KEY: Final = "[...]"

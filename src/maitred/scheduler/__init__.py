@@ -7,6 +7,7 @@ requests.py     a request as placements see it
 failures.py     how a backend fails a request, and what is kept of that
 config.py       the keys that the scheduler goes by
 ejection.py     which backends are left alone for a while (sans-IO)
+link_config.py  the keys by which gateways and schedulers find each other
 addresses.py    where a scheduler listens for gateways in other processes
 
 The rooms: drivers (the cores in real time), programs (what is known of programs beside their core), backends (the engines

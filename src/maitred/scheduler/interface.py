@@ -47,6 +47,8 @@ from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler
 from maitred.scheduler.sharing.dialer import Dialer, Finder, KnownAddresses
+from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, Election
+from maitred.scheduler.sharing.elections.opening import open_election
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
 from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler
@@ -58,9 +60,12 @@ __all__ = [
     "AnsweredError",
     "Backend",
     "BackendAbandoned",
+    "Candidate",
     "Circuit",
     "CircuitState",
     "Dialer",
+    "ElectedAddresses",
+    "Election",
     "EngineCounts",
     "FailedAttempts",
     "Finder",
@@ -89,5 +94,6 @@ __all__ = [
     "UsageRefused",
     "is_blameless",
     "is_free",
+    "open_election",
     "with_rank",
 ]

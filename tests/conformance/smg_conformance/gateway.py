@@ -23,11 +23,14 @@ import yaml
 
 from maitred.cli import main
 from maitred.gateway import app as gateway
+from maitred.gateway.cluster.linked_gateway import LinkedGateway
+from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
 from maitred.gateway.workers import supervisor
 from maitred.gateway.workers.parent import ParentGateway
 from maitred.gateway.workers.settings import WorkerFolder, share_of
 from maitred.gateway.workers.worker import WorkerGateway
-from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress, RemoteScheduler
+from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress, RemoteScheduler, open_election
+from maitred.scheduler.link_config import SchedulerConfig
 from maitred.wire import server
 from maitred.wire.machine import Machine
 
@@ -151,6 +154,49 @@ def with_workers(number: int, machine: Machine | None = None) -> Launcher:
     return launch
 
 
+def with_schedulers(gateways: int, schedulers: int) -> Launcher:
+    """Return what runs so many gateways and schedulers, of which one leads, as applications in this event loop, with TCP
+    between them. Every request comes to another gateway."""
+
+    @contextlib.asynccontextmanager
+    async def launch(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
+        log: list[str] = []
+        _LOG.set(log)
+        alone = _application(arguments, log, Machine())
+        with TemporaryDirectory(prefix="maitred-cluster-") as folder:
+            async with contextlib.AsyncExitStack() as stack:
+                made = [_scheduler(alone, folder, f"scheduler {each}") for each in range(schedulers)]
+                pages = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in made]
+                assert [each.host.mode == "standby" for each in made] == [each > 0 for each in range(schedulers)]
+                addresses = [each.link_address for each in reversed(made)]
+                asking = [_linked(alone, addresses, f"gateway {each}") for each in range(gateways)]
+                urls = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in asking]
+                while not all(each.scheduler.fleet.all_polled for each in asking):
+                    await asyncio.sleep(POLL_SECS)
+                yield ClusterGateway(urls, pages[0], log, key)
+
+    return launch
+
+
+_SECRET = b"a secret of a conformance run"
+
+
+def _scheduler(alone: Any, folder: str, name: str) -> SchedulerGateway:
+    settings, machine = alone.settings(), Machine()
+    port = LinkPort(LinkAddress("127.0.0.1", 0), None, None, _SECRET, name)
+    election = open_election(f"file:{folder}/leader", SchedulerConfig(), machine.random)
+    sections = (settings.gateway, settings.admission, settings.routing, settings.programs)
+    named: dict[str, Any] = {"fallback": alone.scheduler.fallback, "machine": machine}
+    return SchedulerGateway(*sections, port=port, election=election, pages=("127.0.0.1", 0), **named)
+
+
+def _linked(alone: Any, addresses: Sequence[LinkAddress], name: str) -> LinkedGateway:
+    settings = alone.settings()
+    make = partial(RemoteScheduler, dialer=Dialer(KnownAddresses(*addresses)), name=name, secret=_SECRET)
+    sections = (settings.gateway, settings.admission, settings.routing, settings.programs)
+    return LinkedGateway(*sections, make_scheduler=make)
+
+
 class SharedGateway(Gateway):
     """A gateway of several workers."""
 
@@ -166,6 +212,23 @@ class SharedGateway(Gateway):
     @url.setter
     def url(self, url: str) -> None:
         pass
+
+
+class ClusterGateway(SharedGateway):
+    """Several gateways with a scheduler that has pages of its own."""
+
+    def __init__(self, urls: Sequence[str], pages: str, log: Sequence[str], key: str | None) -> None:
+        super().__init__(urls, log, key, lambda: None)
+        self._pages, self._each = pages, urls
+
+    async def metrics(self) -> Metrics:
+        headers = [] if self._key is None else [("authorization", f"Bearer {self._key}")]
+        asked = [await ask(url, Wanted("GET", "/metrics", headers)) for url in (self._pages, *self._each)]
+        return Metrics("\n".join(each.body.decode() for each in asked))
+
+    async def get(self, path: str) -> Exchange:
+        headers = [] if self._key is None else [("authorization", f"Bearer {self._key}")]
+        return await ask(self._pages, Wanted("GET", path, headers))
 
 
 def _worker(parent: ParentGateway, folder: WorkerFolder, number: int, workers: int, machine: Machine) -> WorkerGateway:

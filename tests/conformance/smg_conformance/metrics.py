@@ -50,13 +50,14 @@ class Selector:
 
 
 class Metrics:
-    """One reading of /metrics."""
+    """One reading of /metrics; several pages, one after the other, are summed up."""
 
     def __init__(self, text: str) -> None:
         self._values: dict[Series, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                self._values[sample.name, frozenset(sample.labels.items())] = sample.value
+                key = sample.name, frozenset(sample.labels.items())
+                self._values[key] = self._values.get(key, 0) + sample.value
 
     @property
     def series(self) -> Mapping[Series, float]:

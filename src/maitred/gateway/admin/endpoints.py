@@ -198,11 +198,14 @@ class AdminEndpoints:
         return {"status": "ok" if fallback is None else "degraded", **problems}
 
     async def _ready(self, exchange: Exchange, viewer: Viewer) -> None:
-        is_ready = bool(self._fleet.healthy) and not self._snapshots.is_draining
+        cluster = None if self._snapshots.cluster is None else self._snapshots.cluster()
+        is_closed = cluster is not None and cluster.mode == "closed"
+        is_ready = bool(self._fleet.healthy) and not self._snapshots.is_draining and not is_closed
         answer: dict[str, Any] = {"ready": is_ready}
         if viewer.sees_all:
             fallback = self._scheduler.fallback
             answer |= {} if fallback is None else {"problems": [fallback]}
+            answer |= {} if cluster is None else {"cluster": cluster}
             answer["backends"] = msgspec.Raw(await self._pages.page("backends", lambda: write_json(self._snapshots.backends())))
         send_json(exchange, 200 if is_ready else 503, answer)
 

@@ -8,6 +8,7 @@ Snapshots (`state_snapshots`) are of these structs. Their field names are those 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from typing import Literal
 
 import msgspec
 
@@ -208,6 +209,38 @@ class TenantRequests(msgspec.Struct):
     waiting: int = 0
 
 
+class LinkedGatewayState(msgspec.Struct):
+    """One gateway, as its scheduler knows it."""
+
+    name: str
+    connected: bool
+    """Whether it has a link now. One that has none is listed as long as its requests may hold slots."""
+    in_flight: int
+    """Slots that its requests hold."""
+    waiting: int
+    heard_secs_ago: float
+    """Seconds since its last beat."""
+
+
+class ClusterState(msgspec.Struct):
+    """One end of the link between a scheduler and its gateways."""
+
+    role: Literal["scheduler", "gateway"]
+    name: str
+    mode: str
+    """Of a scheduler `standby`, `learning` or `leading`; of a gateway `linked`, `waiting`, `share` or `closed`."""
+    epoch: int
+    """The epoch under which it leads, or the highest of which it knows."""
+    leader: str | None
+    """The address of the scheduler that leads, as far as is known."""
+    problem: str | None
+    """Why there is no link, or why the election cannot be asked; null if nothing is wrong."""
+    lease_secs: float | None = None
+    """Of a gateway: seconds for which it may start requests without another answer, or null without a link."""
+    gateways: list[LinkedGatewayState] = []
+    """Of a scheduler that leads: its gateways."""
+
+
 class GatewayState(msgspec.Struct):
     """The whole gateway."""
 
@@ -240,3 +273,5 @@ class GatewayState(msgspec.Struct):
     """Whether a failure, or a line that had to be dropped, has ended the decision log."""
     dropped_lines: dict[str, int]
     """Lines that were not written to the files `decision_log` and `record`."""
+    cluster: ClusterState | None = None
+    """The link between schedulers and gateways; null where one process schedules and serves."""

@@ -8,7 +8,7 @@ happened within the steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from maitred.admission import ClassView, PoolView, ReleaseReason
@@ -23,6 +23,7 @@ from maitred.gateway.observe.outputs import GatewayOutputs
 from maitred.gateway.observe.state import (
     BackendState,
     ClassState,
+    ClusterState,
     EjectionState,
     GatewayCounters,
     GatewayState,
@@ -64,6 +65,8 @@ class StateSnapshots:
     ) -> None:
         self.server: ServerContext | None = None
         """The server in front of the gateway; None before it serves."""
+        self.cluster: Callable[[], ClusterState] | None = None
+        """Returns how the link to other processes is; None if there is none."""
         self._client = client
         self._admission = scheduler.admission
         self._fleet = scheduler.fleet
@@ -103,6 +106,7 @@ class StateSnapshots:
             is_out_of_descriptors=self._descriptors.is_exhausted,
             decision_log_failed=self._outputs.decision_log_failed,
             dropped_lines=self._outputs.dropped_lines(),
+            cluster=None if self.cluster is None else self.cluster(),
         )
         return Snapshot(state, survey.classes)
 

@@ -27,7 +27,7 @@ from maitred.gateway.observe.state_snapshots import Snapshot, StateSnapshots
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
 from maitred.gateway.workers.recorded import RecordOfWorkers
 from maitred.gateway.workers.shares import Gauges, LastShares, Share, Totals
-from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkAddress, LinkNote, SchedulerHost
+from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, SchedulerHost
 from maitred.wire.exchange import Exchange, body_too_large, send_error
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
@@ -135,7 +135,8 @@ class ParentGateway(Gateway):
         self.host = host = self.scheduler.host(secret)
         host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
         try:
-            await host.start(LinkAddress(path, None))
+            await host.start(path)
+            host.lead_alone()
         except OSError as error:
             problem = f"the socket {path} for the workers cannot be made: {describe_os_error(error)}"
             raise ConfigError(

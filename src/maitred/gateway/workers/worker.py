@@ -77,8 +77,12 @@ class WorkerEndpoints(AdminEndpoints):
 
     asked: AskedPages
 
+    def is_asked(self, path: str) -> bool:
+        """Return whether the scheduler makes the page at `path`."""
+        return path not in _OWN_PAGES
+
     async def answer_as(self, exchange: Exchange, endpoint: Endpoint, viewer: Viewer) -> str:
-        if exchange.path in _OWN_PAGES:
+        if not self.is_asked(exchange.path):
             return await super().answer_as(exchange, endpoint, viewer)
         body = await read_page_body(exchange) if exchange.method == "POST" else b""
         question = PageQuestion(exchange.method, exchange.path, body, viewer.tenant, viewer.shown.name)

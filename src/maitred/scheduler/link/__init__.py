@@ -14,7 +14,9 @@
     linked_programs.py  the memories of the requests of agent programs
     gateway_books.py    what the scheduler knows of each gateway
     unaccounted.py      slots whose gateway is gone, until the engines show them gone
+    door.py             which gateways are welcomed
     learning.py         what a scheduler may grant that has just begun to lead
+    slot_settling.py    how many slots there are, as gateways come, go and are learned of
     model_slots.py      how many slots each model has
 
 An end is told what happens, with the time of its own monotonic clock (`now`, µs), and has bytes to send and events for its

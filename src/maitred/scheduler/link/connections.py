@@ -7,6 +7,7 @@ import msgspec
 from maitred.core.units import Micros
 from maitred.scheduler.link.channel import Channel
 from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId
+from maitred.scheduler.link.messages import AnyMessage
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -24,10 +25,12 @@ class Cut(msgspec.Struct, frozen=True):
 class GatewayConnection:
     """One connection."""
 
-    __slots__ = ("accepted_at", "channel", "gateway")
+    __slots__ = ("accepted_at", "channel", "early", "gateway")
 
     def __init__(self, channel: Channel, accepted_at: Micros) -> None:
         self.channel = channel
         self.accepted_at = accepted_at
         self.gateway: BookedGateway | None = None
         """Who is at its other end, after the hello."""
+        self.early: list[AnyMessage] = []
+        """What a gateway has said that is not named in the election yet: a hello, and what has come after it."""

@@ -29,6 +29,8 @@ from maitred.scheduler.link.messages import Failed, RequestTerms
 
 GatewayId: TypeAlias = tuple[str, str]
 """The name and the boot of a gateway."""
+UNKNOWN_GATEWAY: Final[GatewayId] = ("", "")
+"""Stands for gateways that may hold slots, and of which no name is known."""
 ConnectionId: TypeAlias = int
 _MOST_ANSWERS: Final = 8
 

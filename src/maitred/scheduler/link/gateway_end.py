@@ -88,6 +88,8 @@ class GatewayEnd:
         self.state = EndState.DOWN
         self.epoch = 0
         """The highest epoch that a scheduler has told."""
+        self.backends: Sequence[str] = ()
+        """The URLs of the backends, which the scheduler must have in the same order; empty: it is not asked."""
         self.lease_until: Micros | None = None
         """Until when requests may be started, µs, or None if no scheduler has welcomed this gateway yet."""
         self._secret, self._limits = secret, limits
@@ -330,7 +332,8 @@ class GatewayEnd:
     def _say_hello(self, channel: Channel, now: Micros) -> None:
         self.state, self._hello_sent_at, self._last_answer = EndState.HELLO, now, 0
         requests = within_prompt_limit([request.introduce(now) for request in self._requests.values()])
-        channel.say(Hello(self.name, self.boot, self.epoch, requests, self._memories.introduce(now)))
+        memories = self._memories.introduce(now)
+        channel.say(Hello(self.name, self.boot, self.epoch, requests, memories, [*self.backends]))
 
     def _beat(self, now: Micros) -> None:
         self._last_beat += 1

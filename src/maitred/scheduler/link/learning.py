@@ -27,7 +27,7 @@ class Learning:
     """What is still to be learned by a scheduler that leads."""
 
     def __init__(self, gateways: Collection[GatewayId], backends: Collection[int], lease: Micros, now: Micros) -> None:
-        """`gateways` are those that may hold slots, as the store names them."""
+        """`gateways` are those that may hold slots, as the store names them. UNKNOWN_GATEWAY among them is never heard."""
         self.unheard = set(gateways)
         self.seen: Counter[str] = Counter()
         """Slots that were seen to be held, by model."""

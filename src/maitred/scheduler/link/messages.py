@@ -150,6 +150,8 @@ class Hello(Message, frozen=True, tag=10):
     requests: list[LiveRequest]
     memories: list[LiveMemory] = []
     """The memories of all requests of agent programs."""
+    backends: list[str] = []
+    """The URLs of its backends: those of the scheduler, in the same order."""
 
 
 class Submit(Message, frozen=True, tag=11):

@@ -32,16 +32,19 @@ from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.connections import Cut, GatewayConnection
+from maitred.scheduler.link.door import Door, waiting_gateway
 from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
 from maitred.scheduler.link.linked_programs import LinkedPrograms, MemoryHost
 from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Fleet, Hello, Note, Standing, Welcome
 from maitred.scheduler.link.model_slots import ModelSlots
+from maitred.scheduler.link.slot_settling import SlotSettling
 from maitred.scheduler.link.unaccounted import Unaccounted
 
 GATEWAY_LEASE: Final[Micros] = 3 * SECOND
 RECLAIM_AFTER: Final[Micros] = 60 * SECOND
+NOT_LEADING: Final = "this scheduler does not lead"
 _HELLO_TIMEOUT: Final[Micros] = 3 * SECOND
 
 
@@ -72,8 +75,6 @@ class SchedulerEnd:
         the pool of a model, and `load_probe` the load of its backends. `memories` decides about agent programs."""
         self.epoch: int | None = None
         """The epoch under which this scheduler leads, or None if it stands by."""
-        self.learning: Learning | None = None
-        """What is still to be learned, or None."""
         self._secret, self._make_core, self._make_placer = secret, make_core, make_placer
         self._lease, self._reclaim_after, self._limits = lease, reclaim_after, limits
         self._leads_until: Micros = 0
@@ -88,6 +89,10 @@ class SchedulerEnd:
         """The memories of agent programs' requests of all gateways."""
         self.books = GatewayBooks(lease)
         self._slots = ModelSlots({}, {})
+        self.highest_epoch = 0
+        """The highest epoch that a gateway has told of, or under which this scheduler has led."""
+        self.door = Door()
+        """Which gateways are welcomed."""
         self._links: dict[ConnectionId, GatewayConnection] = {}
         self._cuts: list[Cut] = []
         self._begin_books(0)
@@ -109,8 +114,14 @@ class SchedulerEnd:
             self.programs,
         )
         """Admission for the requests of all gateways."""
+        self._settling = SlotSettling(self._slots, self.unaccounted, self.requests)
 
     # Leadership.
+
+    @property
+    def learning(self) -> Learning | None:
+        """What is still to be learned, or None."""
+        return self._settling.learning
 
     @property
     def mode(self) -> SchedulerMode:
@@ -124,19 +135,23 @@ class SchedulerEnd:
         epoch: int,
         until: Micros,
         gateways: Collection[GatewayId],
-        slots: Mapping[str, int],
+        slots: Mapping[str, int] | None,
         backends: Mapping[int, str],
         now: Micros,
     ) -> None:
         """Begin to lead, until `until` (µs) or a later `renew`. `gateways` may hold slots already; `slots` are those of each
-        model, and `backends` the models that are served."""
+        model, None: as they were set (`set_slots`), and `backends` the models that are served."""
         self.step_down("another term begins")
+        self._retire(now)
         self.epoch, self._leads_until = epoch, until
-        self._slots = ModelSlots(slots, backends)
+        if slots is None:
+            self._slots.model_at = dict(backends)
+        else:
+            self._slots = ModelSlots(slots, backends)
         self._begin_books(now)
-        self.learning = Learning(gateways, backends, self._lease, now)
-        self._resize(now)
-        self._review(now)
+        self._settling.learning = Learning(gateways, backends, self._lease, now)
+        self._settling.resize(now)
+        self._settling.review(now)
 
     def renew(self, until: Micros) -> None:
         """Lead until `until`, µs: from the sending of the renewal that was answered."""
@@ -144,15 +159,35 @@ class SchedulerEnd:
 
     def step_down(self, reason: str) -> None:
         """Lead no more. Gateways are told, and look for another scheduler."""
-        self.epoch = self.learning = None
+        self.epoch = self._settling.learning = None
         for connection in [*self._links]:
             self._cut(connection, reason)
+
+    def _retire(self, now: Micros) -> None:
+        """Let the requests of a term that is over leave the core, those that wait first, as none may be granted."""
+        for request in sorted(self.books.by_ticket.values(), key=lambda one: one.holds_slot):
+            request.gateway.connection = None
+            self.requests.end(request, ReleaseReason.CLIENT_GONE, now)
+        self.programs.forget(self.books.gateways.values(), now)
+
+    def name_gateways(self, gateways: Collection[GatewayId], now: Micros) -> None:
+        """Note which gateways the election names, and welcome those that have waited for that."""
+        self.door.named = set(gateways)
+        for connection, link in [*self._links.items()]:
+            for message in self.door.let_in(link):
+                if connection in self._links:
+                    self._take(connection, link, message, now)
+
+    @property
+    def waiting_gateways(self) -> list[GatewayId]:
+        """The gateways that wait to be named."""
+        return [gateway for link in self._links.values() if (gateway := waiting_gateway(link)) is not None]
 
     def set_slots(self, model: str, slots: int, now: Micros, lead: Lead = NO_LEAD) -> None:
         """Set the slots of a model, known or new, of which `lead` are beyond what its backends run at once."""
         self._slots.set(model, slots, lead)
-        if self.is_leading(now):
-            self._resize_model(model, now)
+        self.is_leading(now)
+        self._settling.resize_model(model, now)  # Also while this scheduler stands by: what it would have is looked at.
 
     def forget_model(self, model: str, now: Micros) -> None:
         """Remove a model that is not served any more. Raises ValueError if a request of it waits or holds a slot."""
@@ -229,8 +264,8 @@ class SchedulerEnd:
             return
         if self.learning is not None and self.learning.on_reading(backend, asked_at):
             self.unaccounted.strangers[backend] = running
-        self._free(self.unaccounted.on_reading(backend, running, asked_at, now), now)
-        self._review(now)
+        self._settling.free(self.unaccounted.on_reading(backend, running, asked_at, now), now)
+        self._settling.review(now)
 
     def advance(self, now: Micros) -> None:
         """Do what is due by `now`."""
@@ -238,20 +273,22 @@ class SchedulerEnd:
             if link.gateway is None and now >= link.accepted_at + _HELLO_TIMEOUT:
                 self._cut(connection, "no hello came in time", now)
         if not self.is_leading(now):
+            self._retire(now)
             return
         for gateway in self.books.silent(now):
             if gateway.connection is not None:
                 self._cut(gateway.connection, "no beat came for a lease", now)
         overdue = self.unaccounted.overdue(now)
-        self._count_ended(overdue, now)
-        self._free(overdue, now)
-        self._review(now)
+        self._settling.count_ended(overdue, now)
+        self._settling.free(overdue, now)
+        self._settling.review(now)
         self.requests.apply(self.requests.core.advance(now), now)
 
     def next_deadline(self) -> Micros | None:
         """Return when to call `advance` next, or None while time changes nothing."""
-        hellos = [link.accepted_at + _HELLO_TIMEOUT for link in self._links.values() if link.gateway is None]
-        times: list[Micros | None] = [*hellos]
+        times: list[Micros | None] = [
+            link.accepted_at + _HELLO_TIMEOUT for link in self._links.values() if link.gateway is None
+        ]
         if self.epoch is not None:
             times += [self._leads_until, self.books.next_silence_at(), self.unaccounted.next_overdue_at()]
             times += [self.requests.core.next_deadline()]
@@ -277,6 +314,9 @@ class SchedulerEnd:
 
     def _take(self, connection: ConnectionId, link: GatewayConnection, message: AnyMessage, now: Micros) -> None:
         gateway = link.gateway
+        if link.early:
+            link.early.append(message)
+            return
         if isinstance(message, Hello) and gateway is None:
             self._on_hello(connection, link, message, now)
             return
@@ -292,17 +332,24 @@ class SchedulerEnd:
 
     def _on_hello(self, connection: ConnectionId, link: GatewayConnection, hello: Hello, now: Micros) -> None:
         if self.epoch is None:
-            self._cut(connection, "this scheduler does not lead", now)
+            self._cut(connection, NOT_LEADING, now)
             return
+        self.highest_epoch = max(self.highest_epoch, self.epoch, hello.epoch)
         if hello.epoch > self.epoch:
             self.step_down(f"a scheduler of epoch {hello.epoch} leads")
+            return
+        problem = self.door.problem(hello)
+        if problem is not None:
+            self._cut(connection, problem, now, is_lasting=True)
+            return
+        if self.door.must_wait(link, hello):
             return
         gateway = self.books.gateway((hello.name, hello.boot))
         if gateway.connection is not None:
             self._cut(gateway.connection, "the gateway has another connection", now)
             gateway = self.books.gateway(gateway.id)
         held = {live.request for live in hello.requests if live.standing is not Standing.WAITING}
-        self._count_ended([one for one in gateway.requests.values() if one.number not in held], now)
+        self._settling.count_ended([one for one in gateway.requests.values() if one.number not in held], now)
         gateway.connect(connection, now)
         link.gateway = gateway
         self._say(gateway, Welcome(self.epoch, self._lease, self.learning is not None))
@@ -312,11 +359,11 @@ class SchedulerEnd:
         holders = self.requests.reconcile(gateway, hello.requests, now)
         for request in holders:
             self._on_new_holder(request)
-        self._free(self.unaccounted.settle(), now)
+        self._settling.free(self.unaccounted.settle(), now)
         if self.learning is not None:
             self.learning.on_hello(gateway.id)
-        self._resize(now)
-        self._review(now)
+        self._settling.resize(now)
+        self._settling.review(now)
 
     def _on_new_holder(self, request: BookedRequest) -> None:
         sequences = request.ticket.sequences
@@ -329,7 +376,7 @@ class SchedulerEnd:
         assert self.epoch is not None
         gateway.on_beat(beat.number, beat.heard, now)
         self._say(gateway, BeatAnswer(beat.number, self.epoch))
-        self._free(self.unaccounted.review(), now)
+        self._settling.free(self.unaccounted.review(), now)
 
     def _part(self, link: GatewayConnection, connection: ConnectionId, now: Micros) -> None:
         """Let go of the gateway of a connection that is no more."""
@@ -355,36 +402,3 @@ class SchedulerEnd:
         link = None if gateway.connection is None else self._links.get(gateway.connection)
         if link is not None:
             link.channel.say(message)
-
-    # Slots.
-
-    def _count_ended(self, ended: Collection[BookedRequest], now: Micros) -> None:
-        """Note that orphans are about to end."""
-        for request in ended:
-            self.unaccounted.on_orphan_ended(request)
-        self._use_extra_slots(now)
-
-    def _free(self, ended: Collection[BookedRequest], now: Micros) -> None:
-        """Free the slots of orphans that have ended, and use those of absent ones."""
-        self._use_extra_slots(now)
-        for request in ended:
-            self.requests.end(request, ReleaseReason.FAILED, now)
-
-    def _use_extra_slots(self, now: Micros) -> None:
-        # Always before an orphan ends, because a slot that becomes free is granted at once.
-        if self._slots.extra != self.unaccounted.extra_slots:
-            self._resize(now)
-
-    def _review(self, now: Micros) -> None:
-        if self.learning is not None and self.learning.is_over(now):
-            self.learning = None
-            self._resize(now)
-
-    def _resize(self, now: Micros) -> None:
-        self._slots.extra = self.unaccounted.extra_slots
-        for model in self._slots.by_model:
-            self._resize_model(model, now)
-
-    def _resize_model(self, model: str, now: Micros) -> None:
-        slots, lead = self._slots.capacity(model, self.learning), self._slots.lead(model)
-        self.requests.apply(self.requests.core.resize(model, slots, now, lead), now)

@@ -19,16 +19,16 @@ _CONNECT_SECS: Final = 3.0
 """How long a connection, and its handshake of TLS, may take to be made."""
 
 
-class NoLeaderError(OSError):
-    """Nobody says where the scheduler is that leads."""
+class FinderError(OSError):
+    """Nobody says where the scheduler is that leads, with words for the log."""
 
 
 class Finder(Protocol):
     """What knows where schedulers are."""
 
     async def addresses(self) -> Sequence[LinkAddress]:
-        """Return where the scheduler that leads may be; nothing if none leads. Raises OSError, with words for the log, if that
-        cannot be found out."""
+        """Return where the scheduler that leads may be; nothing if none leads. Raises FinderError if that cannot be found
+        out."""
         ...
 
 
@@ -62,7 +62,7 @@ class Dialer:
             async with asyncio.timeout(_CONNECT_SECS):
                 addresses = await self._finder.addresses()
                 if not addresses:
-                    raise NoLeaderError("no scheduler leads")
+                    raise FinderError("no scheduler leads")
                 self.address = addresses[self._turn % len(addresses)]
                 await self._open(self.address, make_protocol)
         except OSError:
@@ -80,7 +80,7 @@ class Dialer:
 
     def describe(self, error: OSError) -> str:
         """Return in words why `connect` has failed."""
-        if isinstance(error, NoLeaderError):
+        if isinstance(error, FinderError):
             return str(error)
         if isinstance(error, ssl.SSLError):
             problem = getattr(error, "verify_message", "") or error.reason or str(error)

@@ -1,8 +1,5 @@
 """SchedulerHost: the scheduler's end of the links, with its sockets and its timer.
 
-**Peers that are turned away** (another version, a wrong secret, no end of a link) are told why, and so is the log, once a
-minute for each peer and reason: whoever connects again and again fills no disk.
-
 **A turn.** Whatever happens in a turn of the loop, what is to be said to the gateways is written once, at its end (`_flush`):
 one frame for each gateway.
 
@@ -15,44 +12,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from random import Random
-from typing import Final, cast
-
-import msgspec
+from typing import Any, Final, cast
 
 from maitred.admission.terms.lead import Lead
 from maitred.core.decisions import Decision
-from maitred.core.printing import printable
 from maitred.core.request import RequestId
-from maitred.core.units import SECOND, Micros
-from maitred.scheduler.addresses import LinkAddress
+from maitred.core.units import Micros, to_seconds
 from maitred.scheduler.backends.backend import Backend
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.backends.fleet_watch import FleetWatch
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.drivers.programs import RealTimePrograms
-from maitred.scheduler.link.connections import Cut
 from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, GatewayBooks, GatewayId
-from maitred.scheduler.link.messages import BackendNews, Fleet, Note
+from maitred.scheduler.link.messages import Fleet, Note
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.sharing.elections.election import Candidate, Election
+from maitred.scheduler.sharing.elections.elector import Elector
+from maitred.scheduler.sharing.fleet_news import fleet_news
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
+from maitred.scheduler.sharing.host_connections import CutLog, HostConnection
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
 from maitred.scheduler.sharing.hosted_programs import HostedPrograms
-from maitred.scheduler.sharing.link_writer import LinkWriter, close_link
 from maitred.wire.clock import Clock
+from maitred.wire.machine import ListeningSocket
 
 _FOREVER: Final[Micros] = 1 << 62
 """The end of the term of a scheduler that no other one stands by for."""
 _ORPHAN_POLL_SECS: Final = 0.1
-_QUIET: Final[Micros] = 60 * SECOND
-"""For how long the log does not repeat why a peer was turned away."""
-_MOST_TOLD: Final = 1000
 _HANDSHAKE_SECS: Final = 5.0
-log = logging.getLogger("maitred.gateway")
+"""How long a handshake of TLS may take."""
 
 
 class SchedulerHost:
@@ -93,8 +85,8 @@ class SchedulerHost:
             memories=self._programs,
         )
         """What the link says and hears."""
-        self.end.lead(1, _FOREVER, (), {}, {}, self._clock.now())
-        self._connections: dict[ConnectionId, _Connection] = {}
+        self.end.door.backends = [backend.url for backend in fleet.backends]
+        self._connections: dict[ConnectionId, HostConnection] = {}
         self._last_connection = 0
         self._timer = DeadlineTimer(self._on_due, self._clock)
         self._is_flush_due = False
@@ -108,31 +100,99 @@ class SchedulerHost:
         self.on_rules: Callable[[], object] | None = None
         """Called when other rules of admission are in force."""
         self.end.on_note, self.end.on_welcome = self._on_note, self._on_welcome
+        self.elector: Elector | None = None
+        """What takes part in the election, or None: this scheduler leads as long as it is there."""
         self._server: asyncio.Server | None = None
         self._path: str | None = None
         """That of the Unix socket, if it is one."""
-        self._turned_away: dict[tuple[str, str], Micros] = {}
-        """When it was logged that a peer was turned away, and why."""
+        self._cut_log = CutLog()
 
-    async def start(self, address: LinkAddress, tls: ssl.SSLContext | None = None) -> LinkAddress:
-        """Listen, with `tls` over TCP, and return the address, which has a number in place of port 0. Raises OSError if that is
-        not possible."""
-        loop = asyncio.get_running_loop()
-        if address.port is None:
-            self._path = address.host
-            self._server = await loop.create_unix_server(lambda: _Connection(self), self._path)
-            return address
-        self._server = await loop.create_server(
-            lambda: _Connection(self),
-            address.host,
-            address.port,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECS,
+    async def start(self, path: str) -> None:
+        """Listen on a Unix socket. Raises OSError if that is not possible."""
+        self._path = path
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: HostConnection(self), path)
+
+    async def start_on(self, listener: ListeningSocket, tls: ssl.SSLContext | None) -> None:
+        """Listen on a socket of TCP, with `tls`."""
+        limit = None if tls is None else _HANDSHAKE_SECS
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: HostConnection(self), sock=cast(Any, listener), ssl=tls, ssl_handshake_timeout=limit
         )
-        return LinkAddress(address.host, self._server.sockets[0].getsockname()[1])
+
+    # Leadership (`Elected`).
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch under which this scheduler leads, or None."""
+        return self.end.epoch if self.end.is_leading(self._clock.now()) else None
+
+    @property
+    def highest_epoch(self) -> int:
+        """The highest epoch that its gateways have told of."""
+        return self.end.highest_epoch
+
+    @property
+    def named_gateways(self) -> Collection[GatewayId]:
+        """The gateways that may hold slots now, or are to be welcomed."""
+        learning = self.end.learning
+        unheard = () if learning is None else learning.unheard
+        return {*self.end.books.gateways, *self.end.waiting_gateways, *unheard}
+
+    @property
+    def mode(self) -> str:
+        """`standby`, `learning` or `leading`."""
+        self.end.is_leading(self._clock.now())
+        return self.end.mode.name.lower()
+
+    def gateway_views(self) -> list[tuple[str, bool, int, int, float]]:
+        """Return of each gateway: its name, whether it is connected, the slots that it holds, its requests that wait, and the
+        seconds since it was heard. O(requests that are here)."""
+        now = self._clock.now()
+        return [
+            (gateway.id[0], gateway.connection is not None, held, len(gateway.requests) - held, ago)
+            for gateway in self.end.books.gateways.values()
+            for held in (sum(request.holds_slot for request in gateway.requests.values()),)
+            for ago in (round(to_seconds(now - gateway.heard_at), 3),)
+        ]
+
+    def lead_alone(self) -> None:
+        """Lead for as long as this process is there, which is the first that does."""
+        self.lead(1, _FOREVER, ())
+
+    async def take_part(self, election: Election, candidate: Candidate) -> None:
+        """Take part in an election, from now on."""
+        if election.names_gateways:
+            self.end.door.named = set()
+        self.elector = Elector(election, candidate, self, self._clock)
+        self.end.door.on_unnamed = self.elector.hurry
+        await self.elector.start()
+
+    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId]) -> None:
+        """Begin to lead, until `until`, µs. `gateways` may hold slots of a term before."""
+        if self.end.door.named is not None:
+            self.end.door.named = set(gateways)
+        self.end.lead(epoch, until, gateways, None, self._only_pools(), self._clock.now())
+        self._is_news_due = True
+        self.flush_soon()
+
+    def renew(self, until: Micros, gateways: Collection[GatewayId]) -> None:
+        """Lead until `until`, µs. These gateways are named in the election."""
+        self.end.renew(until)
+        if self.end.door.named is not None:
+            self.end.name_gateways(gateways, self._clock.now())
+        self.flush_soon()
+
+    def step_down(self, reason: str) -> None:
+        """Lead no more."""
+        self.end.step_down(reason)
+        self.end.advance(self._clock.now())
+        self.flush_soon()
 
     async def close(self) -> None:
-        """Cut all connections, and listen no more."""
+        """Lead no more, cut all connections, and listen no more."""
+        if self.elector is not None:
+            await self.elector.close()
+            self._flush()  # Gateways are told, and look for the next leader.
         if self._server is not None:
             self._server.close()
         self._timer.cancel()
@@ -195,7 +255,7 @@ class SchedulerHost:
 
     # What gateways and their processes do.
 
-    def accept(self, connection: _Connection) -> ConnectionId:
+    def accept(self, connection: HostConnection) -> ConnectionId:
         """Return the number of a connection that has come."""
         self._last_connection += 1
         self._connections[self._last_connection] = connection
@@ -276,20 +336,10 @@ class SchedulerHost:
         for cut in cuts:
             if cut.connection in self._connections:
                 connection = self._connections.pop(cut.connection)
-                self._log_cut(cut, connection.peer)
+                self._cut_log.note(cut, connection.peer, self._clock.now())
                 connection.close(cut.last_bytes)
                 self._wakeup.set()
         self._timer.set_to(self.end.next_deadline())
-
-    def _log_cut(self, cut: Cut, peer: str) -> None:
-        now, told = self._clock.now(), self._turned_away
-        if now < told.get((peer, cut.reason), now):
-            return
-        if len(told) >= _MOST_TOLD:
-            told.clear()
-        told[peer, cut.reason] = now + _QUIET
-        what = "a gateway was cut off" if cut.was_welcome else "a peer was turned away"
-        log.warning("%s: %s%s", what, printable(cut.reason), f" (from {peer})" if peer else "")
 
     def _on_due(self) -> None:
         self.end.advance(self._clock.now())
@@ -314,50 +364,3 @@ class SchedulerHost:
         if load is not None and load is not before and load.running is not None:
             self.end.on_reading(backend.index, load.running + (load.waiting or 0), asked_at, self._clock.now())
             self.flush_soon()
-
-
-class _Connection(asyncio.Protocol):
-    """The connection of one gateway."""
-
-    def __init__(self, host: SchedulerHost) -> None:
-        self._host = host
-        self._number: ConnectionId = 0
-        self.writer = LinkWriter()
-        self.peer = ""
-        """The host at the other end, or "" for a process of this machine."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.writer.transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._number = self._host.accept(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._host.feed(self._number, data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.writer.transport = None
-        self._host.lost(self._number)
-
-    def close(self, last_bytes: bytes) -> None:
-        """Close the connection; `last_bytes` are written if its peer takes them at once."""
-        close_link(self.writer.transport, last_bytes)
-
-
-def fleet_news(backends: Iterable[Backend], now: Micros) -> Fleet:
-    """Return what gateways need to know of the backends."""
-    return Fleet([_news(backend, now) for backend in backends])
-
-
-def _news(backend: Backend, now: Micros) -> BackendNews:
-    rests_until = backend.circuit.rests_until
-    return BackendNews(
-        healthy=backend.healthy,
-        was_ever_healthy=backend.was_ever_healthy,
-        has_been_polled=backend.has_been_polled,
-        is_draining=backend.is_draining,
-        is_ejected=backend.circuit.is_ejected,
-        rests=None if rests_until is None else max(0, rests_until - now),
-        problem=backend.problem,
-        models=msgspec.json.encode(backend.models),
-    )

@@ -65,6 +65,8 @@ class LinkClient:
         self._pause_secs = _RECONNECT_SECS
         self._told: set[str] = set()
         """Why there is no link, as far as the log has it."""
+        self.problem: str | None = None
+        """Why there is no link, as was found out last; None while there is one."""
         self.on_opened: Callable[[], object] = _ignore
         """Called when the scheduler has welcomed this gateway: what was told before may be lost."""
         self.lost_for_good: Callable[[str], object] | None = None
@@ -155,6 +157,7 @@ class LinkClient:
 
     def _tell(self, problem: str) -> None:
         """Log why there is no link, once until there is one again."""
+        self.problem = problem
         if problem not in self._told:
             self._told.add(problem)
             log.warning("%s", problem)
@@ -198,6 +201,7 @@ class LinkClient:
             elif isinstance(event, Opened):
                 log.info("linked to the scheduler at %s, epoch %d", self.dialer.address, event.epoch)
                 self._told.clear()
+                self.problem = None
                 self.on_opened()
             else:
                 self.on_event(event)

@@ -21,6 +21,7 @@ from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link import linked_admission
 from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Rejected
+from maitred.scheduler.link.gateway_end import EndState
 from maitred.scheduler.link.linked_admission import NoPlace
 from maitred.scheduler.link.messages import Memory, Note, Progress
 from maitred.scheduler.placements import Placement
@@ -70,6 +71,7 @@ class RemoteScheduler(Scheduler):
         self.fleet = fleet = FleetView(config, clock)
         self.link = LinkClient(dialer, name, secret, clock, client.machine.random, self._on_event)
         """The link to the scheduler."""
+        self.link.end.backends = [backend.url for backend in fleet.backends]
         self.link.lost_for_good = on_parent_lost
         if Signals.PROMPT in self.signals:
             self.link.block_sizes = asked_block_sizes(routing)
@@ -119,6 +121,11 @@ class RemoteScheduler(Scheduler):
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
         return {"link": self.link.end.check}
+
+    @property
+    def mode(self) -> str:
+        """How this gateway gets its slots: `linked`, or `waiting` for a scheduler."""
+        return "linked" if self.link.end.state is EndState.OPEN else "waiting"
 
     @property
     def fallback(self) -> str | None:

@@ -1,0 +1,117 @@
+"""`maitred scheduler`: the scheduler of several gateways, as a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from maitred import __version__
+from maitred.cli import hangup_came
+from maitred.cli.config_flags import BACKENDS, GATEWAY_ADMISSION, LEGACY_ADMISSION, SCHEDULER, SCHEDULER_LOG
+from maitred.cli.flags import SWITCH, command, flag
+from maitred.cli.serve import load_to_serve, log_warnings, reloaded_settings, values_of
+from maitred.cli.smg_flags import SmgFlags
+from maitred.cli.terminal import raise_file_limit
+from maitred.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maitred.config import ConfigSources, LoadedConfig
+    from maitred.gateway.cluster.scheduler_gateway import SchedulerGateway
+    from maitred.gateway.observe.logs import LogOutput
+
+log = logging.getLogger("maitred.gateway")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerFlags(SmgFlags):
+    """The flags that stand for no single key."""
+
+    config: Annotated[Path | None, flag(SCHEDULER.panel, "A YAML file, as `maitred serve` takes it; flags win.", "FILE")] = None
+    strict_config: Annotated[
+        bool | None, flag(SCHEDULER.panel, "Refuse to start with a configuration that is wrong.", SWITCH)
+    ] = None
+    admission_config: Annotated[
+        Path | None, flag(GATEWAY_ADMISSION.panel, "The section admission as a YAML file: SMG's is one.", "FILE")
+    ] = None
+
+
+@command(SchedulerFlags, SCHEDULER, BACKENDS, GATEWAY_ADMISSION, LEGACY_ADMISSION, SCHEDULER_LOG)
+def run(flags: SchedulerFlags) -> None:
+    """Schedule for gateways that are processes of their own (`maitred serve --scheduler`): admission, routing, polls.
+
+    Several of them elect the one that leads (--election), and the others stand by. Its pages (/ready, /metrics, /maitred/state)
+    are on a port of their own. SIGHUP reads the configuration again. See docs/cluster.md.
+    """
+    from maitred.config import ConfigSources
+    from maitred.gateway.observe.logs import log_to_stderr
+
+    sources = ConfigSources(
+        file=flags.config,
+        admission_file=flags.admission_config,
+        env=dict(os.environ),
+        flags=values_of(flags),
+        flag_names=run.flag_names,
+    )
+    loaded = load_to_serve(sources, strict=bool(flags.strict_config))
+    with log_to_stderr(loaded.config.gateway) as output:
+        log_warnings(loaded)
+        raise_file_limit()
+        _serve(sources, loaded, output)
+
+
+def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> None:
+    """Serve until a signal. Raises ConfigError if that is not possible; then no file has been made or changed."""
+    from maitred.files.undo import whole_or_nothing
+    from maitred.gateway.app import serve_gateway
+    from maitred.wire.server import run_server
+
+    with whole_or_nothing():
+        scheduler = _make_scheduler(sources, loaded, output)
+        mode = scheduler.core.config.mode
+        log.info("maitred %s starts: process %d, scheduler, admission %s", __version__, os.getpid(), mode)
+        ports = scheduler.open_ports()
+        scheduler.open_link()
+    run_server(serve_gateway(scheduler, ports, partial(_on_ready, scheduler, output)))
+
+
+def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> SchedulerGateway:
+    from maitred.gateway.cluster.link_setup import link_name, link_secret, listening_context
+    from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
+    from maitred.scheduler.interface import LinkAddress, check_shareable, open_election
+    from maitred.wire.machine import Machine
+
+    config, machine = loaded.config, Machine()
+    link = config.scheduler
+    check_shareable(config.routing)
+    if config.admission.mode == "flow-control":
+        raise ConfigError("flow control is not shared by several gateways yet", where="admission.mode")
+    advertise = None if link.advertise is None else LinkAddress.parse(link.advertise)
+    return SchedulerGateway(
+        config.gateway,
+        config.admission,
+        config.routing,
+        config.programs,
+        reload=lambda: reloaded_settings(sources),
+        fallback=None if loaded.problem is None else str(loaded.problem),
+        log_output=output,
+        machine=machine,
+        port=LinkPort(LinkAddress.parse(link.listen), advertise, listening_context(link), link_secret(link), link_name(link)),
+        election=open_election(link.election, link, machine.random),
+        pages=(link.pages_host, link.pages_port),
+    )
+
+
+def _on_ready(scheduler: SchedulerGateway, output: LogOutput, url: str, *admin_url: str) -> None:
+    """Say where gateways connect, and where the pages are, and reload for a SIGHUP that came before."""
+    config = scheduler.config
+    said = f"scheduler on {scheduler.link_address}, pages on {url}, backends: {', '.join(config.backends)}"
+    if config.log_format == "text":  # Programs that start a scheduler wait for this line.
+        output.write(f"maitred: {said}\n".encode())
+    else:
+        log.info("%s", said)
+    if hangup_came():
+        scheduler.request_reload()

@@ -1,0 +1,50 @@
+"""LinkedGateway: `maitred serve --scheduler`. It serves clients, and asks a scheduler in another process for decisions.
+
+Its pages show this gateway: what it has counted, and how its link is. What changes the whole fleet (`/admin/drain`) is asked of
+the scheduler. Each gateway reads its own configuration again; the rules of admission are the scheduler's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from maitred.gateway.app import Gateway
+from maitred.gateway.cluster.cluster_views import GatewayView
+from maitred.gateway.workers.notes import NoteKind, Rules
+from maitred.gateway.workers.worker import AskedPages, WorkerEndpoints
+from maitred.scheduler.interface import LinkNote, RemoteScheduler
+
+_ASKED_PAGES: Final = ("/admin/drain", "/admin/undrain")
+
+
+class LinkedEndpoints(WorkerEndpoints):
+    """The pages, of which the scheduler makes those that are of the whole fleet."""
+
+    def is_asked(self, path: str) -> bool:
+        return path in _ASKED_PAGES
+
+
+class LinkedGateway(Gateway):
+    """A gateway whose scheduler is a `RemoteScheduler`."""
+
+    endpoints_class = LinkedEndpoints
+    scheduler: RemoteScheduler
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """As `Gateway`."""
+        super().__init__(*args, **named)
+        self._asked = AskedPages(self.scheduler.link.report)
+        assert isinstance(self._endpoints, LinkedEndpoints)
+        self._endpoints.asked = self._asked
+        self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._asked.ask_again
+        self._snapshots.cluster = GatewayView(self.scheduler, self._clock).state
+
+    def _on_note(self, note: LinkNote) -> None:
+        match note.kind:
+            case NoteKind.PAGE:
+                self._asked.on_answer(note)
+            case NoteKind.RULES:
+                rules = msgspec.msgpack.decode(note.payload, type=Rules)
+                self.scheduler.follow(rules.admission, rules.fallback)

@@ -1,0 +1,112 @@
+"""SchedulerGateway: `maitred scheduler`. It decides for the gateways that connect, and serves pages, but no client.
+
+Its pages are those of a gateway (`/ready`, `/metrics`, `/maitred/state`, `/admin/*`), on a port of their own. What clients send
+is not there. What gateways count (responses, tokens) is on their own pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from maitred.core.errors import ConfigError
+from maitred.gateway import error_responses
+from maitred.gateway.cluster.cluster_views import SchedulerView
+from maitred.gateway.routes import ROUTES
+from maitred.gateway.workers.parent import ParentGateway
+from maitred.scheduler.interface import Candidate, Election, LinkAddress, SchedulerHost
+from maitred.wire.exchange import Exchange
+from maitred.wire.machine import ListeningSocket
+from maitred.wire.server import Listener
+from maitred.wire.server_context import ServerContext
+
+log = logging.getLogger("maitred.gateway")
+
+
+class LinkPort:
+    """Where a scheduler takes gateways, and how."""
+
+    def __init__(
+        self, listen: LinkAddress, advertise: LinkAddress | None, tls: ssl.SSLContext | None, secret: bytes, name: str
+    ) -> None:
+        """`advertise` is the address under which gateways reach it, None: `listen`. `name` is that of this scheduler."""
+        self.listen, self.advertise, self.tls, self.secret, self.name = listen, advertise, tls, secret, name
+
+
+class SchedulerGateway(ParentGateway):
+    """A scheduler with its pages."""
+
+    def __init__(self, *args: Any, port: LinkPort, election: Election, pages: tuple[str, int], **named: Any) -> None:
+        """As `Gateway`. `pages` are host and port of the pages."""
+        super().__init__(*args, write_settings=lambda settings: None, **named)
+        self._link_port, self._election, self._pages_at = port, election, pages
+        self.link_address: LinkAddress | None = None
+        """Where gateways connect, with a number in place of port 0; None before it listens."""
+        self._listener: ListeningSocket | None = None
+
+    async def start(self, server: ServerContext) -> None:
+        self.host = host = self.scheduler.host(self._link_port.secret)
+        host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
+        await self._accept(host)
+        await super().start(server)
+        assert self.link_address is not None
+        advertised = self._link_port.advertise or self.link_address
+        if not advertised.port and advertised.port is not None:
+            advertised = LinkAddress(advertised.host, self.link_address.port)
+        await host.take_part(self._election, Candidate(self._link_port.name, str(advertised)))
+        self._snapshots.cluster = SchedulerView(self._link_port.name, host).state
+
+    async def stop(self) -> None:
+        if self.host is not None:
+            await self.host.close()
+        await super().stop()
+
+    def listeners(self) -> Sequence[Listener]:
+        host, port = self._pages_at
+        return [Listener(host, port, self, self.certificates.port, "pages-"), *self.admin_listener()]
+
+    def __call__(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        if exchange.path in ROUTES or not self._endpoints.answers(exchange.path):
+            return self._refuse(exchange, error_responses.no_route(exchange.path))
+        return super().__call__(exchange)
+
+    async def _gather(self) -> None:
+        """Do nothing: gateways show what they have counted on their own pages."""
+
+    def open_link(self) -> None:
+        """Listen for gateways, if that is on a port, which none is accepted from before `start`. Raises ConfigError."""
+        address = self._link_port.listen
+        if address.port is None:
+            self.link_address = address
+            return
+        try:
+            self._listener = self.machine.listen(address.host, address.port)
+        except (OSError, OverflowError) as error:
+            raise _cannot_listen(address, error) from error
+        self.link_address = LinkAddress(address.host, self._listener.getsockname()[1])
+
+    async def _accept(self, host: SchedulerHost) -> None:
+        if self.link_address is None:
+            self.open_link()
+        if self._listener is not None:
+            await host.start_on(self._listener, self._link_port.tls)
+            return
+        address = self._link_port.listen
+        try:
+            await host.start(address.host)
+        except OSError as error:
+            raise _cannot_listen(address, error) from error
+
+
+def _cannot_listen(address: LinkAddress, error: OSError | OverflowError) -> ConfigError:
+    number = getattr(error, "errno", None)
+    reason = str(error) if number is None else os.strerror(number).lower()
+    if isinstance(error, socket.gaierror):
+        reason = "unknown host"
+    return ConfigError(
+        f"cannot listen on {address}: {reason}", where="--listen", hint="a free port and an address of this machine"
+    )

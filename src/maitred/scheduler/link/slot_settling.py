@@ -1,0 +1,57 @@
+"""SlotSettling: how many slots the core of a term has, as gateways come, go and are learned of (`model_slots`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from maitred.admission import ReleaseReason
+from maitred.core.units import Micros
+from maitred.scheduler.link.gateway_books import BookedRequest
+from maitred.scheduler.link.learning import Learning
+from maitred.scheduler.link.linked_admission import LinkedAdmission
+from maitred.scheduler.link.model_slots import ModelSlots
+from maitred.scheduler.link.unaccounted import Unaccounted
+
+
+class SlotSettling:
+    """The slots of one term."""
+
+    def __init__(self, slots: ModelSlots, unaccounted: Unaccounted, requests: LinkedAdmission) -> None:
+        self._slots, self._unaccounted, self._requests = slots, unaccounted, requests
+        self.learning: Learning | None = None
+        """What is still to be learned, or None."""
+
+    def count_ended(self, ended: Collection[BookedRequest], now: Micros) -> None:
+        """Note that orphans are about to end."""
+        for request in ended:
+            self._unaccounted.on_orphan_ended(request)
+        self.use_extra_slots(now)
+
+    def free(self, ended: Collection[BookedRequest], now: Micros) -> None:
+        """Free the slots of orphans that have ended, and use those of absent ones."""
+        self.use_extra_slots(now)
+        for request in ended:
+            self._requests.end(request, ReleaseReason.FAILED, now)
+
+    def use_extra_slots(self, now: Micros) -> None:
+        """Have as many slots more, or fewer, as are absent, or strangers'."""
+        # Always before an orphan ends, because a slot that becomes free is granted at once.
+        if self._slots.extra != self._unaccounted.extra_slots:
+            self.resize(now)
+
+    def review(self, now: Micros) -> None:
+        """Have all slots, if there is nothing more to learn."""
+        if self.learning is not None and self.learning.is_over(now):
+            self.learning = None
+            self.resize(now)
+
+    def resize(self, now: Micros) -> None:
+        """Have as many slots of each model as may be held now."""
+        self._slots.extra = self._unaccounted.extra_slots
+        for model in self._slots.by_model:
+            self.resize_model(model, now)
+
+    def resize_model(self, model: str, now: Micros) -> None:
+        """Have as many slots of a model as may be held now."""
+        slots, lead = self._slots.capacity(model, self.learning), self._slots.lead(model)
+        self._requests.apply(self._requests.core.resize(model, slots, now, lead), now)

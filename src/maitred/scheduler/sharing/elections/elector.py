@@ -1,0 +1,149 @@
+"""Elector: takes part in an election for one scheduler.
+
+    standing by    campaigns four times in a lease
+    leading        renews as often; the scheduler's own lease counts from the sending of each renewal that was answered
+    not answered   goes on until that lease is over, and then grants nothing (`SchedulerEnd.is_leading`)
+    lost           steps down at once, and stands by
+
+A gateway that has not been named in the election yet is named before it is welcomed (`SchedulerEnd.name_gateways`): the leader
+after this one waits for the hello of each that is named, and of no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+from typing import Final, Protocol
+
+from maitred.core.units import SECOND, Micros, to_seconds
+from maitred.scheduler.link.gateway_books import GatewayId
+from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
+from maitred.wire.clock import Clock
+
+log = logging.getLogger("maitred.gateway")
+_PERIOD: Final[Micros] = SECOND
+"""The time between two looks at an election without a lease."""
+_FOREVER: Final[Micros] = 1 << 62
+
+
+class Elected(Protocol):
+    """The scheduler that takes part."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch under which it leads, or None."""
+        ...
+
+    @property
+    def highest_epoch(self) -> int:
+        """The highest epoch that its gateways have told of."""
+        ...
+
+    @property
+    def named_gateways(self) -> Collection[GatewayId]:
+        """The gateways that may hold slots now, or are to be welcomed."""
+        ...
+
+    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId]) -> None:
+        """Begin to lead."""
+        ...
+
+    def renew(self, until: Micros, gateways: Collection[GatewayId]) -> None:
+        """Lead for longer; these gateways are named in the election."""
+        ...
+
+    def step_down(self, reason: str) -> None:
+        """Lead no more."""
+        ...
+
+
+class Elector:
+    """Takes part, from `start` to `close`."""
+
+    def __init__(self, election: Election, candidate: Candidate, elected: Elected, clock: Clock) -> None:
+        self.candidate = candidate
+        """This scheduler."""
+        self.problem: str | None = None
+        """Why the election cannot be asked, or None."""
+        self.leader: Candidate | None = None
+        """The scheduler that leads, as was found out last."""
+        self._election, self._elected, self._clock = election, elected, clock
+        self._term: Term | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_wanted = asyncio.Event()
+        """Set when the election is to be asked now."""
+        self._period = _PERIOD if election.lease is None else election.lease // 4
+
+    async def start(self) -> None:
+        """Campaign once, and take part from now on."""
+        await self._take_part()
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Resign, if this scheduler leads."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._term is not None:
+            self._elected.step_down("this scheduler ends")
+            with contextlib.suppress(ElectionError):
+                await self._election.resign()
+        await self._election.close()
+
+    def hurry(self) -> None:
+        """Ask the election at once."""
+        self._is_wanted.set()
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(to_seconds(self._period)):
+                    await self._is_wanted.wait()
+            self._is_wanted.clear()
+            await self._take_part()
+
+    async def _take_part(self) -> None:
+        try:
+            async with asyncio.timeout(to_seconds(self._election.lease or 10 * SECOND)):
+                await (self._campaign() if self._term is None else self._renew())
+        except (ElectionError, TimeoutError) as error:
+            self._tell(str(error) or "the election does not answer")
+        else:
+            if self.problem is not None:
+                log.info("the election answers again")
+            self.problem = None
+
+    async def _campaign(self) -> None:
+        sent_at = self._clock.now()
+        term = await self._election.campaign(self.candidate, self._elected.highest_epoch)
+        if term is None:
+            self.leader = await self._election.leader()
+            return
+        self._term, self.leader = term, self.candidate
+        log.info("this scheduler leads: epoch %d", term.epoch)
+        self._elected.lead(term.epoch, self._until(sent_at), term.gateways)
+
+    async def _renew(self) -> None:
+        if self._elected.epoch is None:  # Its lease is over, or a gateway has seen a later leader.
+            self._term = None
+            await self._election.resign()
+            await self._campaign()
+            return
+        sent_at, named = self._clock.now(), [*self._elected.named_gateways]
+        if await self._election.renew(named):
+            self._elected.renew(self._until(sent_at), named)
+        else:
+            self._term = None
+            log.warning("another scheduler leads now, or the election has lost its record: this one stands by")
+            self._elected.step_down("another scheduler leads")
+
+    def _until(self, sent_at: Micros) -> Micros:
+        return _FOREVER if self._election.lease is None else sent_at + self._election.lease
+
+    def _tell(self, problem: str) -> None:
+        if problem != self.problem:
+            then = "is the leader until its lease is over" if self._term is not None else "stands by"
+            log.warning("%s: this scheduler %s", problem, then)
+        self.problem = problem

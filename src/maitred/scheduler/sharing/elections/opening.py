@@ -1,0 +1,27 @@
+"""Which election a URL means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from maitred.core.errors import ConfigError
+from maitred.core.units import from_seconds
+from maitred.scheduler.link_config import SchedulerConfig
+from maitred.scheduler.sharing.elections.election import Election, SoleScheduler
+from maitred.scheduler.sharing.elections.file_election import FileElection
+from maitred.scheduler.sharing.elections.redis_election import RedisElection, open_redis
+
+
+def open_election(url: str | None, config: SchedulerConfig, random: Random) -> Election:
+    """Return the election at `url`, or that of a scheduler without another. Nothing is asked yet. Raises ConfigError."""
+    if url is None:
+        return SoleScheduler()
+    if url.startswith("file:"):
+        path = Path(url.removeprefix("file:").removeprefix("//"))
+        if not path.parent.is_dir():
+            raise ConfigError(f"the folder {path.parent} does not exist", where="scheduler.election", hint="file:/run/maitred")
+        return FileElection(path)
+    client, where = open_redis(url)
+    lease = from_seconds(config.lease_secs)
+    return RedisElection(client, where, config.election_name, lease, lambda: random.randbytes(8).hex())

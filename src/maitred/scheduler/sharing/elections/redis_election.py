@@ -1,0 +1,132 @@
+"""An election in Redis or Valkey: one server, one behind Sentinel, or a cluster.
+
+    {NAME}:leader      the leader, with a time to live of a lease; renewed by whoever still finds itself there
+    {NAME}:epoch       the highest epoch
+    {NAME}:gateways    which gateways may hold slots, as the leader has said last
+
+NAME is in braces, so a cluster keeps all three in one place, and each script runs where they are. Scripts are sent whole: a
+proxy or a server that has been started anew may not know them by their hash. Every call has a time limit.
+
+What a replica did not have yet when it took over is lost. So a leader that is not found is none, and one that loses the
+record at its next renewal steps down; the one after it learns for a lease, if the gateways are not there, which is longer than
+the time between two renewals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from maitred.core.errors import ConfigError
+from maitred.core.units import Micros
+from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
+from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
+
+T = TypeVar("T")
+_TIMEOUT_SECS: Final = 1.0
+_CAMPAIGN: Final = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return {0, ''} end
+local epoch = math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3])) + 1
+redis.call('SET', KEYS[2], string.format('%d', epoch))
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return {epoch, redis.call('GET', KEYS[3]) or ''}
+"""
+_RENEW: Final = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3])
+return 1
+"""
+_RESIGN: Final = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+
+
+class _Leader(msgspec.Struct):
+    candidate: Candidate
+    boot: str
+    """Drawn at random for each campaign: a record is that of one term."""
+
+
+class RedisElection(Election):
+    """An election by the keys of one name."""
+
+    lease: Micros
+    names_gateways = True
+
+    def __init__(self, client: Any, where: str, name: str, lease: Micros, draw_boot: Any) -> None:
+        """`client` is one of redis-py's, and `where` its address for the log, without a password. `draw_boot` returns some
+        text that no other process draws."""
+        self._client, self._where, self.lease, self._draw_boot = client, where, lease, draw_boot
+        self._leader, self._epoch, self._gateways = (f"{{{name}}}:{key}" for key in ("leader", "epoch", "gateways"))
+        self._ttl = max(1, lease // 1000)
+        self._record = b""
+
+    async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+        self._record = msgspec.json.encode(_Leader(candidate, self._draw_boot()))
+        keys, values = (self._leader, self._epoch, self._gateways), (self._record, self._ttl, floor)
+        epoch, gateways = await self._ask(self._client.eval(_CAMPAIGN, len(keys), *keys, *values))
+        if not epoch:
+            return None
+        return Term(int(epoch), msgspec.json.decode(gateways, type=list[GatewayId]) if gateways else [UNKNOWN_GATEWAY])
+
+    async def renew(self, gateways: Collection[GatewayId]) -> bool:
+        named = msgspec.json.encode(sorted(gateways))
+        keys, values = (self._leader, self._gateways), (self._record, self._ttl, named)
+        return bool(await self._ask(self._client.eval(_RENEW, len(keys), *keys, *values)))
+
+    async def resign(self) -> None:
+        await self._ask(self._client.eval(_RESIGN, 1, self._leader, self._record))
+
+    async def leader(self) -> Candidate | None:
+        record = await self._ask(self._client.get(self._leader))
+        return msgspec.json.decode(record, type=_Leader).candidate if record else None
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _ask(self, answer: Awaitable[T]) -> T:
+        from redis.exceptions import AuthenticationError, RedisError
+
+        try:
+            return await answer
+        except AuthenticationError as error:
+            raise ElectionError(f"the store at {self._where} refuses the password: {error}") from error
+        except (RedisError, OSError, TimeoutError) as error:
+            raise ElectionError(f"the store at {self._where} cannot be asked: {str(error) or type(error).__name__}") from error
+
+
+def open_redis(url: str) -> tuple[Any, str]:
+    """Return a client for a URL, and its address without the password. Raises ConfigError for a URL that is none, and where
+    redis-py is not installed."""
+    parts = urlsplit(url)
+    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    try:
+        import redis.asyncio as client
+        from redis.asyncio.sentinel import Sentinel
+    except ImportError as error:
+        raise ConfigError(f"{where} needs redis-py, which is not installed", hint="pip install 'maitred[redis]'") from error
+    limits: dict[str, Any] = {"socket_timeout": _TIMEOUT_SECS, "socket_connect_timeout": _TIMEOUT_SECS}
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    login: dict[str, Any] = {"username": user or None, "password": password or None}
+    try:
+        if parts.scheme == "redis+sentinel":
+            hosts = [_host_port(each, 26_379) for each in parts.netloc.rpartition("@")[2].split(",")]
+            service = parts.path.strip("/") or "mymaster"
+            sentinel = Sentinel(hosts, sentinel_kwargs=limits, **limits, **login)  # type: ignore[no-untyped-call]
+            return sentinel.master_for(service), f"{where}/{service}"
+        if parts.scheme == "redis+cluster":
+            host, port = _host_port(parts.netloc.rpartition("@")[2].split(",")[0], 6_379)
+            return client.RedisCluster(host=host, port=port, **limits, **login), where
+        return client.Redis.from_url(url, **limits), where
+    except ValueError as error:
+        raise ConfigError(f"{where} is no URL of Redis: {error}", hint="redis://[:PASSWORD@]HOST:PORT[/DATABASE]") from error
+
+
+def _host_port(text: str, default: int) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    return (host.strip("[]"), int(port)) if colon and not text.endswith("]") else (text.strip("[]"), default)
