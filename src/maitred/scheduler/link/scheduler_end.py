@@ -21,7 +21,7 @@ A connection that has not said hello in time is cut, as is one that says what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -144,10 +144,9 @@ class SchedulerEnd:
         self.step_down("another term begins")
         self._retire(now)
         self.epoch, self._leads_until = epoch, until
-        if slots is None:
-            self._slots.model_at = dict(backends)
-        else:
-            self._slots = ModelSlots(slots, backends)
+        if slots is not None:
+            self._slots = ModelSlots(slots, {})
+        self.set_backends(backends)
         self._begin_books(now)
         self._settling.learning = Learning(gateways, backends, self._lease, now)
         self._settling.resize(now)
@@ -174,9 +173,7 @@ class SchedulerEnd:
         """Note which gateways the election names, and welcome those that have waited for that."""
         self.door.named = set(gateways)
         for connection, link in [*self._links.items()]:
-            for message in self.door.let_in(link):
-                if connection in self._links:
-                    self._take(connection, link, message, now)
+            self._take_all(connection, link, self.door.let_in(link), now)
 
     @property
     def waiting_gateways(self) -> list[GatewayId]:
@@ -230,9 +227,7 @@ class SchedulerEnd:
         link = self._links.get(connection)
         if link is None:
             return
-        for message in link.channel.feed(data):
-            if connection in self._links:
-                self._take(connection, link, message, now)
+        self._take_all(connection, link, link.channel.feed(data), now)
         self._cut_if_closed(connection, link, now)
 
     def take_bytes(self, connection: ConnectionId, now: Micros) -> bytes:
@@ -275,9 +270,9 @@ class SchedulerEnd:
         if not self.is_leading(now):
             self._retire(now)
             return
-        for gateway in self.books.silent(now):
-            if gateway.connection is not None:
-                self._cut(gateway.connection, "no beat came for a lease", now)
+        for silent in [gateway.connection for gateway in self.books.silent(now)]:
+            if silent is not None:
+                self._cut(silent, "no beat came for a lease", now)
         overdue = self.unaccounted.overdue(now)
         self._settling.count_ended(overdue, now)
         self._settling.free(overdue, now)
@@ -299,7 +294,7 @@ class SchedulerEnd:
         """Raise InvariantError if the books contradict each other, or admission. For tests; O(n)."""
         self.requests.core.check()
         if self.epoch is None:
-            if self._links and any(link.gateway for link in self._links.values()):
+            if any(link.gateway for link in self._links.values()):
                 raise InvariantError("a scheduler that stands by has gateways")
             return
         for gateway in self.books.gateways.values():
@@ -311,6 +306,11 @@ class SchedulerEnd:
             raise InvariantError("admission and the books differ")
 
     # What gateways say.
+
+    def _take_all(self, connection: ConnectionId, link: GatewayConnection, said: Iterable[AnyMessage], now: Micros) -> None:
+        for message in said:
+            if connection in self._links:
+                self._take(connection, link, message, now)
 
     def _take(self, connection: ConnectionId, link: GatewayConnection, message: AnyMessage, now: Micros) -> None:
         gateway = link.gateway
@@ -337,13 +337,12 @@ class SchedulerEnd:
         self.highest_epoch = max(self.highest_epoch, self.epoch, hello.epoch)
         if hello.epoch > self.epoch:
             self.step_down(f"a scheduler of epoch {hello.epoch} leads")
-            return
-        problem = self.door.problem(hello)
-        if problem is not None:
+        elif problem := self.door.problem(hello):
             self._cut(connection, problem, now, is_lasting=True)
-            return
-        if self.door.must_wait(link, hello):
-            return
+        elif not self.door.must_wait(link, hello):
+            self._welcome(connection, link, hello, self.epoch, now)
+
+    def _welcome(self, connection: ConnectionId, link: GatewayConnection, hello: Hello, epoch: int, now: Micros) -> None:
         gateway = self.books.gateway((hello.name, hello.boot))
         if gateway.connection is not None:
             self._cut(gateway.connection, "the gateway has another connection", now)
@@ -352,25 +351,24 @@ class SchedulerEnd:
         self._settling.count_ended([one for one in gateway.requests.values() if one.number not in held], now)
         gateway.connect(connection, now)
         link.gateway = gateway
-        self._say(gateway, Welcome(self.epoch, self._lease, self.learning is not None))
+        self._say(gateway, Welcome(epoch, self._lease, self.learning is not None))
         if self.on_welcome is not None:
             self.on_welcome(gateway.id)
         self.programs.reconcile(gateway, hello.memories, now)
         holders = self.requests.reconcile(gateway, hello.requests, now)
-        for request in holders:
-            self._on_new_holder(request)
+        self._note_holders(holders)
         self._settling.free(self.unaccounted.settle(), now)
         if self.learning is not None:
             self.learning.on_hello(gateway.id)
         self._settling.resize(now)
         self._settling.review(now)
 
-    def _on_new_holder(self, request: BookedRequest) -> None:
-        sequences = request.ticket.sequences
-        if self.learning is not None:
-            self.learning.on_held(request.terms.model, sequences)
+    def _note_holders(self, holders: Iterable[BookedRequest]) -> None:
         strangers = self.unaccounted.strangers
-        strangers[request.backend] = max(0, strangers[request.backend] - sequences)
+        for request in holders:
+            if self.learning is not None:
+                self.learning.on_held(request.terms.model, request.ticket.sequences)
+            strangers[request.backend] = max(0, strangers[request.backend] - request.ticket.sequences)
 
     def _on_beat(self, gateway: BookedGateway, beat: Beat, now: Micros) -> None:
         assert self.epoch is not None
@@ -399,6 +397,5 @@ class SchedulerEnd:
             self._cut(connection, link.channel.fault or "closed", now)
 
     def _say(self, gateway: BookedGateway, message: AnyMessage) -> None:
-        link = None if gateway.connection is None else self._links.get(gateway.connection)
-        if link is not None:
-            link.channel.say(message)
+        if gateway.connection in self._links:
+            self._links[gateway.connection].channel.say(message)
