@@ -81,12 +81,11 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
 def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> SchedulerGateway:
     from maitred.gateway.cluster.link_setup import link_name, link_secret, listening_context
     from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
-    from maitred.scheduler.interface import LinkAddress, check_shareable, open_election
+    from maitred.scheduler.interface import LinkAddress, open_election
     from maitred.wire.machine import Machine
 
     config, machine = loaded.config, Machine()
     link = config.scheduler
-    check_shareable(config.routing)
     if config.admission.mode == "flow-control":
         raise ConfigError("flow control is not shared by several gateways yet", where="admission.mode")
     advertise = None if link.advertise is None else LinkAddress.parse(link.advertise)

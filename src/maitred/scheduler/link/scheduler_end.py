@@ -224,8 +224,7 @@ class SchedulerEnd:
     def feed(self, connection: ConnectionId, data: bytes, now: Micros) -> None:
         """Take bytes of a connection."""
         self.advance(now)
-        link = self._links.get(connection)
-        if link is None:
+        if (link := self._links.get(connection)) is None:
             return
         self._take_all(connection, link, link.channel.feed(data), now)
         self._cut_if_closed(connection, link, now)
