@@ -19,7 +19,7 @@ def test_what_prefills_already_shares_what_the_decodes_and_those_before_it_leave
     chunks = []
     for _ in range(3):
         step = batch.schedule(waiting if len(waiting) else None, 0, 1)
-        batch.run_steps(1)
+        batch.run(step, 1)
         batch.complete_chunks(step)
         batch.check()
         chunks.append([(chunk.seq.arrival_index, chunk.num_tokens) for chunk in step.chunks])

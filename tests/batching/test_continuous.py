@@ -39,7 +39,7 @@ class SteppedBatch:
     def step(self) -> list[tuple[int, int]]:
         """Plan a step and run it once. Return (arrival index, tokens) of its chunks."""
         formed = self.form()
-        self.batch.run_steps(1)
+        self.batch.run(formed, 1)
         chunks = [(chunk.seq.arrival_index, chunk.num_tokens) for chunk in formed.chunks]
         self.batch.complete_chunks(formed)
         self.batch.check()
@@ -94,7 +94,7 @@ def test_a_chunk_in_progress_holds_its_blocks_and_gives_them_back() -> None:
     assert stepped.blocks.free == 95
     stepped.batch.remove(step.chunks[0].seq)
     assert stepped.blocks.free == 100
-    stepped.batch.run_steps(1)
+    stepped.batch.run(step, 1)
     assert stepped.batch.complete_chunks(step) == []
     stepped.batch.check()
 

@@ -39,7 +39,7 @@ class Stepped:
         for seq in plan.preempted:
             self.waiting.add(seq, now=0, front=True)
         self.batch.check()
-        self.batch.run_steps(1)
+        self.batch.run(plan, 1)
         self.batch.complete_chunks(plan)
         self.batch.check()
         return plan

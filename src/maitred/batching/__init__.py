@@ -19,7 +19,7 @@ SGLang and BLIS stand in `compat`, on the same books.
 from __future__ import annotations
 
 from maitred.batching.batch_schedulers import BATCH_SCHEDULERS, SchedulerResources, make_scheduler
-from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread
+from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk, context_spread, later_chunks
 from maitred.batching.running_batch import RunningBatch, StepPlan
 from maitred.batching.scheduler_batch import SchedulerBatch
 from maitred.batching.trtllm.capacity import GuaranteedNoEvict, MaxRequests, MaxUtilization, StaticBatch
@@ -77,6 +77,7 @@ __all__ = [
     "StepPlan",
     "TokenBudgetScheduler",
     "context_spread",
+    "later_chunks",
     "make_scheduler",
     "reuse_adjusted_cost",
 ]

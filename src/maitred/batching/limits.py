@@ -70,6 +70,14 @@ class PrefillChunk(ChunkShape, frozen=True, gc=False):
     seq: SequenceState
 
 
+def later_chunks(chunks: Sequence[PrefillChunk], steps: int) -> list[PrefillChunk]:
+    """Return `chunks` as they are `steps` steps later, if each step computes as many tokens of each prompt."""
+    return [
+        PrefillChunk(chunk.num_tokens, chunk.num_computed_tokens + chunk.num_tokens * steps, chunk.total_tokens, chunk.seq)
+        for chunk in chunks
+    ]
+
+
 def context_spread(contexts: Sequence[int]) -> ContextSpread:
     """Return the spread of `contexts`, of which there is at least one."""
     count, total = len(contexts), sum(contexts)

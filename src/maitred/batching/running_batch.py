@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from maitred.batching.limits import BatchLimits, PrefillChunk
+from maitred.batching.limits import BatchLimits, PrefillChunk, later_chunks
 from maitred.core.contracts import BatchShape, WaitQueue
 from maitred.core.errors import ConfigError, InvariantError
 from maitred.core.request import RequestId
@@ -29,7 +29,11 @@ from maitred.kv import BlockManager, PrefixBlockManager
 
 
 class StepPlan:
-    """What one step does: a token for every decoding sequence, and some chunks of prompts."""
+    """What one step does: a token for every decoding sequence, and some chunks of prompts.
+
+    In a repetition of it each sequence that decodes has a token more, and each chunk is the next one of its prompt, as large as
+    the one before.
+    """
 
     preempted: Sequence[SequenceState] = ()
     """Sequences that have lost their KV for it."""
@@ -39,6 +43,10 @@ class StepPlan:
     """Whether it is a step of prefill alone, while all sequences that decode stand still."""
     fetch_time: Micros = 0
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
+    is_closed: bool = False
+    """Whether no sequence that arrives could join a repetition of it: its chunks take all tokens that a step may have."""
+    has_begun: bool = True
+    """Whether the blocks of its chunks are taken. Those of a repetition are taken when that begins."""
     is_plain: bool = False
     """Whether it is known that every decoding sequence emits a token, nothing is preempted and no KV was transferred: no
     care is needed when the step is counted."""
@@ -48,6 +56,11 @@ class StepPlan:
         self.max_repeats = max_repeats
         self.chunks = chunks
         self.prefill_tokens = prefill_tokens
+
+    def advance(self, steps: int) -> None:
+        """Make it the plan of the step after its first `steps` steps, which have ended. That step has not begun."""
+        if self.chunks:
+            self.chunks, self.has_begun = later_chunks(self.chunks, steps), False
 
 
 class RunningBatch:
@@ -126,7 +139,7 @@ class RunningBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether no sequence can be admitted, for want of a slot."""
+        """Whether a sequence that arrives changes nothing: none can be admitted, for want of a slot."""
         return len(self.sequences) >= self._max_num_seqs
 
     def set_limit(self, max_num_seqs: int) -> None:
@@ -174,6 +187,50 @@ class RunningBatch:
             ]
         return contexts
 
+    def run(self, plan: StepPlan, steps: int) -> None:
+        """Count the first `steps` steps of `plan`, which have ended."""
+        if not plan.chunks:
+            self.run_steps(steps)
+        elif steps == 1 or self._counts_chunks_at_once(plan):
+            if steps > 1 or not plan.has_begun:
+                self.begin_chunks(plan, steps)
+            self.run_steps(steps)
+            self.end_chunks(plan, steps)
+        else:
+            for _ in range(steps):
+                self.begin_chunks(plan, 1)
+                self.run_steps(1)
+                self.end_chunks(plan, 1)
+
+    def _counts_chunks_at_once(self, plan: StepPlan) -> bool:
+        """Return whether several steps of `plan` may be counted at once. Where the order in which content is committed can be
+        told afterwards, they are counted one by one."""
+        prefixed = self._prefix_blocks
+        return prefixed is None or (len(plan.chunks) == 1 and prefixed.cache.is_blockwise)
+
+    def begin_chunks(self, plan: StepPlan, steps: int) -> None:
+        """Take the blocks of the chunks of the next `steps` steps of `plan`, as far as they are not taken yet."""
+        for chunk in plan.chunks:
+            seq, tokens = chunk.seq, chunk.num_tokens * steps
+            if tokens > seq.num_scheduled_tokens and seq.request_id in self.sequences:
+                self._take_chunk_blocks(seq, tokens)
+                seq.num_scheduled_tokens = tokens
+
+    def _take_chunk_blocks(self, seq: SequenceState, tokens: int) -> None:
+        """Take the blocks for the next `tokens` tokens of the prompt of `seq`. It has those of its scheduled tokens."""
+        computed, blocks_for = seq.num_computed_tokens, self._blocks.blocks_for
+        self._blocks.reserve(blocks_for(computed + tokens) - blocks_for(computed + seq.num_scheduled_tokens))
+        if self._prefix_blocks is not None:
+            self._prefix_blocks.fill(seq, computed + tokens)
+
+    def end_chunks(self, plan: StepPlan, steps: int) -> None:
+        """Count the chunks of the next `steps` steps of `plan`, which are computed."""
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            if seq.request_id in self.sequences:  # else the sequence was withdrawn during the step
+                seq.num_computed_tokens += chunk.num_tokens * steps
+                seq.num_scheduled_tokens = 0
+
     def run_steps(self, steps: int) -> None:
         """Advance the decoding sequences by `steps` steps, which have ended."""
         self._blocks.run_steps(steps)
@@ -183,16 +240,12 @@ class RunningBatch:
             self._settle_stalled()
 
     def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
-        """Count the chunks of `plan`, which are computed. Return the sequences that have completed their prompt: each has
-        emitted one token more, and decodes from now on."""
+        """Return the sequences of `plan`, whose last step has been counted, that have completed their prompt: each has emitted
+        one token more, and decodes from now on."""
         complete: list[SequenceState] = []
         for chunk in plan.chunks:
             seq = chunk.seq
-            if seq.request_id not in self.sequences:
-                continue  # the sequence was withdrawn during the step
-            seq.num_computed_tokens += chunk.num_tokens
-            seq.num_scheduled_tokens = 0
-            if seq.num_computed_tokens == seq.num_tokens_to_prefill:
+            if seq.num_computed_tokens == seq.num_tokens_to_prefill and seq.request_id in self.sequences:
                 self._prefilling.remove(seq)
                 self._start_decode(seq)
                 complete.append(seq)

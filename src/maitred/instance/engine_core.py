@@ -167,10 +167,15 @@ class EngineCore:
             self._mailbox.deliver_before_plan()
         # A completion frees a slot and blocks, so the run goes on to the next one. After a preemption or an abort nothing may
         # complete there: a run is planned twice then. The first step of held decodes stands alone, as its gaps are longer.
-        limit = self._completions.next_step - batch.step_index if batch.num_decodes and not self._held.count else 1
-        limit = max(limit, 1)  # those that decode have completed, which the scheduler does not know
+        limit = self._max_repeats
+        if batch.num_decodes:
+            steps = 1 if self._held.count else self._completions.next_step - batch.step_index
+            if steps < limit:
+                limit = max(steps, 1)  # those that decode have completed, which the scheduler does not know
         waiting = self.waiting if len(self.sequences) > self.num_running else None
-        plan = batch.schedule(waiting, now, limit if limit < self._max_repeats else self._max_repeats)
+        plan = batch.schedule(waiting, now, limit)
+        if plan.chunks and self._counts_service:
+            plan.max_repeats = 1  # the queue is told of each chunk as it ends
         run = self._next_run
         if plan.is_plain and (batch.num_decodes or plan.chunks) and not self._is_spread_aware:
             run.begin(now, plan, batch.num_decodes, batch.context_tokens)
@@ -180,7 +185,7 @@ class EngineCore:
             run.begin(now, plan, shape.num_decodes, shape.context_tokens, shape)
         self.run = run
         # A full batch admits nothing, whatever the order.
-        if waiting is not None and self._order_changes and run.steps > 1 and not batch.is_full:
+        if waiting is not None and self._order_changes and run.steps > 1 and not (plan.is_closed or batch.is_full):
             changes_at = waiting.next_order_change(now)
             if changes_at is not None:
                 run.truncate(changes_at)
@@ -190,6 +195,8 @@ class EngineCore:
 
     def _settle_plan(self, plan: StepPlan, waiting: WaitQueue | None, now: Micros) -> StepPlan:
         """Let the victims of `plan` wait, and return the plan: another one if nothing is in it."""
+        if not (self.batch.num_decodes or plan.chunks):
+            plan.max_repeats = 1
         if self._mailbox is not None and not (self.batch.num_decodes or plan.chunks or plan.preempted):
             self._mailbox.deliver_all()  # a plan with nothing in it takes no time: the next one knows what this one could not
             plan = self.batch.schedule(waiting, now, 1)
@@ -205,10 +212,17 @@ class EngineCore:
         time = run.time_of(steps)  # a run takes exactly what its parts take
         if self.meter is not None:
             self.meter.add_run(run, steps, time)
-        self.batch.run_steps(steps)
+        self.batch.run(run.plan, steps)
+        run.plan.advance(steps)
         run.skip(steps, time)
         if not run.plan.is_plain or self._is_spread_aware:
             run.set_shape(self._shape_of(run.plan))
+
+    def begin_next_step(self, run: StepRun) -> None:
+        """Note that the first step of `run` that is not counted yet has begun."""
+        if not run.plan.has_begun:
+            self.batch.begin_chunks(run.plan, 1)
+            run.plan.has_begun = True
 
     def discard_rest(self, run: StepRun) -> None:
         """Plan anew the steps of `run` that are not counted yet, which have not begun."""
@@ -224,7 +238,7 @@ class EngineCore:
                 self.meter.add_equal_steps(run.num_decodes, run.steps, run.step_time or now - run.starts_at)
             else:
                 self.meter.add_run(run, run.steps, now - run.starts_at)
-        batch.run_steps(run.steps)
+        batch.run(plan, run.steps)
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
         if plan.chunks:

@@ -142,7 +142,7 @@ class Instance:
             # ended.
             if core.next_start < now and len(core.sequences) == 1:
                 core.next_start = now
-        elif run.steps > 1 and not core.batch.is_full:
+        elif run.steps > 1 and not (run.plan.is_closed or core.batch.is_full):
             run.truncate(now)
 
     def set_limit(self, max_num_seqs: int, now: Micros) -> None:
@@ -213,21 +213,25 @@ class Instance:
             run = core.start_run()
         return core.events[0].at
 
-    def commit_ended_steps(self, now: Micros) -> None:
-        """Count the steps of the run in progress that ended by `now`, but not its last one.
+    def commit_ended_steps(self, now: Micros, ended_by: Micros = -1) -> None:
+        """Count the steps of the run in progress that ended by `ended_by` (by default `now`), but not its last one.
 
         `free_blocks` and `num_output_tokens` are as of then. The rest stays a run, so an observer need not ask for the next
         event anew. The last step is counted, too, if the run was truncated to end at `now`: nothing comes of it.
         """
-        run = self._core.run
+        core, last = self._core, now if ended_by < 0 else ended_by
+        run = core.run
         if run is None or run.starts_at >= now:
             return
-        if run.truncated and run.ends_at == now:
-            self._core.commit_run(run)
-        elif run.steps > 1:
-            steps = run.steps_within(now - run.starts_at, run.steps - 1)
+        if run.truncated and run.ends_at == last:
+            core.commit_run(run)
+            return
+        if run.steps > 1 and run.starts_at < last:
+            steps = run.steps_within(last - run.starts_at, run.steps - 1)
             if steps:
-                self._core.commit_part(run, steps)
+                core.commit_part(run, steps)
+        if run.starts_at < now:
+            core.begin_next_step(run)
 
     def num_output_tokens(self, request_id: RequestId) -> int:
         """Return the tokens that a request has emitted, as of the last `advance`. Raises KeyError if it is not here."""

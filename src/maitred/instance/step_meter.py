@@ -180,6 +180,10 @@ class StepMeter:
             self.busy_time += time
             self._add_line(run.first, run.growth, steps, decodes, time)
             return
+        if run.plan.chunks and not run.step_time:
+            for step in range(steps):
+                self.add_equal_steps(decodes, 1, run.time_of_step(step))
+            return
         # More context never makes a step shorter. So if the first step times the number of steps is the whole time, all are
         # equal.
         gap = run.time_of_step(0)

@@ -2,7 +2,8 @@
 
 How long k steps take is found in the cheapest way that is exact. Under the linear model (`LinearSteps`) all steps of a run take
 equally long, so a division finds every boundary. Where the steps of a run are on one straight line (`affine`), the run keeps
-that line, and `floor_sums` adds it up. Other models are asked.
+that line, and `floor_sums` adds it up. Other models are asked, and so is every model but the linear one for each step with
+chunks of prompts, whose context grows by a chunk from step to step.
 
 Example: a run of 30 steps of 120 µs starts at t = 0 and ends at t = 3,600. A request arrives at t = 250. The next step
 boundary is ceil(250 / 120) = 3 steps after the start, so the run has 3 steps and ends at t = 360.
@@ -15,7 +16,9 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from maitred.batching import StepPlan
+from bisect import bisect_right
+
+from maitred.batching import StepPlan, later_chunks
 from maitred.core.contracts import BatchShape, LatencyModel
 from maitred.core.units import Micros
 from maitred.instance.latency.affine import PiecewiseAffineModel
@@ -28,6 +31,7 @@ class StepRun:
 
     __slots__ = (
         "_affine",
+        "_chunk_step_ends",
         "_context_tokens",
         "_latency",
         "_line",
@@ -61,6 +65,8 @@ class StepRun:
         self._context_tokens = 0
         """Tokens of KV that they read in its first step."""
         self._shape: BatchShape | None = None
+        self._chunk_step_ends: list[Micros] = []
+        """When each step ends (µs after the start), if several steps with chunks do not take equally long."""
         self._lines: dict[int, Line] = {}
         """The lines that the latency model has for numbers of sequences that decode, if there is one for all contexts."""
         self._line: Line | None = None
@@ -112,11 +118,16 @@ class StepRun:
             self.ends_at = self.outcome_at = starts_at + step_time * steps
         else:
             self.growth, self._line = -1, None
+            if self._chunk_step_ends:
+                self._chunk_step_ends = []
             if plan.chunks:
-                if self._mixed is not None and shape is None:
+                if steps > 1:
+                    self._chunk_step_ends = self._find_chunk_step_ends(steps)
+                    time = self._chunk_step_ends[-1]
+                elif self._mixed is not None and shape is None:
                     time = int(self._mixed.time_of(plan.chunks, num_decodes, context_tokens)) or 1
                 else:
-                    time = self.time_of(steps)
+                    time = self.time_of(1)
             elif num_decodes in self._lines:
                 self._line = line = self._lines[num_decodes]
                 self.growth = line.growth
@@ -139,10 +150,26 @@ class StepRun:
             self._lines[self.num_decodes] = line
             self._line, self.growth, self.first = line, line.growth, line.base + line.slope * self._context_tokens
 
+    def _find_chunk_step_ends(self, steps: int) -> list[Micros]:
+        """Return when each of its `steps` steps ends, which have chunks: no line is known for them, so each is asked for."""
+        ends, end, chunks, context = list[Micros](), 0, self.plan.chunks, self._context_tokens
+        for _ in range(steps):
+            if self._mixed is not None:
+                end += int(self._mixed.time_of(chunks, self.num_decodes, context)) or 1
+            else:
+                end += self._latency.step_time(
+                    BatchShape(self.num_decodes, context, self.plan.prefill_tokens, tuple(chunks), self.shape.context_spread)
+                )
+            ends.append(end)
+            chunks, context = later_chunks(chunks, 1), context + self.num_decodes
+        return ends
+
     def time_of(self, steps: int) -> Micros:
         """Return the time of its first `steps` steps."""
         if self.step_time:
             return self.step_time * steps
+        if self._chunk_step_ends:
+            return self._chunk_step_ends[steps - 1] if steps else 0
         if self.growth < 0:
             return self._latency.run_time(self.shape, steps)
         if self._line is not None:
@@ -155,6 +182,8 @@ class StepRun:
             return self.step_time
         if self.growth >= 0:
             return (self.first + self.growth * step) >> SHIFT
+        if self._chunk_step_ends:
+            return self.time_of(step + 1) - self.time_of(step)
         shape = self.shape
         if step:
             context = shape.context_tokens + step * shape.num_decodes
@@ -165,6 +194,8 @@ class StepRun:
         """Return how many steps, at most `limit`, end within `span` of its start."""
         if self.step_time:
             return min(limit, span // self.step_time)
+        if self._chunk_step_ends:
+            return bisect_right(self._chunk_step_ends, span, 0, limit)
         if self.growth < 0:
             return self._latency.steps_within(self.shape, span, limit)
         return steps_on_line_within(self.first, self.growth, span, limit, self._line)[0]
@@ -218,6 +249,8 @@ class StepRun:
         self.first += self.growth * steps
         self._context_tokens += self.num_decodes * steps
         self._shape = None
+        if self._chunk_step_ends:
+            self._chunk_step_ends = [end - time for end in self._chunk_step_ends[steps:]]
 
     def set_shape(self, shape: BatchShape) -> None:
         """Say what the work of its first step is, after `skip`."""

@@ -55,6 +55,8 @@ FreeListEntry: TypeAlias = BlockRun | FreeExtent
 class BlockPool(PrefixCache[RunLock]):
     """The KV blocks of one instance. See `PrefixCache` for the methods."""
 
+    is_blockwise = True
+
     def __init__(self, total: int, block_size: int) -> None:
         super().__init__(total, block_size)
         self._num_referenced = 0

@@ -71,6 +71,10 @@ class PrefixCache(ABC, Generic[L]):
     The ledger is common to all caches: how many blocks there are, are free, and are reserved and not yet assigned.
     """
 
+    is_blockwise: bool = False
+    """Whether content is kept and evicted block by block: as many blocks are evicted as are needed, and whether two blocks were
+    committed in one call or in two makes no difference."""
+
     def __init__(self, total: int, block_size: int) -> None:
         """Raises ValueError unless both are at least 1 (`block_size` in tokens)."""
         if total < 1 or block_size < 1:

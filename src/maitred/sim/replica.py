@@ -152,4 +152,4 @@ class Replica:
         # A step that ends now is visible only after the turn of this instance: whether the event loop has come to it must not
         # depend on skipped steps, which have no turn of their own.
         had_turn = now == event_queue.last_turn_at and self.index <= event_queue.last_turn_index
-        self.instance.commit_ended_steps(now if had_turn else now - 1)
+        self.instance.commit_ended_steps(now, now if had_turn else now - 1)

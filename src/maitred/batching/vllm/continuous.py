@@ -21,6 +21,7 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from maitred.batching.limits import BatchLimits, PreemptionPolicy, PrefillChunk
@@ -68,6 +69,11 @@ class ContinuousBatch(RunningBatch):
         """The plan of the usual step, which only decodes: one object for all of them, since only its repetitions differ. So it
         is valid until the next step is planned."""
         self._decode_plan.is_plain = True
+
+    @property
+    def is_full(self) -> bool:
+        # How many wait decides, with a threshold, how large the chunks of those that run are.
+        return len(self.sequences) >= self._max_num_seqs and not (self._threshold and self._prefilling)
 
     def schedule(self, waiting: WaitQueue | None, now: Micros, max_repeats: int) -> StepPlan:
         if self._cadence is not None:
@@ -124,9 +130,16 @@ class ContinuousBatch(RunningBatch):
         if chunks:
             plan = StepPlan(1, chunks, room - budget)
             plan.is_plain = not self.num_transferred
+            if max_repeats > 1 and plan.is_plain:
+                # What the chunks commit may be the beginning of the prompt at the head, which could be admitted then.
+                may_admit = budget > 0 and open_to is not None and self._prefix_blocks is not None
+                plan.is_closed = not (budget or self._threshold)
+                plan.max_repeats = 1 if may_admit else self._chunk_repeats(chunks, max_repeats)
             return plan
-        if self._prefix_blocks is not None:
-            # An eviction changes what is cached of a waiting prompt, and so which sequence is next and whether it fits.
+        if self._prefix_blocks is not None and (self.announces_steps or not self._prefix_blocks.cache.is_blockwise):
+            # An eviction changes what is cached of waiting prompts, and so which sequence is next. If that does not depend on
+            # it, the head fits no better than before: it has lost no more free blocks that it needs not lock than the decodes
+            # have taken. Only an eviction of more than they need would let it in.
             max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
         plan = self._decode_plan
         plan.max_repeats = blocks.max_steps(max_repeats)
@@ -150,6 +163,27 @@ class ContinuousBatch(RunningBatch):
             budget -= tokens
             chunks.append(PrefillChunk(tokens, seq.num_computed_tokens, seq.num_tokens_to_prefill, seq))
         return chunks
+
+    def _chunk_repeats(self, chunks: Sequence[PrefillChunk], limit: int) -> int:
+        """Return how often, at most `limit` times, a step with `chunks`, whose blocks are taken, may run.
+
+        Each sequence takes what those before it leave of the budget, and all but complete ones take the same again. So the step
+        repeats itself while each prompt has a whole chunk left, and until one of them is complete.
+        """
+        for chunk in chunks:
+            if chunk.num_tokens:
+                limit = min(limit, (chunk.total_tokens - chunk.num_computed_tokens) // chunk.num_tokens)
+        if limit <= 1 or self._has_blocks_for(chunks, limit):
+            return limit
+        return 1 + bisect_left(range(2, limit), True, key=lambda steps: not self._has_blocks_for(chunks, steps))
+
+    def _has_blocks_for(self, chunks: Sequence[PrefillChunk], steps: int) -> bool:
+        """Return whether the blocks of `steps` steps with `chunks` are free, of which those of the first chunks are taken."""
+        blocks, opened = self._blocks, self._blocks.decode_blocks(steps)
+        for chunk in chunks:
+            taken = chunk.num_computed_tokens + chunk.num_tokens
+            opened += blocks.blocks_for(taken + chunk.num_tokens * (steps - 1)) - blocks.blocks_for(taken)
+        return opened <= blocks.free_committed
 
     def _reserve_chunks(self, chunks: Sequence[PrefillChunk], blocks: int) -> None:
         """Reserve `blocks` blocks for the chunks of running sequences."""

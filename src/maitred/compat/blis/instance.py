@@ -105,9 +105,9 @@ class BlisInstance(Instance):
         then, due = core.next_start if core.run is None else core.run.outcome_at, core.next_deadline()
         return then if due is None else min(then, due)
 
-    def commit_ended_steps(self, now: Micros) -> None:
-        """Count the steps of the run in progress that began by `now`, but not its last one."""
-        core = self._core
+    def commit_ended_steps(self, now: Micros, ended_by: Micros = -1) -> None:
+        """Count the steps of the run in progress that began by `ended_by` (by default `now`), but not its last one."""
+        core, now = self._core, now if ended_by < 0 else ended_by
         run = core.run
         if run is None or run.steps == 1 or run.starts_at > now:
             return
