@@ -45,8 +45,10 @@ class StepPlan:
     """µs that it takes longer because KV blocks are fetched for it. Then it does not repeat itself."""
     is_closed: bool = False
     """Whether no sequence that arrives could join a repetition of it: its chunks take all tokens that a step may have."""
+    takes_decode_blocks: bool = False
+    """Whether the blocks that its decodes open are taken as it begins, since a sequence that waited was tried after that."""
     has_begun: bool = True
-    """Whether the blocks of its chunks are taken. Those of a repetition are taken when that begins."""
+    """Whether the blocks that are taken as it begins are taken. Those of a repetition are taken when that begins."""
     is_plain: bool = False
     """Whether it is known that every decoding sequence emits a token, nothing is preempted and no KV was transferred: no
     care is needed when the step is counted."""
@@ -60,7 +62,8 @@ class StepPlan:
     def advance(self, steps: int) -> None:
         """Make it the plan of the step after its first `steps` steps, which have ended. That step has not begun."""
         if self.chunks:
-            self.chunks, self.has_begun = later_chunks(self.chunks, steps), False
+            self.chunks = later_chunks(self.chunks, steps)
+        self.has_begun = False
 
 
 class RunningBatch:
@@ -207,6 +210,15 @@ class RunningBatch:
         told afterwards, they are counted one by one."""
         prefixed = self._prefix_blocks
         return prefixed is None or (len(plan.chunks) == 1 and prefixed.cache.is_blockwise)
+
+    def begin_step(self, plan: StepPlan) -> None:
+        """Note that the next step of `plan` has begun."""
+        if plan.has_begun:
+            return
+        plan.has_begun = True
+        if plan.takes_decode_blocks and self._prefix_blocks is not None:
+            self._prefix_blocks.reserve_next_step()
+        self.begin_chunks(plan, 1)
 
     def begin_chunks(self, plan: StepPlan, steps: int) -> None:
         """Take the blocks of the chunks of the next `steps` steps of `plan`, as far as they are not taken yet."""

@@ -218,12 +218,6 @@ class EngineCore:
         if not run.plan.is_plain or self._is_spread_aware:
             run.set_shape(self._shape_of(run.plan))
 
-    def begin_next_step(self, run: StepRun) -> None:
-        """Note that the first step of `run` that is not counted yet has begun."""
-        if not run.plan.has_begun:
-            self.batch.begin_chunks(run.plan, 1)
-            run.plan.has_begun = True
-
     def discard_rest(self, run: StepRun) -> None:
         """Plan anew the steps of `run` that are not counted yet, which have not begun."""
         self.run, self.next_start = None, run.starts_at

@@ -231,7 +231,7 @@ class Instance:
             if steps:
                 core.commit_part(run, steps)
         if run.starts_at < now:
-            core.begin_next_step(run)
+            core.batch.begin_step(run.plan)
 
     def num_output_tokens(self, request_id: RequestId) -> int:
         """Return the tokens that a request has emitted, as of the last `advance`. Raises KeyError if it is not here."""

@@ -102,9 +102,8 @@ class ContinuousBatch(RunningBatch):
         # The usual step: nothing prefills and nothing can be admitted, so only the free blocks limit the run, and planning it
         # costs O(block size) at most, however many sequences decode.
         if open_to is None and not self._prefilling:
-            plan = self._decode_plan
-            plan.max_repeats = repeat = blocks.max_steps(max_repeats)
-            return plan if repeat else self._serve_in_turn()
+            repeats = blocks.max_steps(max_repeats)
+            return self._plan_decodes(repeats, tries=False) if repeats else self._serve_in_turn()
         if self._threshold:
             self._set_max_chunk(len(self.sequences) + (0 if waiting is None else len(waiting)))
         # Each decode finds its token: it was admitted when the budget held it beside all before it, and what those take never
@@ -141,8 +140,12 @@ class ContinuousBatch(RunningBatch):
             # it, the head fits no better than before: it has lost no more free blocks that it needs not lock than the decodes
             # have taken. Only an eviction of more than they need would let it in.
             max_repeats = self._prefix_blocks.max_unchanged_steps(max_repeats)
+        return self._plan_decodes(blocks.max_steps(max_repeats), tries=open_to is not None and budget > 0)
+
+    def _plan_decodes(self, repeats: int, *, tries: bool) -> StepPlan:
+        """Return the plan of a step that only decodes. `tries`: a sequence that waits has been tried for it."""
         plan = self._decode_plan
-        plan.max_repeats = blocks.max_steps(max_repeats)
+        plan.max_repeats, plan.has_begun, plan.takes_decode_blocks = repeats, True, tries
         return plan
 
     def _set_max_chunk(self, num_requests: int) -> None:
