@@ -1,0 +1,105 @@
+"""What `--workers` costs: CPU of a request and of an SSE event, at the workers and at the process that schedules.
+
+    python bench/cluster_cost.py [--rounds 7] [--seconds 1] [--workers 2]
+
+Processes on loopback, as in `gateway.py`: a backend that answers fixed bytes, a load client, and two gateways between them with
+classes and metrics on, one of one process and one of several. Every round measures each scenario through both, one after the
+other, beside a calibration loop; each round begins with the other one. CPU is as the scheduler of the system counts it
+(/proc/PID/schedstat, hence Linux only), and the medians over the rounds are printed. With two cores or more the gateways have
+one for themselves.
+
+    added      what a request costs more in all processes together than in one
+    scale      how many times the SSE events of one process on one core N workers serve on N cores, by CPU:
+               N * one / (workers + parent). Each worker has as many streams as the one process
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import gateway
+from gateway import SCENARIOS, Scenario, process, tree_of, wait_until_ready
+from measuring import CALIBRATION_LOOPS, calibrate, cpu_of
+from proxies import OtherProxy
+
+BACKEND_PORT, PORT = 19_401, 19_402
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One scenario measured once: CPU seconds of the first process and of those that it has started, and what was served."""
+
+    first: float
+    others: float
+    requests: int
+    events: int
+
+
+def measure(port: int, scenario: Scenario, seconds: float, pid: int) -> Cost:
+    """Send load through a gateway for so long."""
+    first, *others = tree_of(pid)
+    before = cpu_of(first), sum(map(cpu_of, others))
+    window = gateway.measure(port, scenario, seconds, None)
+    return Cost(cpu_of(first) - before[0], sum(map(cpu_of, others)) - before[1], window.requests, window.events)
+
+
+def ours(port: int, workers: int) -> OtherProxy:
+    """Return the gateway of so many processes."""
+    one = gateway.ours(BACKEND_PORT, port, "")
+    return OtherProxy(f"{workers} workers", (*one.command, "--workers", str(workers)), port)
+
+
+def per(costs: list[Cost], what: str, unit: str) -> float:
+    """Return the median of µs of CPU per request or event."""
+    return statistics.median(getattr(cost, what) / getattr(cost, unit) for cost in costs) * 1e6
+
+
+def report(scenario: Scenario, one: list[Cost], several: list[Cost], workers: int) -> None:
+    unit = "events" if scenario.stream else "requests"
+    alone, parent, there = per(one, "first", unit), per(several, "first", unit), per(several, "others", unit)
+    line = f"{scenario.name:<26} {alone:8.1f} {there:9.1f} {parent:8.1f} {there + parent - alone:8.1f}"
+    print(line + (f" {workers * alone / (there + parent):8.2f}" if scenario.stream else ""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    mine, rest = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    if rest is not None:
+        os.sched_setaffinity(0, {rest})
+    scenarios = [scenario for scenario in SCENARIOS.values() if options.only in scenario.name]
+    gateways = [ours(PORT, 1), ours(PORT + 1, options.workers)]
+    found: dict[str, tuple[list[Cost], list[Cost]]] = {scenario.name: ([], []) for scenario in scenarios}
+    calibrations = []
+    with contextlib.ExitStack() as stack:
+        script = str(Path(__file__).with_name("gateway.py"))
+        stack.enter_context(process([sys.executable, script, "--role", "backend", "--port", str(BACKEND_PORT)], rest))
+        wait_until_ready(OtherProxy("the backend", (), BACKEND_PORT))
+        pids = [stack.enter_context(process(each.command, mine)) for each in gateways]
+        for each in gateways:
+            wait_until_ready(each)
+        for number in range(options.rounds):
+            for scenario in scenarios:
+                calibrations.append(calibrate())
+                for index in (0, 1) if number % 2 else (1, 0):
+                    found[scenario.name][index].append(measure(gateways[index].port, scenario, options.seconds, pids[index]))
+    low, middle = min(calibrations), statistics.median(calibrations)
+    print(f"calibration: {middle / CALIBRATION_LOOPS * 1e9:.0f} ns a loop (least {low / CALIBRATION_LOOPS * 1e9:.0f})")
+    print(f"{'µs of CPU, medians':<26} {'one':>8} {'workers':>9} {'parent':>8} {'added':>8} {'scale':>8}")
+    for scenario in scenarios:
+        report(scenario, *found[scenario.name], options.workers)
+
+
+if __name__ == "__main__":
+    main()
