@@ -30,6 +30,8 @@ from maitred.scheduler.link.authentication import NONCE_BYTES, Side, is_proof, m
 from maitred.scheduler.link.messages import VERSION, AnyMessage, Challenge, Farewell, Greeting, Proof
 
 _LENGTH_BYTES: Final = 4
+_OF_CHANNEL: Final = frozenset((Greeting, Challenge, Proof, Farewell))
+"""The messages that are not for the owner of a channel."""
 _TLS_HANDSHAKE: Final = b"\x16\x03"
 _MOST_UNPROVEN: Final = 1024
 """Bytes of a frame from a peer that has not shown who it is."""
@@ -176,10 +178,10 @@ class Channel:
     def _take(self, message: AnyMessage) -> bool:
         """Take a message, and return whether it is for the owner."""
         state = self.state
+        if state is ChannelState.OPEN and type(message) not in _OF_CHANNEL:
+            return True
         if isinstance(message, Farewell):
             raise LinkFault(f"closed by the peer: {message.reason}", is_lasting=message.is_lasting, is_told=True)
-        if state is ChannelState.OPEN and not isinstance(message, Greeting | Challenge | Proof):
-            return True
         match self._side, state, message:
             case Side.GATEWAY, ChannelState.GREETING, Challenge():
                 self._meet_challenge(message)

@@ -17,7 +17,7 @@ A gateway is a name and a boot: two processes of one name, one after the other o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from maitred.admission import Ticket
@@ -144,6 +144,9 @@ class GatewayBooks:
         self.gateways: dict[GatewayId, BookedGateway] = {}
         self.by_ticket: dict[RequestId, BookedRequest] = {}
         self._last_ticket = 0
+        self._heard_until: Micros = 0
+        """Before this instant, µs, no gateway is silent, whichever connects till then: a bound, because it is asked in each
+        turn of the loop."""
 
     def gateway(self, id: GatewayId) -> BookedGateway:  # noqa: A002 - as everywhere
         """Return a gateway, which may be heard for the first time."""
@@ -177,9 +180,17 @@ class GatewayBooks:
         """Yield the requests that hold slots at a backend. O(n)."""
         return (one for one in self.by_ticket.values() if one.backend == backend and one.holds_slot)
 
-    def silent(self, now: Micros) -> list[BookedGateway]:
+    def gone(self) -> list[BookedGateway]:
+        """Return the gateways that are gone, and whose requests hold slots."""
+        return [one for one in self.gateways.values() if one.connection is None]
+
+    def silent(self, now: Micros) -> Sequence[BookedGateway]:
         """Return the gateways that are connected, and have not been heard for a lease."""
-        return [one for one in self.gateways.values() if one.connection is not None and now >= one.certain_from]
+        if now < self._heard_until:
+            return ()
+        connected = [one for one in self.gateways.values() if one.connection is not None]
+        self._heard_until = min((one.certain_from for one in connected if now < one.certain_from), default=now + self.lease)
+        return [one for one in connected if now >= one.certain_from]
 
     def note_death(self, name: str, now: Micros) -> None:
         """Note that the process of a gateway has ended, which is gone: it starts nothing more, whatever its lease says."""
@@ -201,5 +212,5 @@ class GatewayBooks:
             raise InvariantError("a request is booked by its ticket, and its gateway does not have it")
 
     def next_silence_at(self) -> Micros | None:
-        """Return when the next gateway has not been heard for a lease, µs, or None if none is connected."""
-        return min((one.certain_from for one in self.gateways.values() if one.connection is not None), default=None)
+        """Return when to look for silent gateways next, µs, or None if none is there."""
+        return self._heard_until if self.gateways else None

@@ -17,9 +17,9 @@ The same message may come twice, and late: the attempt tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from maitred.admission import EMPTY_LOAD, Action, Admission, LoadProbe, ReleaseReason, TicketState, no_load
 from maitred.core.decisions import Decision
@@ -49,6 +49,7 @@ from maitred.scheduler.link.messages import (
 )
 from maitred.scheduler.link.prompt_hashes import ReceivedPrompt
 
+_ADMIT: Final = Action.ADMIT
 _ADMITTED, _LEFT, _VICTIM = TicketState.ADMITTED, TicketState.LEFT, TicketState.VICTIM
 UNKNOWN_MODEL: Final = "unknown_model"
 PREEMPTED: Final = "preempted"
@@ -120,28 +121,25 @@ class LinkedAdmission:
         self._books, self._placer, self._models, self._epoch, self._say = books, placer, models, epoch, say
         self._pool_of, self._load_probe = pool_of, load_probe
         self._programs = programs
+        self._handlers: Mapping[type, Callable[[BookedGateway, Any, Micros], None]] = {
+            Submit: self.submit,
+            FirstByte: self.first_byte,
+            Release: self.release,
+            Yielded: self.yielded,
+            Declined: self.first_byte,
+            Failed: self.failed,
+            Outcome: self.outcome,
+            Progress: self.progress,
+        }
 
     # What gateways say.
 
     def take(self, gateway: BookedGateway, message: AnyMessage, now: Micros) -> bool:
         """Take what a gateway says of its requests. Return False for any other message."""
-        match message:
-            case Submit():
-                self.submit(gateway, message, now)
-            case FirstByte() | Declined():
-                self.first_byte(gateway, message, now)
-            case Yielded():
-                self.yielded(gateway, message, now)
-            case Failed():
-                self.failed(gateway, message, now)
-            case Release():
-                self.release(gateway, message, now)
-            case Outcome():
-                self.outcome(gateway, message, now)
-            case Progress():
-                self.progress(gateway, message, now)
-            case _:
-                return False
+        take = self._handlers.get(type(message))
+        if take is None:
+            return False
+        take(gateway, message, now)
         return True
 
     def submit(self, gateway: BookedGateway, message: Submit, now: Micros) -> None:
@@ -296,20 +294,18 @@ class LinkedAdmission:
             request = self._books.by_ticket.get(decision.subject)
             if request is None:
                 continue
-            match decision.action:
-                case Action.ADMIT:
-                    self._grant(request, now)
-                case Action.QUEUE:
-                    self._say(request.gateway, Queue(request.number, request.attempt, decision.reason))
-                case Action.PREEMPT_SLOT:
-                    self._say(request.gateway, Preempt(request.number, request.attempt))
-                case Action.REJECT:
+            if decision.action is _ADMIT:
+                self._grant(request, now)
+            elif decision.action is Action.QUEUE:
+                self._say(request.gateway, Queue(request.number, request.attempt, decision.reason))
+            elif decision.action is Action.PREEMPT_SLOT:
+                self._say(request.gateway, Preempt(request.number, request.attempt))
+            else:  # It is refused; or it has left, which its gateway has said.
+                if decision.action is Action.REJECT:
                     refusal = self.core.refusal(decision)
                     rejected = Reject(request.number, request.attempt, decision.reason, decision.retry_after, refusal)
                     self._say(request.gateway, rejected)
-                    self._books.remove(request)
-                case _:  # It has left, which its gateway has said.
-                    self._books.remove(request)
+                self._books.remove(request)
 
     def _grant(self, request: BookedRequest, now: Micros) -> None:
         if request.ticket.state is not _ADMITTED:  # Something later in these decisions has changed that already.

@@ -272,9 +272,9 @@ class SchedulerEnd:
         for silent in [gateway.connection for gateway in self.books.silent(now)]:
             if silent is not None:
                 self._cut(silent, "no beat came for a lease", now)
-        overdue = self.unaccounted.overdue(now)
-        self._settling.count_ended(overdue, now)
-        self._settling.free(overdue, now)
+        if overdue := self.unaccounted.overdue(now):
+            self._settling.count_ended(overdue, now)
+            self._settling.free(overdue, now)
         self._settling.review(now)
         self.requests.apply(self.requests.core.advance(now), now)
 
@@ -315,18 +315,18 @@ class SchedulerEnd:
         gateway = link.gateway
         if link.early:
             link.early.append(message)
-            return
-        if isinstance(message, Hello) and gateway is None:
-            self._on_hello(connection, link, message, now)
-            return
-        if gateway is None:
-            self._cut(connection, f"{type(message).__name__} came before a hello", now)
-            return
-        if isinstance(message, Beat):
+        elif gateway is None:
+            if isinstance(message, Hello):
+                self._on_hello(connection, link, message, now)
+            else:
+                self._cut(connection, f"{type(message).__name__} came before a hello", now)
+        elif self.requests.take(gateway, message, now) or self.programs.take(gateway, message, now):
+            pass  # The most by far.
+        elif isinstance(message, Beat):
             self._on_beat(gateway, message, now)
         elif isinstance(message, Note) and self.on_note is not None:
             self.on_note(gateway.id, message)
-        elif not (self.requests.take(gateway, message, now) or self.programs.take(gateway, message, now)):
+        else:
             self._cut(connection, f"{type(message).__name__} is out of place", now)
 
     def _on_hello(self, connection: ConnectionId, link: GatewayConnection, hello: Hello, now: Micros) -> None:

@@ -62,12 +62,14 @@ class Unaccounted:
     @property
     def extra_slots(self) -> Mapping[int, int]:
         """By how much more, or fewer, may be held at each backend than it has slots: absent orphans hold none, strangers do."""
+        if not self.absent and not self.strangers:
+            return {}
         return {backend: self.absent[backend] - self.strangers[backend] for backend in (*self.absent, *self.strangers)}
 
     def orphans(self) -> list[BookedRequest]:
         """Return the requests whose gateways are gone. O(gateways that are gone and their requests)."""
-        gone = (gateway for gateway in self._books.gateways.values() if gateway.connection is None)
-        return [request for gateway in gone for request in gateway.requests.values() if request.holds_slot]
+        gone = self._books.gone()
+        return [request for gateway in gone for request in gateway.requests.values() if request.holds_slot] if gone else []
 
     def on_reading(self, backend: int, running: int, asked_at: Micros, now: Micros) -> list[BookedRequest]:
         """Note that an engine that was asked at `asked_at` has so many sequences, and return the orphans that have ended."""
