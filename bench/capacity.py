@@ -73,7 +73,7 @@ def described(option: CapacityOption) -> str:
 def grid(given: argparse.Namespace, hardware: str, load: Load) -> tuple[int, float, int, int, bool]:
     """Return the smallest size that holds, the highest rate that it holds, the runs, the fewest that would have done, and
     whether `--most` is too low to tell, because the highest rate of the grid holds. Raises SystemExit if no size holds."""
-    traffic = measure_traffic(load, SEED)
+    traffic = measure_traffic(load, (SEED,))
     instance = InstanceConfig(model=given.model, hardware=hardware)
     limit = find_throughput_limit(resolve_instance(instance), traffic.mix).rate
     held: dict[tuple[int, float], bool] = {}

@@ -27,7 +27,7 @@ def test_every_key_is_in_a_table_and_no_other() -> None:
 def test_every_metric_is_named() -> None:
     for name in (*RUN_METRICS, COST, GPUS):
         family, _, figure = name.partition("_")
-        latency = re.fullmatch(r"(.+_)((?:mean|p\d\d)_ms)", name)
+        latency = re.fullmatch(r"(.+_)((?:mean|std|p\d{2,3})_ms)", name)
         said = latency.groups() if latency else (name,)
         assert all(f"`{part}`" in DOC for part in said), (family, figure)
 

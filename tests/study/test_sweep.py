@@ -127,6 +127,36 @@ def test_a_figure_that_no_run_has_is_said() -> None:
     assert "No run has a figure for ttft_p99_ms: no request got so far. maitred simulate says why." in said
 
 
+POOLS = "cluster.disaggregation.prefill_instances, cluster.disaggregation.decode_instances, cluster.num_instances"
+SPLITS: dict[str, Any] = {
+    "base": {"cluster": {"disaggregation": {"kv_bytes_per_token": 100_000}}},
+    "workload": {"rate": 6, "num_requests": 30},
+}
+
+
+def test_keys_that_change_together_are_one_column_of_the_grid() -> None:
+    swept = sweep({**SPLITS, "grid": {POOLS: [[1, 2, 3], [2, 1, 3]], "instance.max_num_seqs": [8, 16]}})
+    assert [tuple(each.values.values()) for each in swept.candidates] == [
+        (1, 2, 3, 8),
+        (1, 2, 3, 16),
+        (2, 1, 3, 8),
+        (2, 1, 3, 16),
+    ]
+    assert list(swept.candidates[0].values)[:2] == [key.strip() for key in POOLS.split(",")[:2]]
+    assert not any(each.problem for each in swept.candidates)
+
+
+def test_a_search_takes_keys_that_change_together() -> None:
+    search = {"parameters": {POOLS: [[1, 2, 3], [2, 1, 3]]}, "trials": 4, "batch": 2}
+    swept = sweep({**SPLITS, "search": search})
+    assert {tuple(each.values.values()) for each in swept.candidates} == {(1, 2, 3), (2, 1, 3)}
+
+
+def test_values_of_keys_that_change_together_are_one_for_each() -> None:
+    with pytest.raises(ConfigError, match=r"takes lists of 3 values, one for each key, not \[1, 2\]"):
+        sweep({**SPLITS, "grid": {POOLS: [[1, 2, 3], [1, 2]]}})
+
+
 def test_a_workload_may_be_swept_too() -> None:
     swept = sweep({"workload": {"num_requests": 30}, "grid": {"workload.rate": [1, 50]}, "metrics": ["responses_per_sec"]})
     slow, fast = (each.figures["responses_per_sec"] or 0 for each in swept.candidates)

@@ -259,6 +259,9 @@ class CapacityFlags(RunFlags):
         list[int] | None, flag(_OPTIONS, "GPUs of an instance. Repeatable. Default: 1.", "N", alias=("--tp", "-tp"))
     ] = None
     num_instances: Annotated[int | None, flag(_OPTIONS, "This many instances, and only the rate is searched.", "N")] = None
+    disaggregation: Annotated[
+        bool | None, flag(_OPTIONS, "Add options with prefill and decode instances, whose split is searched.", SWITCH)
+    ] = None
     max_instances: Annotated[int, flag(_OPTIONS, "Most instances that are tried.", "N")] = 64
     price: Annotated[list[str] | None, flag(_OPTIONS, "The price of a GPU per hour, as H100=2.5. Repeatable.", "GPU=PRICE")] = (
         None
@@ -268,10 +271,20 @@ class CapacityFlags(RunFlags):
         flag(_HELD, "As interactive.ttft_p99_ms <= 500. Repeatable. Default: slo_attainment >= 0.99.", "METRIC<=NUMBER"),
     ] = None
     tolerance: Annotated[float, flag(_HELD, "Share within which the rate is found.", "SHARE")] = 0.02
-    seeds: Annotated[int | None, flag(_HELD, "Runs of each probe, from --seed on. Default: 3, and 1 for a trace.", "N")] = None
+    seeds: Annotated[
+        int | None,
+        flag(_HELD, "Runs of each probe, from --seed on. Default: 3, more until --precision; 1 for a trace.", "N"),
+    ] = None
+    precision: Annotated[float, flag(_HELD, "Half width of the interval of a rate that needs no more seeds.", "SHARE")] = 0.05
+    latency_error: Annotated[
+        float | None,
+        flag(_HELD, "Standard deviation of the factor on all step times. Default: as published or calibrated.", "SHARE"),
+    ] = None
     jobs: Annotated[int | None, _jobs(_RUNS)] = None
     ray: Annotated[str | None, flag(_RUNS, "On a Ray cluster instead: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")] = None
-    plot: Annotated[Path | None, flag(_FILES, "The knee: p99 of TTFT against the rate: .png, .svg or .pdf.", "FILE")] = None
+    plot: Annotated[
+        Path | None, flag(_FILES, "The knee: the figure that binds against the rate: .png, .svg or .pdf.", "FILE")
+    ] = None
     json: Annotated[Path | None, flag(_FILES, "The result as JSON, everything that was tried included.", "FILE")] = None
     report: Annotated[Path | None, _report(_FILES)] = None
     quiet: Annotated[bool | None, _quiet(_FILES)] = None
@@ -309,7 +322,7 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
 
     targets, last = slo(flags, read_workload_spec(flags.load, as_flag)), horizon(flags)
     make_self_contained(flags.load, as_flag)
-    count = flags.seeds if flags.seeds is not None else 1 if flags.load.trace else 3
+    seeds = None if flags.seeds is None else parse_seeds(flags.seeds, flags.run_seed, where="--seeds")
     with progress_bar(quiet=bool(flags.quiet)) as show:
         return find_capacity(
             Candidate() if flags.config is None else Candidate.from_yaml(flags.config, env=os.environ),
@@ -321,7 +334,11 @@ def _find_capacity(flags: CapacityFlags) -> CapacityResult:
             slo=targets,
             constraints=flags.constraint or (DEFAULT_CONSTRAINT,),
             prices=_prices(flags.price),
-            seeds=parse_seeds(count, flags.run_seed, where="--seeds"),
+            seeds=seeds,
+            first_seed=flags.run_seed,
+            precision=flags.precision,
+            latency_error=flags.latency_error,
+            disaggregation=bool(flags.disaggregation),
             tolerance=flags.tolerance,
             max_instances=flags.max_instances,
             horizon_secs=None if last is None else to_seconds(last),

@@ -1,16 +1,17 @@
-"""The result of `maitred capacity`: each option with its size and its highest rate, the table, and the plot of the knee."""
+"""The result of `maitred capacity`: each option with its size and its highest rate, and the table; `knee` has the picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.table import Table
 
+from maitred.core.student_t import Interval
+from maitred.report import Slo
 from maitred.report.figure import draw_scatter
-from maitred.report.panels import Group, Limit, Point, Scatter, spans_decades
 from maitred.report.table import NO_VALUE, format_number, new_table
 from maitred.study.metrics import Constraint, Figures, find_metric, metric_heading
 from maitred.study.presentation import Presentation, ShownTable, StudyResult
@@ -18,18 +19,33 @@ from maitred.study.presentation import Presentation, ShownTable, StudyResult
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KNEE_METRIC: Final = "ttft_p99_ms"
-"""What the plot shows over the rate."""
+_LARGEST_STRETCH: Final = 4.0
+_SAFE: Final = 0.95
+"""The probability from which an option is safe to buy."""
 
 
 class KneePoint(msgspec.Struct, frozen=True, kw_only=True):
     """A size at a rate: means over the seeds."""
 
     instances: int
+    shape: str = ""
+    """The instances in words: `4`, or `1P + 3D` with prefill and decode instances."""
     rate: float
     """Requests per second."""
+    stretch: float = 1.0
+    """The factor on all step times."""
     holds: bool
+    """Whether the means meet all constraints, and the rate is within the limit of the latency model."""
+    lasts: bool = True
+    """Whether the rate is within that limit."""
+    probability: float = 1.0
+    """How probable it is that the true means meet the constraints, by Student's t of the seeds; 0 or 1 of one seed."""
+    excess: float = 0.0
+    """By which share of its limit the worst constraint is violated; 0 or less if all are met."""
+    seeds: int = 1
     figures: Figures
+    intervals: Mapping[str, Interval | None] = {}
+    """The means of the constraints' metrics with their intervals of 95 %; None of one seed."""
 
 
 class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +56,30 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int
     instances: int | None
     """The smallest number that holds today's rate, or the given one."""
+    shape: str = ""
+    """The instances in words: `4`, or `1P + 3D` with prefill and decode instances."""
+    sizes: tuple[int, int] | None = None
+    """The smallest size that the runs do not rule out, and the smallest one that surely holds (97.5 %); None if the size was
+    given, or if there is one seed."""
     gpus: int | None
     cost: float | None
     """Per hour, if prices are given."""
+    cost_per_million: float | None = None
+    """Per million output tokens at today's rate, if prices are given."""
     highest_rate: float | None
     """The highest rate that these instances hold, in requests per second."""
+    rates: tuple[float, float] | None = None
+    """The rate that surely holds (97.5 %), and the one that surely does not or is the limit; None of one seed."""
     headroom: float | None
     """The highest rate, divided by that of today."""
+    stretch: float | None = None
+    """The largest factor on all step times with which today's rate holds."""
+    model_error: float | None = None
+    """The standard deviation of the factor by which the latency model is wrong; None if it is not known."""
+    probability: float | None = None
+    """How probable it is that today's rate holds: by the seeds, and by `model_error` if it is known; None if neither tells."""
+    seeds: int = 1
+    """Seeds of each point of the last round."""
     today: KneePoint | None
     """What was measured of that many instances at today's rate."""
     simulated: str
@@ -57,10 +90,10 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was tried, by size and rate."""
 
     @property
-    def knee(self) -> list[tuple[KneePoint, float]]:
-        """The points at the size of this option, by rate, each with its p99 of TTFT; those without one are left out."""
-        points = sorted((each for each in self.points if each.instances == self.instances), key=lambda each: each.rate)
-        return [(each, height) for each in points if (height := each.figures[KNEE_METRIC]) is not None]
+    def knee(self) -> list[KneePoint]:
+        """The points at the size of this option with the step times of the model, by rate."""
+        points = (each for each in self.points if each.instances == self.instances and each.stretch == 1.0)
+        return sorted(points, key=lambda each: each.rate)
 
 
 class CapacityResult(StudyResult, frozen=True, kw_only=True):
@@ -69,6 +102,8 @@ class CapacityResult(StudyResult, frozen=True, kw_only=True):
     workload: str
     slo: str
     """The SLO in words."""
+    targets: Slo = msgspec.field(default_factory=lambda: Slo(classes={}))
+    """The SLO."""
     constraints: tuple[str, ...]
     limits: tuple[Constraint, ...]
     """The constraints as they are compared."""
@@ -87,14 +122,19 @@ class CapacityResult(StudyResult, frozen=True, kw_only=True):
         return min(able, key=lambda each: (each.cost or 0.0, each.gpus or 0, -(each.headroom or 0)), default=None)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw the p99 of TTFT against the rate, a curve for each option at its size, and write it to `path` if it is given.
+        """Draw the figure that binds against the rate, a curve for each option at its size, and write it to `path` if it is
+        given.
 
         Raises ConfigError without matplotlib, and for a path that cannot be written.
         """
+        from maitred.study.capacity.knee import knee_scatter
+
         return draw_scatter(knee_scatter(self), path)
 
     def presentation(self) -> Presentation:
         """Return a row for each option, the best one first, and the knee of each as a picture."""
+        from maitred.study.capacity.knee import knee_scatter
+
         best = "" if self.best is None else f"Best: {self.best.simulated}."
         return Presentation(
             title=f"How many GPUs: {self.workload}",
@@ -108,8 +148,19 @@ class CapacityResult(StudyResult, frozen=True, kw_only=True):
 def capacity_table(result: CapacityResult) -> Table:
     """Return a row for each option, the best one first."""
     names = [*dict.fromkeys(each.metric for each in result.limits)]
-    figures = ("TP", "instances", "GPUs", "highest\nrate", "headroom", *map(_heading, names))
-    table = new_table({"": "bold", "GPU": "cyan"}, (*figures, "cost/h") if result.has_prices else figures)
+    figures = [
+        "TP",
+        "instances",
+        "GPUs",
+        "highest\nrate/s",
+        "95 %",
+        "head-\nroom",
+        "slower\nby",
+        "P(holds)",
+        *map(_heading, names),
+    ]
+    figures += ["cost/h", "cost/1M"] if result.has_prices else []
+    table = new_table({"": "bold", "GPU": "cyan"}, figures)
     options = sorted(
         result.options, key=lambda each: (bool(each.problem), each is not result.best, each.cost or 0, each.gpus or 0)
     )
@@ -123,16 +174,41 @@ def _row(result: CapacityResult, option: CapacityOption, names: list[str]) -> It
     yield option.hardware or "any"
     yield str(option.tensor_parallel_size)
     if option.problem:
-        yield from [NO_VALUE] * (4 + len(names) + result.has_prices)
+        yield from [NO_VALUE] * (7 + len(names) + 2 * result.has_prices)
         return
-    yield f"{option.instances:,}"
+    yield _size(option)
     yield f"{option.gpus:,}"
-    yield f"{format_number(option.highest_rate)}/s"
+    yield format_number(option.highest_rate)
+    yield NO_VALUE if option.rates is None else " to ".join(map(format_number, option.rates))
     yield NO_VALUE if option.headroom is None else f"{option.headroom:.2f}"
+    yield _stretch(option.stretch)
+    yield NO_VALUE if option.probability is None else f"{option.probability:.2f}"
     for name in names:
-        yield find_metric(name).format(option.today.figures[name] if option.today else None)
+        yield _today(option, name)
     if result.has_prices:
         yield format_number(option.cost)
+        yield NO_VALUE if option.cost_per_million is None else f"{option.cost_per_million:.3g}"
+
+
+def _size(option: CapacityOption) -> str:
+    low, high = option.sizes or (option.instances, option.instances)
+    size = option.shape or f"{option.instances:,}"
+    return size if low == high else f"{size} ({low} to {high})"
+
+
+def _stretch(stretch: float | None) -> str:
+    if stretch is None:
+        return NO_VALUE
+    return f"× {stretch:.2f}" if stretch < _LARGEST_STRETCH / 1.1 else f"> × {_LARGEST_STRETCH / 1.1:.1f}"
+
+
+def _today(option: CapacityOption, name: str) -> str:
+    """Return the figure at today's rate, with its half width if several seeds give one."""
+    metric = find_metric(name)
+    if option.today is None:
+        return NO_VALUE
+    shown, interval = metric.format(option.today.figures[name]), option.today.intervals.get(name)
+    return shown if interval is None else f"{shown} ± {metric.format(interval.half_width)}"
 
 
 def _heading(name: str) -> str:
@@ -141,45 +217,49 @@ def _heading(name: str) -> str:
 
 
 def capacity_notes(result: CapacityResult) -> Iterator[str]:
-    """Yield what was asked, and why some options have no answer."""
-    seeds = "1 seed" if len(result.seeds) == 1 else f"{len(result.seeds)} seeds"
-    yield f"Today: {result.workload}, {format_number(result.today)} requests/s; {seeds}, the same workload for all options."
+    """Yield what was asked, what the columns are, and why some options have no answer."""
+    counts = sorted({option.seeds for option in result.options if option.seeds})
+    seeds = " to ".join(f"{count:,}" for count in counts[:1] + counts[1:][-1:]) or "0"
+    what = f"{seeds} {'seed' if seeds == '1' else 'seeds'}, the same workload for all options"
+    yield f"Today: {result.workload}, {format_number(result.today)} requests/s; {what}."
     yield f"To hold, on average over the seeds: {', '.join(result.constraints)}. SLO: {result.slo}."
     yield (
-        f"Figures are those at today's rate. Rates are within {result.tolerance:.1%}; headroom is the highest rate by today's. "
-        f"{result.runs:,} runs."
+        f"Figures are those at today's rate. Rates are within {result.tolerance:.1%}; 95 %: those that the runs do not rule "
+        f"out{'' if counts != [1] else ' (one seed rules out none)'}. Headroom is the highest rate by today's. Slower by: the "
+        f"factor on all step times up to which today's rate holds. {result.runs:,} runs."
     )
+    yield from _probability_notes(result)
+    if result.has_prices:
+        yield "cost/1M: of a million output tokens at today's rate."
     if result.best is None:
         yield "No option holds today's rate."
+    elif (result.best.probability or 1.0) < _SAFE:
+        yield f"The best option holds with a probability of {result.best.probability:.2f} only: {_safest(result)}."
     for option in result.options:
         if option.problem:
             yield f"{option.hardware or 'instances'}, TP {option.tensor_parallel_size}: {option.problem}."
 
 
-def option_label(option: CapacityOption) -> str:
-    """Return the name of an option at its size."""
-    return f"{option.instances} × {option.hardware or 'instance'}, TP {option.tensor_parallel_size}"
+def _safest(result: CapacityResult) -> str:
+    """Return which option is the cheapest of those that hold with a high probability."""
+    safe = [each for each in result.options if not each.problem and (each.probability or 0.0) >= _SAFE]
+    if not safe:
+        return f"none of them holds with {_SAFE:.2f} or more"
+    found = min(safe, key=lambda each: (each.cost or 0.0, each.gpus or 0))
+    which = f"{found.shape} × {found.hardware or 'instance'}, TP {found.tensor_parallel_size}"
+    return f"of those with {_SAFE:.2f} or more the {'cheapest' if result.has_prices else 'smallest'} is {which}"
 
 
-def knee_scatter(result: CapacityResult) -> Scatter:
-    """Return the p99 of TTFT over the rate of each option at the size that it needs today. Filled points hold."""
-    groups = [
-        Group(label=option_label(option), points=tuple(_knee_points(option)), line="straight")
-        for option in result.options
-        if option.knee
-    ]
-    limits = [Limit(label="constraint", axis="y", at=each.limit) for each in result.limits if each.metric == KNEE_METRIC]
-    return Scatter(
-        title="TTFT p99 over the rate",
-        about=f"TTFT p99 over the rate of {len(groups)} options. Filled points hold the constraints, hollow ones do not.",
-        x="requests/s",
-        y="ms",
-        groups=tuple(groups),
-        limits=(*limits, Limit(label="today", axis="x", at=result.today)),
-        log_y=spans_decades([point.y for group in groups for point in group.points]),
-    )
-
-
-def _knee_points(option: CapacityOption) -> Iterator[Point]:
-    for each, height in option.knee:
-        yield Point(x=each.rate, y=height, hollow=not each.holds, text="holds" if each.holds else "does not hold")
+def _probability_notes(result: CapacityResult) -> Iterator[str]:
+    """Yield what P(holds) includes."""
+    shown = [option for option in result.options if option.probability is not None]
+    known = {option.hardware or "instances": option.model_error for option in shown if option.model_error}
+    unknown = sorted({option.hardware or "instances" for option in shown if option.model_error is None})
+    if known:
+        errors = ", ".join(f"{name} {error:.1%}" for name, error in known.items())
+        yield f"P(holds) includes the error of the latency model (standard deviation: {errors}) and the chance of the seeds."
+    if unknown:
+        yield (
+            f"The error of the latency model is not known ({', '.join(unknown)}): P(holds) is the chance of the seeds alone "
+            "(--latency-error states one)."
+        )

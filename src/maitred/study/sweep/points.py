@@ -40,8 +40,10 @@ from maitred.study.sweep.spec import (
     SearchSpec,
     SweepSpec,
     candidate_costs,
+    coupled_keys,
     parse_criteria,
     sweep_document,
+    uncoupled,
 )
 from maitred.workload import Workload
 from maitred.workload.load import Load, make_self_contained
@@ -110,7 +112,7 @@ class SweepPlan:
 
     def _point(self, number: int, values: Mapping[str, Any]) -> SweepPoint:
         above = ("grid",) if self.spec.grid is not None else ("search", "parameters")
-        settings = [*self._env, *flag_settings(values, {key: self.locate(*above, key) for key in values})]
+        settings = [*self._env, *flag_settings(values, {key: self._locate_value(above, key) for key in values})]
         config = with_simulation_defaults(MergedConfig(_PointConfig, self._layers, settings, POLICY_KEYS, flavour_defaults))
         candidate = Candidate.from_config(config)
         load = self._load(config.workload)
@@ -120,6 +122,12 @@ class SweepPlan:
         except ConfigError as error:
             runs, problem = (), str(error)
         return SweepPoint(number=number, values=dict(values), candidate=candidate, costs=costs, runs=runs, problem=problem)
+
+    def _locate_value(self, above: tuple[str, ...], key: str) -> str:
+        """Return the place where the values of a key are written, by itself or beside keys that change with it."""
+        grid = self.spec.grid if self.spec.grid is not None else {} if self.spec.search is None else self.spec.search.parameters
+        written = next((each for each in grid if key in coupled_keys(each)), key)
+        return self.locate(*above, written)
 
     def _run_settings(self, load: Load) -> RunSettings:
         spec, workload = self.spec, load.workload_spec
@@ -154,7 +162,7 @@ def grid_values(grid: Mapping[str, list[Any]], place: str) -> Iterator[dict[str,
     count = prod(map(len, grid.values()))
     if count > MAX_POINTS:
         raise ConfigError(f"{count:,} combinations are too many", where=place, hint=f"at most {MAX_POINTS:,}, or search")
-    return (dict(zip(grid, values, strict=True)) for values in product(*grid.values()))
+    return (uncoupled(dict(zip(grid, values, strict=True))) for values in product(*grid.values()))
 
 
 class TpeSearch:
@@ -178,7 +186,12 @@ class TpeSearch:
         """Return the values of `count` candidates."""
         self._asked = [self._study.ask(self._space) for _ in range(count)]
         return [
-            {key: of[trial.params[key]] if isinstance(of, list) else trial.params[key] for key, of in self._parameters.items()}
+            uncoupled(
+                {
+                    key: of[trial.params[key]] if isinstance(of, list) else trial.params[key]
+                    for key, of in self._parameters.items()
+                }
+            )
             for trial in self._asked
         ]
 
@@ -213,4 +226,5 @@ def boundary_values(parameters: Mapping[str, SearchRange | list[Any]]) -> list[d
     """Return values that use each parameter at both ends of its range, or in each of its choices, for checking them."""
     ends = {key: of if isinstance(of, list) else [of.low, of.high] for key, of in parameters.items()}
     longest = max(map(len, ends.values()))
-    return [{key: values[min(index, len(values) - 1)] for key, values in ends.items()} for index in range(longest)]
+    points = ({key: values[min(index, len(values) - 1)] for key, values in ends.items()} for index in range(longest))
+    return [uncoupled(point) for point in points]

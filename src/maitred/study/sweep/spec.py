@@ -64,6 +64,7 @@ class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for key, choices in self.parameters.items():
             if isinstance(choices, list) and not choices:
                 raise ValueError(f"parameters: {key} has nothing to choose from")
+            _check_coupled("parameters", key, choices if isinstance(choices, list) else [choices])
         for name, most in (("trials", _MOST_TRIALS), ("batch", 1_000)):
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be from 1 to {most:,}, not {getattr(self, name)}")
@@ -77,7 +78,8 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     workload: dict[str, Any] = {}
     """The keys of `maitred.Load`."""
     grid: Mapping[str, list[Any]] | None = None
-    """Values by dotted key. Every combination is a candidate."""
+    """Values by dotted key. Every combination is a candidate. Keys that change together stand side by side, `a.b, a.c`, and
+    have lists of values."""
     search: SearchSpec | None = None
     """Used in place of a grid."""
     seeds: int | list[int] = 1
@@ -117,6 +119,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for key, values in grid.items():
             if not values:
                 raise ValueError(f"grid: {key} has no values")
+            _check_coupled("grid", key, values)
 
     def _check_prices(self) -> None:
         if self.price_per_hour is not None and self.price_per_gpu_hour is not None:
@@ -125,6 +128,28 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         prices = [*of_gpus.values()] if isinstance(of_gpus, dict) else [of_gpus]
         if not all(price is None or price > 0 for price in (self.price_per_hour, *prices)):
             raise ValueError("a price must be above 0")
+
+
+def coupled_keys(key: str) -> list[str]:
+    """Return the keys that change together: those of `a.b, a.c`, or the key itself."""
+    return [each.strip() for each in key.split(",")]
+
+
+def uncoupled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value for each single key, where keys that change together (`a.b, a.c`) have a list of values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        keys = coupled_keys(key)
+        found |= {key: value} if len(keys) == 1 else dict(zip(keys, value, strict=True))
+    return found
+
+
+def _check_coupled(what: str, key: str, choices: Sequence[Any]) -> None:
+    """Raise ValueError unless each choice of keys that change together has a value for each of them."""
+    count = len(coupled_keys(key))
+    for choice in choices if count > 1 else ():
+        if not isinstance(choice, list) or len(choice) != count:
+            raise ValueError(f"{what}: {key} takes lists of {count} values, one for each key, not {choice!r}")
 
 
 def sweep_document(spec: str | Path | Mapping[str, Any]) -> YamlDocument:

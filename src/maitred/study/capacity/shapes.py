@@ -1,0 +1,92 @@
+"""Shapes: the clusters that an option can be at a size, and the most that each can take by the latency model.
+
+An option of equal instances has one shape for each size. With prefill and decode instances (P/D) a size of n has n - 1 shapes,
+P + D = n. The latency model says how many requests per second one instance of each kind takes, p and d, and the share of
+prefill instances at which neither waits for the other:
+
+    P / n = d / (p + d)         limit of a shape = min(P · p, D · d)
+
+Only the shape nearest to that and its two neighbours are tried, because queues, batches and transfers may move the best one a
+little. A size holds if one of its shapes does.
+
+    a prefill instance takes 6 requests/s, a decode instance 12: of 9 instances 6 prefill, so 5, 6 and 7 are tried
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from maitred.instance import InstanceConfig
+from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
+from maitred.study.candidate import Candidate
+
+_NEIGHBOURS: Final = (0, 1, -1)
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A number of instances, and how many of them prefill only (0: all do both)."""
+
+    size: int
+    prefill: int = 0
+
+    def cluster_of(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with this shape."""
+        cluster = replace(candidate.cluster, num_instances=self.size)
+        if self.prefill:
+            decode = self.size - self.prefill
+            pools = replace(cluster.disaggregation, prefill_instances=self.prefill, decode_instances=decode)
+            cluster = replace(cluster, disaggregation=pools)
+        return replace(candidate, cluster=cluster)
+
+    def in_words(self) -> str:
+        """Return `4`, or `1P + 3D` with prefill and decode instances."""
+        return f"{self.prefill}P + {self.size - self.prefill}D" if self.prefill else f"{self.size:,}"
+
+
+class ShapeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What instances of an option take of a traffic, in requests per second."""
+
+    instance: float
+    """One that does both."""
+    prefill: float
+    decode: float
+    bound: str
+    """The key that keeps the batch of an instance from growing."""
+    is_split: bool
+    """Whether there are prefill and decode instances."""
+
+    @property
+    def least_size(self) -> int:
+        """The smallest size that there can be."""
+        return 2 if self.is_split else 1
+
+    def of(self, shape: Shape) -> float:
+        """Return the most that a shape takes."""
+        if not shape.prefill:
+            return shape.size * self.instance
+        return min(shape.prefill * self.prefill, (shape.size - shape.prefill) * self.decode)
+
+    def of_size(self, size: int) -> float:
+        """Return the most that the best shape of a size takes."""
+        return max(map(self.of, self.shapes(size)))
+
+    def shapes(self, size: int) -> list[Shape]:
+        """Return the shapes of a size that are tried, the most promising one first."""
+        if not self.is_split:
+            return [Shape(size)]
+        best = round(size * self.decode / (self.prefill + self.decode))
+        counts = dict.fromkeys(min(max(best + each, 1), size - 1) for each in _NEIGHBOURS)
+        return sorted((Shape(size, count) for count in counts), key=self.of, reverse=True)
+
+
+def find_limits(instance: InstanceConfig, mix: RequestMix, *, is_split: bool) -> ShapeLimits:
+    """Return what instances take of this traffic. `instance` is resolved."""
+    both = find_throughput_limit(instance, mix)
+    if not is_split:
+        return ShapeLimits(instance=both.rate, prefill=both.rate, decode=both.rate, bound=both.bound, is_split=False)
+    prefill = find_throughput_limit(instance, replace(mix, output=1.0))
+    decode = find_throughput_limit(instance, replace(mix, cached=mix.prompt))
+    return ShapeLimits(instance=both.rate, prefill=prefill.rate, decode=decode.rate, bound=decode.bound, is_split=True)
