@@ -19,7 +19,6 @@ from maitred.report import DEFAULT_SLO, Slo
 from maitred.sim.config import DisaggregationConfig
 from maitred.study.capacity import CapacityOption, CapacityResult
 from maitred.study.capacity.boundary import BoundarySearch
-from maitred.study.capacity.knee import knee_scatter
 from maitred.study.capacity.options import measure_traffic
 from maitred.study.capacity.shapes import Shape, ShapeLimits
 from maitred.study.runs import RunSettings, decode_figures, run_task
@@ -276,7 +275,7 @@ def test_a_given_size_has_figures_and_points_that_fail() -> None:
 def test_the_knee_is_that_of_the_figure_that_binds() -> None:
     """Of 30 ms per token a step of 16 sequences takes most: TPOT is beyond its target long before TTFT."""
     result = capacity(SMALL, workload=LOAD, slo=Slo(ttft_ms=60_000, tpot_ms=7), seeds=1, num_instances=2, tolerance=0.1)
-    picture = knee_scatter(result)
+    picture = result.presentation().scatter
     assert picture.title == "TPOT p99 ms over the rate"
     (line,) = [limit for limit in picture.limits if limit.axis == "y"]
     assert (line.label, line.at) == ("SLO", 7)

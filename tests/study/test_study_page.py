@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from maitred import Candidate, InstanceConfig, Load, compare
-from maitred.study.capacity.result import CapacityOption, CapacityResult, KneePoint
+from maitred.study.capacity.points import CapacityOption, KneePoint
+from maitred.study.capacity.result import CapacityResult
 from maitred.study.metrics import Constraint
 from maitred.study.sweep.result import CandidateResult, SweepResult
 from maitred.study.sweep.spec import Criteria

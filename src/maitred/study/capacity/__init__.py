@@ -13,6 +13,7 @@ every rate (`rate_scale` moves the arrivals closer together, and nothing else), 
     boundary.py   bisection over whole numbers
     shapes.py     what a size can be: equal instances, or P prefill and D decode instances; the limits of each
     search.py     the search of an option: its size, its rate, their intervals, the latency model's part, and what came of it
+    points.py     what was tried, and what came of an option
     result.py     CapacityResult: options and table
     knee.py       the plot of the figure that binds over the rate
 
@@ -34,7 +35,8 @@ from maitred.report.table import format_slo
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.knee import bindings
 from maitred.study.capacity.options import CapacityPlan, measure_traffic, option_candidates
-from maitred.study.capacity.result import CapacityOption, CapacityResult
+from maitred.study.capacity.points import CapacityOption
+from maitred.study.capacity.result import CapacityResult
 from maitred.study.capacity.search import OptionSearch, Probe, Probing
 from maitred.study.metrics import Figures, parse_constraint
 from maitred.study.runs import RunSettings, as_load, decode_figures, parse_seeds, run_task, stated_slo

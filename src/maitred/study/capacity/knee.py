@@ -17,7 +17,7 @@ import msgspec
 
 from maitred.report.panels import Group, Limit, Point, Scatter, spans_decades
 from maitred.report.slo import Slo, Targets
-from maitred.study.capacity.result import CapacityOption, CapacityResult, KneePoint
+from maitred.study.capacity.points import CapacityOption, KneePoint
 from maitred.study.metrics import Better, Constraint, find_metric, metric_label
 
 _ATTAINMENT: Final = "slo_attainment"
@@ -66,23 +66,26 @@ def _target(slo: Slo, group: str, latency: str) -> float | None:
     return for_all if of_class is None else of_class
 
 
-def find_binding(result: CapacityResult) -> Binding:
+def find_binding(options: Sequence[CapacityOption], best: CapacityOption | None, candidates: Sequence[Binding]) -> Binding:
     """Return the figure that binds the best option, or the first one that has points."""
-    shown = [each for each in (result.best, *result.options) if each is not None and each.knee]
-    candidates = bindings(result.limits, result.targets)
+    shown = [each for each in (best, *options) if each is not None and each.knee]
     points = shown[0].knee if shown else []
     failing = [point for point in points if not point.holds]
     at = (failing or points[-1:])[:1]
     return max(candidates, key=lambda each: max((each.excess(point) for point in at), default=-inf))
 
 
-def knee_scatter(result: CapacityResult) -> Scatter:
-    """Return the figure that binds over the rate of each option at the size that it needs today. Filled points hold."""
-    binding = find_binding(result)
+def knee_scatter(
+    options: Sequence[CapacityOption], best: CapacityOption | None, candidates: Sequence[Binding], today: float
+) -> Scatter:
+    """Return the figure that binds over the rate of each option at the size that it needs today. Filled points hold.
+
+    `candidates` are the figures that may bind, `today` is today's rate."""
+    binding = find_binding(options, best, candidates)
     name = metric_label(binding.metric)
     groups = [
         Group(label=option_label(option), points=tuple(_points(option, binding)), line="straight")
-        for option in result.options
+        for option in options
         if any(binding.metric in point.figures for point in option.knee)
     ]
     factor = 100 if find_metric(binding.metric).is_share else 1
@@ -94,7 +97,7 @@ def knee_scatter(result: CapacityResult) -> Scatter:
         groups=tuple(groups),
         limits=(
             Limit(label=binding.line, axis="y", at=binding.limit * factor),
-            Limit(label="today", axis="x", at=result.today),
+            Limit(label="today", axis="x", at=today),
         ),
         log_y=spans_decades([point.y for group in groups for point in group.points]),
     )

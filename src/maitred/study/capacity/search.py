@@ -48,7 +48,7 @@ from maitred.instance.throughput_limit import find_throughput_limit
 from maitred.study.candidate import Candidate
 from maitred.study.capacity.boundary import BoundarySearch
 from maitred.study.capacity.options import CapacityPlan
-from maitred.study.capacity.result import CapacityOption, KneePoint
+from maitred.study.capacity.points import CapacityOption, KneePoint
 from maitred.study.capacity.shapes import Shape, find_limits
 from maitred.study.metrics import Figures, mean_figures
 
