@@ -53,7 +53,8 @@ class Played:
         run = instance._core.run
         if run is not None and run.plan.chunks and run.ends_at <= now:
             chunks = [(chunk.seq.request.id, chunk.num_tokens) for chunk in run.plan.chunks]
-            self.steps.append((run.starts_at, chunks, run.shape.num_decodes))
+            decodes = run.shape.num_decodes
+            self.steps += [(run.starts_at + run.time_of(step), chunks, decodes) for step in range(run.steps)]
         for each in instance.advance(now):
             self.events.append((each.at, each.kind.name, each.seq.request.id))
             self.cached[each.seq.request.id] = each.seq.num_cached_tokens

@@ -64,7 +64,8 @@ class EngineCore:
         self.waiting = config.policy().make_queue(parts.prefix_cache, rng)
         # Most queues do nothing in most of their callbacks.
         self._order_changes = is_overridden(self.waiting, "next_order_change")
-        self._counts_service = is_overridden(self.waiting, "on_served")
+        self.counts_service = is_overridden(self.waiting, "on_served")
+        """Whether the wait queue is told of the work that is done."""
         self._learns = is_overridden(self.waiting, "on_finished")
         self.batch.announces_steps = is_overridden(self.waiting, "on_step_start")
         self._forgets = is_overridden(self.waiting, "on_sequence_end")
@@ -74,7 +75,7 @@ class EngineCore:
         """What the scheduler does not know yet, or None if it does not plan one step ahead."""
         if config.async_scheduling:
             self._mailbox = Mailbox(self.waiting, self.batch, self._prefix_blocks, self.sequences)
-        self._notes_ends = self._mailbox is not None or self._counts_service or self._learns
+        self._notes_ends = self._mailbox is not None or self.counts_service or self._learns
         """Whether the end of an answer is told to any other part than the batch."""
         self._output_lengths: dict[RequestId, int] = {}
         """Tokens of each answer. The engine uses it only to know when an answer ends."""
@@ -174,8 +175,11 @@ class EngineCore:
                 limit = max(steps, 1)  # those that decode have completed, which the scheduler does not know
         waiting = self.waiting if len(self.sequences) > self.num_running else None
         plan = batch.schedule(waiting, now, limit)
-        if plan.chunks and self._counts_service:
-            plan.max_repeats = 1  # the queue is told of each chunk as it ends
+        if plan.chunks and plan.max_repeats > 1:
+            # What has been served may change which sequence is next, if the step looks, and what the mailbox tells the queue.
+            looks = self.counts_service and (self._mailbox is not None or not (waiting is None or plan.is_closed))
+            if looks or self._max_repeats == 1:
+                plan.max_repeats = 1
         run = self._next_run
         if plan.is_plain and (batch.num_decodes or plan.chunks) and not self._is_spread_aware:
             run.begin(now, plan, batch.num_decodes, batch.context_tokens)
@@ -210,8 +214,12 @@ class EngineCore:
     def commit_part(self, run: StepRun, steps: int) -> None:
         """Count the first `steps` steps of `run`, which have ended. The rest stays a run."""
         time = run.time_of(steps)  # a run takes exactly what its parts take
+        if run.plan.holds_decodes:
+            self._held.hold_all(self.batch.sequences.values(), self.batch.num_decodes, run.starts_at, self.itl_log)
         if self.meter is not None:
             self.meter.add_run(run, steps, time)
+        if self.counts_service:
+            self._account_chunks(run, steps)
         self.batch.run(run.plan, steps)
         run.plan.advance(steps)
         run.skip(steps, time)
@@ -236,7 +244,7 @@ class EngineCore:
         self.run, self.next_start = None, now
         # Chunks come before completions: an answer of one token is complete in the step that completes its prompt.
         if plan.chunks:
-            self._commit_chunks(plan, now)
+            self._commit_chunks(run, now)
         if batch.step_index >= self._completions.next_step:  # a run that an arrival truncated ends before that
             ends_silently = not (self._notes_ends or self.itl_log is not None or self._held.count)
             for seq in self._completions.pop_complete(batch.step_index):
@@ -310,12 +318,10 @@ class EngineCore:
         self.waiting.add(seq, now, front=self.batch.requeues_at_front)
         self.events.append(InstanceEvent(now, EventKind.KV_PREEMPTED, seq))
 
-    def _commit_chunks(self, plan: StepPlan, now: Micros) -> None:
-        # The work was done for sequences that were withdrawn during the step, too, and counts as served.
-        if self._counts_service:
-            for chunk in plan.chunks:
-                self.waiting.on_served(chunk.seq, chunk.num_tokens, 0, now)
-        for seq in self.batch.complete_chunks(plan):
+    def _commit_chunks(self, run: StepRun, now: Micros) -> None:
+        if self.counts_service:
+            self._account_chunks(run, run.steps)
+        for seq in self.batch.complete_chunks(run.plan):
             if seq.first_token_at is None:
                 seq.first_token_at = now
                 if self.tells_first_tokens:
@@ -329,6 +335,14 @@ class EngineCore:
                 self.itl_log.on_decode_start(seq.request_id)
             elif self._held.count:
                 self._held.on_decode_start(seq)
+
+    def _account_chunks(self, run: StepRun, steps: int) -> None:
+        """Tell the wait queue of the chunks of the first `steps` steps of `run`, step by step. The work was done for sequences
+        that were withdrawn during the step, too."""
+        for step in range(steps if run.plan.chunks else 0):
+            ended = run.starts_at + run.time_of(step + 1)
+            for chunk in run.plan.chunks:
+                self.waiting.on_served(chunk.seq, chunk.num_tokens, 0, ended)
 
     def _note_stalled(self, stalled: Sequence[SequenceState], since: Micros, now: Micros) -> None:
         """Note that decoding sequences have stood still in the step that has ended, so they complete a step later."""
@@ -358,7 +372,7 @@ class EngineCore:
                 self._completions.mark_stale()
                 if self.run is not None:
                     self.run.departed_decodes += 1  # the shape of the run, which the meter reads, still counts it
-        if self._counts_service:
+        if self.counts_service:
             self._account_decode(seq, now)
         if kind is _FINISHED and self._learns:
             self.waiting.on_finished(seq, now)
@@ -386,6 +400,6 @@ class EngineCore:
 
     def _account_decode(self, seq: SequenceState, now: Micros) -> None:
         """Tell the wait queue of the tokens of `seq`, which has stopped decoding."""
-        if self._counts_service:
+        if self.counts_service:
             self.waiting.on_served(seq, 0, seq.num_output_tokens - seq.num_accounted_output_tokens, now)
         seq.num_accounted_output_tokens = seq.num_output_tokens

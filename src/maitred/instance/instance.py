@@ -135,6 +135,8 @@ class Instance:
         if run is not None and run.partially_committed:
             self._reopen_boundary(now)
             run = core.run
+        if core.counts_service and run is not None and run.plan.chunks:
+            self.commit_ended_steps(now, now - 1)  # the queue may weigh an arrival by what has been served
         if not core.add(request, output_tokens, now, conversation_prefix, transferred):
             return
         if run is None:

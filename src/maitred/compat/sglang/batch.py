@@ -24,6 +24,8 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
+from math import ceil
+
 from maitred.batching import BatchLimits, PrefillChunk, RunningBatch, StepPlan
 from maitred.compat.sglang.engine_host import DecodingRequests, EngineHost, SGLangRequest
 from maitred.compat.sglang.expected_answers import ExpectedAnswers
@@ -118,14 +120,16 @@ class SGLangBatch(RunningBatch):
             self._host.new_token_ratio.on_decode_steps(steps)
         self._num_deferred = max(0, self._num_deferred - steps)
 
-    def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
-        complete = super().complete_chunks(plan)
-        prefixed = self._prefix_blocks
-        for chunk in plan.chunks:
-            seq = chunk.seq
-            if prefixed is not None and seq.request.id in self.sequences:
-                prefixed.publish(seq, chunk.num_computed_tokens + chunk.num_tokens)
-        return complete
+    def end_chunks(self, plan: StepPlan, steps: int) -> None:
+        super().end_chunks(plan, steps)
+        if self._prefix_blocks is not None:
+            for chunk in plan.chunks:
+                if chunk.seq.request_id in self.sequences:
+                    self._prefix_blocks.publish(chunk.seq, chunk.seq.num_computed_tokens)
+
+    def _take_chunk_blocks(self, seq: SequenceState, tokens: int) -> None:
+        computed, blocks_for = seq.num_computed_tokens, self._blocks.blocks_for
+        self._blocks.reserve(blocks_for(computed + tokens) - blocks_for(computed + seq.num_scheduled_tokens))
 
     def remove(self, seq: SequenceState) -> None:
         self._is_full = False
@@ -185,7 +189,27 @@ class SGLangBatch(RunningBatch):
         mixes = self._rules.passes.mixes and self._blocks.max_steps(1) == 1
         self._holds_decodes = plan.holds_decodes = not mixes
         self._num_deferred = self._rules.options.prefill_decode_interval
+        if self._chunked is not None and plan.holds_decodes and len(admitted) == 1:
+            self._repeat_chunk(plan, waiting)
         return True
+
+    def _repeat_chunk(self, plan: StepPlan, waiting: WaitQueue | None) -> None:
+        """Let `plan`, which computes a part of one prompt and nothing else, repeat itself while nothing else can be its part.
+
+        Each pass looks at the prompt first. If that takes all tokens of the step again, and is not all that the memory has,
+        the queue is only sorted, and nothing but the clock and the cache could tell that it was.
+        """
+        passes, options, page = self._rules.passes, self._rules.options, self._blocks.block_size
+        size = passes.limits.chunked_prefill_size
+        others_first = passes.caps_chunks or options.prefill_decode_interval or self._rules.delay is not None
+        if plan.prefill_tokens != size or others_first or (waiting is not None and self.announces_steps):
+            return
+        ratio = 1.0 if options.ignore_eos else self._host.new_token_ratio.value
+        free = self._blocks.free * page - page - self._expected.tokens_left(self.step_index) * ratio
+        chunk = plan.chunks[0]
+        parts = (chunk.total_tokens - chunk.num_computed_tokens - 1) // size  # the last one is not a part: it ends the prompt
+        plan.max_repeats = max(1, min(parts, ceil(free / self._blocks.blocks_for(size) / page)))
+        plan.is_closed = not self.announces_steps
 
     def _start_chunks(
         self, admitted: list[PrefillRequest], plan: StepPlan, preempted: list[SequenceState], now: Micros

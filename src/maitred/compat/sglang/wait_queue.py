@@ -80,7 +80,8 @@ class SGLang(QueuePolicy):
     def make_queue(self, prefix: PrefixCacheView | None, rng: Random) -> WaitQueue:
         """Raises ConfigError without a prefix cache where there is no fallback: for `shortest-prefill-first`."""
         if prefix is not None or self.policy not in CACHE_AWARE:
-            return SGLangQueue(self, prefix, rng)
+            is_sorted = self.policy is not SGLangPolicy.FCFS or self.sign is not None
+            return (_SortedSGLangQueue if is_sorted else SGLangQueue)(self, prefix, rng)
         if self.fallback is None:
             raise self._refusal()
         return SCHEDULERS.create(self.fallback).make_queue(None, rng)
@@ -138,7 +139,7 @@ class _PageOrder(PrefixCacheListener):
 
 
 class SGLangQueue(BaseQueue):
-    """The wait queue of one instance: a list that each pass sorts."""
+    """The wait queue of one instance: a list, in the order of arrival."""
 
     def __init__(self, policy: SGLang, prefix: PrefixCacheView | None, rng: Random) -> None:
         self._policy = policy.policy
@@ -157,14 +158,6 @@ class SGLangQueue(BaseQueue):
                 return seq
         return None
 
-    def on_step_start(self, step: StepView, now: Micros) -> None:
-        if not self._entries or self._keeps_order():
-            return
-        running = step.running_routing_keys() if self._policy is SGLangPolicy.ROUTING_KEY else {}
-        at = msgspec.structs.replace(self._pass_inputs, prefilled_tokens=self._prefilled_tokens, running=running)
-        order = next_order(self._policy, [entry for entry, _ in self._entries], at)
-        self._entries = [self._entries[i] for i in order]
-
     def uncached_work(self) -> Iterator[int]:
         """Yield for each request, in order, the tokens that it has to compute by `shortest-prefill-first`; nothing under other
         policies."""
@@ -182,20 +175,11 @@ class SGLangQueue(BaseQueue):
             raise IndexError("pop from an empty wait queue")
         return self._entries.pop(0)[1]
 
-    def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
-        self._prefilled_tokens += prefill_tokens
-
     def next_order_change(self, now: Micros) -> Micros | None:
         return now + 1 if self._policy is SGLangPolicy.RANDOM and len(self._entries) > 1 else None
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def _keeps_order(self) -> bool:
-        """Return whether a pass would leave the list as it is, so that it need not be gone through."""
-        if self._policy in CUT_OFF_POLICIES and len(self._entries) > CUT_OFF:
-            return True
-        return self._policy is SGLangPolicy.FCFS and self._pass_inputs.sign is None
 
     def _entry(self, seq: SequenceState, now: Micros) -> QueueEntry:
         request, page_order = seq.request, self._page_order
@@ -213,3 +197,19 @@ class SGLangQueue(BaseQueue):
             pages=block_hashes,
             beginning=None if page_order is None else page_order.beginning(request, block_hashes, deprioritize),
         )
+
+
+class _SortedSGLangQueue(SGLangQueue):
+    """A wait queue that each pass sorts."""
+
+    def on_step_start(self, step: StepView, now: Micros) -> None:
+        # Beyond the cut-off a pass leaves the list as it is, so it need not be gone through.
+        if not self._entries or (self._policy in CUT_OFF_POLICIES and len(self._entries) > CUT_OFF):
+            return
+        running = step.running_routing_keys() if self._policy is SGLangPolicy.ROUTING_KEY else {}
+        at = msgspec.structs.replace(self._pass_inputs, prefilled_tokens=self._prefilled_tokens, running=running)
+        order = next_order(self._policy, [entry for entry, _ in self._entries], at)
+        self._entries = [self._entries[i] for i in order]
+
+    def on_served(self, seq: SequenceState, prefill_tokens: int, decode_tokens: int, now: Micros) -> None:
+        self._prefilled_tokens += prefill_tokens
