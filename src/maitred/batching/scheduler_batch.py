@@ -126,7 +126,10 @@ class SchedulerBatch(RunningBatch):
         if needed > free:
             raise self._overcommitted(needed, free)
         if output.context_requests:
+            goes_on = bool(self._prefilling)
             self._start_chunks(self._known(output.context_requests), plan, now)
+            if goes_on and (waiting is None or self.is_full) and not (plan.preempted or self._stalled):
+                plan.max_repeats = self._chunk_repeats(plan, max_repeats)
         elif not plan.preempted and not self._stalled:
             self._check_progress()
             # A request that fits and does not run, for want of tokens, claims blocks that may be missing in a later step.
@@ -134,14 +137,20 @@ class SchedulerBatch(RunningBatch):
                 plan.max_repeats = self._max_repeats(self._scheduler.max_repeats(max_repeats))
         return plan
 
-    def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
-        complete = super().complete_chunks(plan)
+    def end_chunks(self, plan: StepPlan, steps: int) -> None:
+        super().end_chunks(plan, steps)
         for chunk in plan.chunks:
             request = self._requests.get(chunk.seq.request.id)
             if request is not None:
                 request.context_current_position = min(chunk.seq.num_computed_tokens, request.prompt_len)
                 if self._prefix_blocks is not None and self._scheduler.shares_each_chunk:
                     self._prefix_blocks.fill(chunk.seq, request.context_current_position)
+
+    def _take_chunk_blocks(self, seq: SequenceState, tokens: int) -> None:
+        pass  # the first chunk has taken those of the whole prompt
+
+    def complete_chunks(self, plan: StepPlan) -> list[SequenceState]:
+        complete = super().complete_chunks(plan)
         for seq in complete:
             request = self._requests[seq.request.id]
             request.state = LlmRequestState.GENERATION_IN_PROGRESS
@@ -342,6 +351,16 @@ class SchedulerBatch(RunningBatch):
         plan.prefill_tokens = sum([chunk.num_tokens for chunk in chunks])
         if plan.prefill_tokens + self.num_decodes - len(self._stalled) > self._limits.max_num_batched_tokens:
             raise ConfigError(f"batch scheduler {self._name} schedules more than {self._limits.max_num_batched_tokens} tokens")
+
+    def _chunk_repeats(self, plan: StepPlan, limit: int) -> int:
+        """Return how often, at most `limit` times, the step of `plan` may run, which goes on with prompts that have begun."""
+        if self._by_step or not self._scheduler.repeats_lone_chunk or len(self._not_generating) > 1 or self.num_transferred:
+            return 1
+        # A chunk may be less than the tokens that were left, by less than a unit: the last one takes these, too.
+        chunk, unit = plan.chunks[0], self._blocks.block_size
+        others = (chunk.total_tokens - chunk.num_computed_tokens - chunk.num_tokens - unit) // chunk.num_tokens
+        plan.takes_decode_blocks = self._prefix_blocks is not None
+        return max(1, self._blocks.max_steps(min(limit, 1 + others)))
 
     def _begin(self, request: ActiveRequest, hit: PrefixHit, now: Micros) -> None:
         """Give `request` the blocks of its prompt, of which `hit` is cached."""

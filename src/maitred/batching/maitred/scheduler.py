@@ -59,6 +59,7 @@ class MaitredScheduler(RequestScheduler):
     """A request begins when the memory will suffice if answers become as long as those so far; short prompts go first."""
 
     repeats_its_answer: bool = True
+    repeats_lone_chunk: bool = True
     shares_each_chunk: bool = True
 
     def __init__(

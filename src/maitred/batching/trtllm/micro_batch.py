@@ -23,6 +23,7 @@ from maitred.batching.trtllm.context_chunking import (
     ChunkLimits,
     ContextChunkingConfig,
     reusable_tokens,
+    reuse_adjusted_cost,
 )
 from maitred.batching.trtllm.llm_request import LlmRequest, LlmRequestState, RequestList
 from maitred.batching.trtllm.schedulers import MicroBatchResult, MicroBatchScheduler
@@ -52,6 +53,10 @@ class TokenBudgetScheduler(MicroBatchScheduler):
         self.ctx_chunk_config = ctx_chunk_config
         self.max_context_length = max_context_length
         self.assignment = assignment or ChunkAssignment()
+        # Snapshot points are at any distance, and a cost or a class of one's own may do anything.
+        is_known = type(self) is TokenBudgetScheduler and type(self.assignment) is ChunkAssignment
+        is_forced = ctx_chunk_config is None or ctx_chunk_config.chunking_policy is ChunkingPolicy.FORCE_CHUNK
+        self.repeats_lone_chunk = is_known and not is_forced and self.assignment.cost_of is reuse_adjusted_cost
 
     def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> MicroBatchResult:
         step = _Step(self)

@@ -79,6 +79,8 @@ class MicroBatchScheduler(StateWindow, ABC):
 
     repeats_its_answer: bool = False
     """See `CapacityScheduler`."""
+    repeats_lone_chunk: bool = False
+    """See `RequestScheduler`."""
 
     @abstractmethod
     def schedule(self, active_requests: RequestList, inflight_request_ids: Set[int]) -> MicroBatchResult:
@@ -95,6 +97,9 @@ class RequestScheduler(ABC):
 
     repeats_its_answer: bool = False
     """See `CapacityScheduler`."""
+    repeats_lone_chunk: bool = False
+    """Whether a prompt that has begun gets a chunk as large in each step while all other requests generate, until one of them
+    ends or what is left is less than a chunk and a block. Then a simulator skips these steps."""
     max_num_pending: int | None = None
     """Most active requests without memory that it has a use for, if their prompts fill a step. The others stay in the wait
     queue, where the order may change, except for one that is more urgent than all of these. None: as many as there are places
@@ -133,6 +138,7 @@ class SimpleScheduler(RequestScheduler):
         self.repeats_its_answer = _repeats(capacity_scheduler, "schedule_request") and _repeats(
             micro_batch_scheduler, "schedule"
         )
+        self.repeats_lone_chunk = self.repeats_its_answer and micro_batch_scheduler.repeats_lone_chunk
         self._knows_shortcut = "fit_beside" in vars(type(capacity_scheduler)) and "chunk_beside" in vars(
             type(micro_batch_scheduler)
         )
