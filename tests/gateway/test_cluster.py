@@ -23,7 +23,15 @@ from maitred.gateway import GatewayConfig
 from maitred.gateway.cluster.link_setup import connecting_context, link_secret, listening_context
 from maitred.gateway.cluster.linked_gateway import LinkedGateway
 from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
-from maitred.scheduler.interface import Dialer, ElectedAddresses, KnownAddresses, LinkAddress, RemoteScheduler, open_election
+from maitred.scheduler.interface import (
+    Degrading,
+    Dialer,
+    ElectedAddresses,
+    KnownAddresses,
+    LinkAddress,
+    RemoteScheduler,
+    open_election,
+)
 from maitred.scheduler.link_config import SchedulerConfig
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
@@ -68,7 +76,10 @@ class Cluster:
         link = msgspec.structs.replace(self.link, **changes)
         where = KnownAddresses(*(each.link_address for each in self.schedulers if each.link_address))
         dialer = dialer or Dialer(where, connecting_context(link))
-        make = partial(RemoteScheduler, dialer=dialer, name=f"g{len(self.gateways)}", secret=link_secret(link))
+        degrading = Degrading(link.degraded, link.degraded_after_secs)
+        make = partial(
+            RemoteScheduler, dialer=dialer, name=f"g{len(self.gateways)}", secret=link_secret(link), degrading=degrading
+        )
         gateway = LinkedGateway(self.settings, self.rules, make_scheduler=make)
         self.urls.append(await self._stack.enter_async_context(running_server(gateway)))
         self.gateways.append(gateway)
@@ -96,7 +107,7 @@ class Cluster:
 
     async def linked(self) -> None:
         await self.until(
-            lambda: all(each.scheduler.mode == "linked" and each.scheduler.fleet.healthy for each in self.gateways)
+            lambda: all(each.scheduler.unlinked.mode == "linked" and each.scheduler.fleet.healthy for each in self.gateways)
         )
 
     def leader(self) -> SchedulerGateway | None:
@@ -177,6 +188,12 @@ def test_the_next_leader_grants_what_is_free_and_streams_go_on(tmp_path: Path) -
             assert c.schedulers[0].host is not None
             assert c.schedulers[0].host.epoch == 2
             assert (await c.page("/ready", 2))["cluster"]["epoch"] == 2
+            shown = {family.name: family for family in c.schedulers[0].metric_families()}
+            assert sum(each.value for each in shown["maitred_cluster_gateway_slots"].samples) == SLOTS
+            assert {each.labels["mode"]: each.value for each in shown["maitred_cluster_mode"].samples}["standby"] == 0
+            shown = {family.name: family for family in c.gateways[0].metric_families()}
+            assert {each.labels["mode"]: each.value for each in shown["maitred_cluster_mode"].samples}["linked"] == 1
+            assert [each.value for each in shown["maitred_link_grants"].samples] == [1]
             engine.go_on.set()
             answers = [await each.read_response() for each in (*streams, *waiting)]
             assert {(status, body) for status, _, body in answers} == {(200, b"abcd")}
@@ -294,6 +311,54 @@ def test_a_gateway_waits_for_a_scheduler_that_is_not_there_yet() -> None:
             await c.add_scheduler(address)
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200
+
+    run_on_sockets(scenario())
+
+
+def test_a_gateway_that_has_no_scheduler_for_long_says_so_in_mode_closed() -> None:
+    async def scenario() -> None:
+        async with cluster(None, 1, 1, degraded_after_secs=0.3) as c:
+            await c.linked()
+            await c.kill(c.schedulers[0])
+            status, headers, body = await (await c.start_request()).read_response()
+            assert (status, headers["retry-after"]) == (503, "5")
+            assert b"this gateway has no scheduler at present" in body
+            ready = await c.page("/ready")
+            assert (ready["ready"], ready["cluster"]["mode"]) == (False, "closed")
+
+    run_on_sockets(scenario())
+
+
+def test_in_mode_share_each_gateway_has_its_part_of_the_slots_and_the_next_scheduler_knows_it() -> None:
+    async def scenario() -> None:
+        engine = HeldAnswers()
+        async with cluster(engine, 1, 2, degraded="share", degraded_after_secs=0.2) as c:
+            await c.linked()
+            address = str(c.schedulers[0].link_address)
+            await c.kill(c.schedulers[0])
+            requests = [await c.start_request(at) for at in (0, 0, 1, 1)]
+            await c.until(lambda: engine.now == SLOTS)
+            assert (await c.page("/ready"))["cluster"]["mode"] == "share"
+            again = await c.add_scheduler(address)
+            await c.linked()
+            assert again.host is not None
+            assert sum(request.holds_slot for request in again.host.requests) == SLOTS
+            engine.go_on.set()
+            assert [(await each.read_response())[0] for each in requests] == [200] * 4
+            assert engine.most == SLOTS
+
+    run_on_sockets(scenario())
+
+
+def test_a_request_waits_no_longer_than_its_class_allows_where_there_is_no_scheduler() -> None:
+    async def scenario() -> None:
+        async with cluster() as c:
+            c.rules = admission_config(classes={"default": {"queue_timeout_secs": 0.3}})
+            await c.add_scheduler()
+            await c.add_gateway(degraded="wait")
+            await c.linked()
+            await c.kill(c.schedulers[0])
+            assert (await (await c.start_request()).read_response())[0] == 408
 
     run_on_sockets(scenario())
 

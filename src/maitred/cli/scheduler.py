@@ -16,7 +16,6 @@ from maitred.cli.flags import SWITCH, command, flag
 from maitred.cli.serve import load_to_serve, log_warnings, reloaded_settings, values_of
 from maitred.cli.smg_flags import SmgFlags
 from maitred.cli.terminal import raise_file_limit
-from maitred.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maitred.config import ConfigSources, LoadedConfig
@@ -86,8 +85,6 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
 
     config, machine = loaded.config, Machine()
     link = config.scheduler
-    if config.admission.mode == "flow-control":
-        raise ConfigError("flow control is not shared by several gateways yet", where="admission.mode")
     advertise = None if link.advertise is None else LinkAddress.parse(link.advertise)
     return SchedulerGateway(
         config.gateway,

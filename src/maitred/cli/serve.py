@@ -148,12 +148,13 @@ def _kind(config: Config) -> Callable[..., Gateway]:
         return Gateway
     from maitred.gateway.cluster.link_setup import link_name, link_secret, make_dialer
     from maitred.gateway.cluster.linked_gateway import LinkedGateway
-    from maitred.scheduler.interface import RemoteScheduler
+    from maitred.scheduler.interface import Degrading, RemoteScheduler
     from maitred.wire.machine import Machine
 
     link, machine = config.scheduler, Machine()
     dialer, secret = make_dialer(link, machine.random), link_secret(link)
-    make_scheduler = partial(RemoteScheduler, dialer=dialer, name=link_name(link), secret=secret)
+    degrading = Degrading(link.degraded, link.degraded_after_secs)
+    make_scheduler = partial(RemoteScheduler, dialer=dialer, name=link_name(link), secret=secret, degrading=degrading)
     return partial(LinkedGateway, machine=machine, make_scheduler=make_scheduler)
 
 

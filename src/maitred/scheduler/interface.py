@@ -51,7 +51,9 @@ from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddre
 from maitred.scheduler.sharing.elections.opening import open_election
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
+from maitred.scheduler.sharing.mode_times import ModeTimes
 from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler
+from maitred.scheduler.sharing.unlinked import Degrading
 
 __all__ = [
     "ANY_MODEL",
@@ -63,6 +65,7 @@ __all__ = [
     "Candidate",
     "Circuit",
     "CircuitState",
+    "Degrading",
     "Dialer",
     "ElectedAddresses",
     "Election",
@@ -77,6 +80,7 @@ __all__ = [
     "LinkNote",
     "MemoryLease",
     "MemoryLost",
+    "ModeTimes",
     "NotFoundThere",
     "Place",
     "ProgramMemories",

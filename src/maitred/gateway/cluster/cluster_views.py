@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from maitred.core.units import to_seconds
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from maitred.core.units import Micros, to_seconds
+from maitred.gateway.observe.metric_families import counter, gauge, histogram
 from maitred.gateway.observe.state import ClusterState, LinkedGatewayState
-from maitred.scheduler.interface import RemoteScheduler, SchedulerHost
+from maitred.scheduler.interface import ModeTimes, RemoteScheduler, SchedulerHost
 from maitred.wire.clock import Clock
+
+SCHEDULER_MODES: Final = ("standby", "learning", "leading")
+GATEWAY_MODES: Final = ("linked", "waiting", "share", "closed")
 
 
 class SchedulerView:
     """Looks at a scheduler."""
 
-    def __init__(self, name: str, host: SchedulerHost) -> None:
-        self._name, self._host = name, host
+    def __init__(self, name: str, host: SchedulerHost, clock: Clock) -> None:
+        self._name, self._host, self._clock = name, host, clock
 
     def state(self) -> ClusterState:
         """Return its leadership, and its gateways."""
@@ -28,6 +38,20 @@ class SchedulerView:
             gateways=[LinkedGatewayState(*each) for each in host.gateway_views()],
         )
 
+    def families(self) -> Iterator[Metric]:
+        """Yield its metrics."""
+        host, state = self._host, self.state()
+        yield from _mode_families(host.modes, SCHEDULER_MODES, state.epoch, self._clock.now())
+        slots, connected = Counter[str](), 0
+        for gateway in state.gateways:
+            slots[gateway.name] += gateway.in_flight
+            connected += gateway.connected
+        yield gauge("maitred_cluster_gateways", "Gateways that are connected.", [], [([], connected)])
+        rows = (([name], n) for name, n in slots.items())
+        yield gauge("maitred_cluster_gateway_slots", "Slots that a gateway holds.", ["gateway"], rows)
+        text = "Slots of gateways that were gone which are free again, since this scheduler leads."
+        yield counter("maitred_cluster_reclaimed_slots", text, [], [([], host.num_reclaimed)])
+
 
 class GatewayView:
     """Looks at a gateway's end of the link."""
@@ -42,9 +66,28 @@ class GatewayView:
         return ClusterState(
             role="gateway",
             name=link.end.name,
-            mode=self._scheduler.mode,
+            mode=self._scheduler.unlinked.mode,
             epoch=link.end.epoch,
             leader=None if lease_until is None else str(link.dialer.address),
             problem=link.problem,
             lease_secs=None if lease_until is None else round(to_seconds(lease_until - self._clock.now()), 3),
         )
+
+    def families(self) -> Iterator[Metric]:
+        """Yield its metrics."""
+        end = self._scheduler.link.end
+        yield from _mode_families(self._scheduler.unlinked.modes, GATEWAY_MODES, end.epoch, self._clock.now())
+        text = "Time from a beat to its answer."
+        yield histogram("maitred_link_latency_seconds", text, [], [([], end.answer_times)])
+        yield counter("maitred_link_grants", "Slots that the scheduler has granted.", [], [([], end.num_grants)])
+        text = "Preemptions that came after the first byte."
+        yield counter("maitred_link_declined_preemptions", text, [], [([], end.num_declined)])
+
+
+def _mode_families(times: ModeTimes, modes: Sequence[str], epoch: int, now: Micros) -> Iterator[Metric]:
+    here, spans = times.mode, times.spans(now)
+    text = "1 for the mode of this end of the link."
+    yield gauge("maitred_cluster_mode", text, ["mode"], (([mode], mode == here) for mode in modes))
+    text = "Time in each mode."
+    yield counter("maitred_cluster_mode_seconds", text, ["mode"], (([mode], to_seconds(spans[mode])) for mode in modes))
+    yield gauge("maitred_cluster_epoch", "The epoch under which a scheduler leads, as far as is known.", [], [([], epoch)])

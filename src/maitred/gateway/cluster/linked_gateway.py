@@ -17,13 +17,14 @@ from maitred.gateway.workers.worker import AskedPages, WorkerEndpoints
 from maitred.scheduler.interface import LinkNote, RemoteScheduler
 
 _ASKED_PAGES: Final = ("/admin/drain", "/admin/undrain")
+_PROGRAM_PAGES: Final = ("/programs", "/profiles")
 
 
 class LinkedEndpoints(WorkerEndpoints):
     """The pages, of which the scheduler makes those that are of the whole fleet."""
 
     def is_asked(self, path: str) -> bool:
-        return path in _ASKED_PAGES
+        return path in _ASKED_PAGES or path.startswith(_PROGRAM_PAGES)
 
 
 class LinkedGateway(Gateway):
@@ -39,7 +40,9 @@ class LinkedGateway(Gateway):
         assert isinstance(self._endpoints, LinkedEndpoints)
         self._endpoints.asked = self._asked
         self.scheduler.on_note, self.scheduler.link.on_opened = self._on_note, self._asked.ask_again
-        self._snapshots.cluster = GatewayView(self.scheduler, self._clock).state
+        view = GatewayView(self.scheduler, self._clock)
+        self._snapshots.cluster = view.state
+        self._collector.add(view.families)
 
     def _on_note(self, note: LinkNote) -> None:
         match note.kind:

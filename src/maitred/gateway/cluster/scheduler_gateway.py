@@ -58,7 +58,9 @@ class SchedulerGateway(ParentGateway):
         if not advertised.port and advertised.port is not None:
             advertised = LinkAddress(advertised.host, self.link_address.port)
         await host.take_part(self._election, Candidate(self._link_port.name, str(advertised)))
-        self._snapshots.cluster = SchedulerView(self._link_port.name, host).state
+        view = SchedulerView(self._link_port.name, host, self.machine.clock)
+        self._snapshots.cluster = view.state
+        self._collector.add(view.families)
 
     async def stop(self) -> None:
         if self.host is not None:

@@ -50,10 +50,14 @@ class GatewayCollector:
     ) -> None:
         """`more_families` return the metrics that have no place in the state or the counters."""
         self._tenants = tenants
-        self._more_families = more_families
+        self._more_families = [*more_families]
         self._counters = counters
         self._take_snapshot = take_snapshot
         self._pages = pages
+
+    def add(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Have these metrics, too."""
+        self._more_families.append(families)
 
     async def render(self, viewer: Viewer) -> bytes:
         """Return the metrics that `viewer` may see, in the text format."""

@@ -31,6 +31,7 @@ from typing import Final
 
 from maitred.admission import ReleaseReason
 from maitred.core.errors import InvariantError
+from maitred.core.histogram import DURATION_BOUNDS, Histogram
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
@@ -88,6 +89,10 @@ class GatewayEnd:
         self.state = EndState.DOWN
         self.epoch = 0
         """The highest epoch that a scheduler has told."""
+        self.answer_times = Histogram(DURATION_BOUNDS)
+        """The times from a beat to its answer, µs."""
+        self.num_grants = self.num_declined = 0
+        """Slots that were granted, and preemptions that came after the first byte."""
         self.backends: Sequence[str] = ()
         """The URLs of the backends, which the scheduler must have in the same order; empty: it is not asked."""
         self.lease_until: Micros | None = None
@@ -228,6 +233,19 @@ class GatewayEnd:
         if request is not None:
             self._say(Release(number, request.attempt, end, tokens))
 
+    def give_up(self, number: int) -> None:
+        """Forget a request that waits, while there is no scheduler to tell it."""
+        self._requests.pop(number, None)
+
+    def grant_by_itself(self, number: int, backend: int, now: Micros) -> bool:
+        """Give a request that waits a slot without a scheduler, which is told in the next hello. Return False if there is a
+        scheduler, or no such request."""
+        request = self._requests.get(number)
+        if self.state is EndState.OPEN or request is None or not request.take(RequestEvent.GRANT):
+            return False
+        request.backend, request.granted_at = backend, now
+        return True
+
     def check(self) -> None:
         """Raise InvariantError if the states contradict each other. For tests."""
         if (self.state is EndState.DOWN) != (self._channel is None):
@@ -247,7 +265,7 @@ class GatewayEnd:
             return [self._go_down(f"{type(message).__name__} came before a welcome")]
         match message:
             case BeatAnswer():
-                self._on_beat_answer(message)
+                self._on_beat_answer(message, now)
             case Grant():
                 return self._on_grant(message, now)
             case Queue():
@@ -276,11 +294,12 @@ class GatewayEnd:
         self._next_beat_at = self._hello_sent_at + BEAT_INTERVAL
         return [Opened(welcome.epoch, welcome.is_learning)]
 
-    def _on_beat_answer(self, answer: BeatAnswer) -> None:
+    def _on_beat_answer(self, answer: BeatAnswer, now: Micros) -> None:
         while self._beats and self._beats[0][0] <= answer.number:
             number, sent_at = self._beats.popleft()
             if number == answer.number:
                 self._last_answer = number
+                self.answer_times.observe(now - sent_at)
                 self._prolong_lease(sent_at)
 
     def _on_grant(self, grant: Grant, now: Micros) -> Sequence[LinkEvent]:
@@ -290,6 +309,7 @@ class GatewayEnd:
         # If the request has ended, its release is on the way.
         if request is None or not self._is_of_now(grant) or not self.may_start(now) or not request.take(RequestEvent.GRANT):
             return ()
+        self.num_grants += 1
         request.backend, request.granted_at = grant.backend, now
         return [Granted(grant.request, grant.backend, grant.rank)]
 
@@ -304,6 +324,7 @@ class GatewayEnd:
         if request is None or not self._is_of_now(preempt) or not request.take(RequestEvent.PREEMPT):
             return ()
         if request.state is GatewayRequestState.STREAMING:
+            self.num_declined += 1
             self._say(Declined(request.number, request.attempt))
             return ()
         return [Preempted(request.number)]

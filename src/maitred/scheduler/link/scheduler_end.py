@@ -114,14 +114,14 @@ class SchedulerEnd:
             self.programs,
         )
         """Admission for the requests of all gateways."""
-        self._settling = SlotSettling(self._slots, self.unaccounted, self.requests)
+        self.settling = SlotSettling(self._slots, self.unaccounted, self.requests)
 
     # Leadership.
 
     @property
     def learning(self) -> Learning | None:
         """What is still to be learned, or None."""
-        return self._settling.learning
+        return self.settling.learning
 
     @property
     def mode(self) -> SchedulerMode:
@@ -148,9 +148,9 @@ class SchedulerEnd:
             self._slots = ModelSlots(slots, {})
         self.set_backends(backends)
         self._begin_books(now)
-        self._settling.learning = Learning(gateways, backends, self._lease, now)
-        self._settling.resize(now)
-        self._settling.review(now)
+        self.settling.learning = Learning(gateways, backends, self._lease, now)
+        self.settling.resize(now)
+        self.settling.review(now)
 
     def renew(self, until: Micros) -> None:
         """Lead until `until`, µs: from the sending of the renewal that was answered."""
@@ -158,7 +158,7 @@ class SchedulerEnd:
 
     def step_down(self, reason: str) -> None:
         """Lead no more. Gateways are told, and look for another scheduler."""
-        self.epoch = self._settling.learning = None
+        self.epoch = self.settling.learning = None
         for connection in [*self._links]:
             self._cut(connection, reason)
 
@@ -184,7 +184,7 @@ class SchedulerEnd:
         """Set the slots of a model, known or new, of which `lead` are beyond what its backends run at once."""
         self._slots.set(model, slots, lead)
         self.is_leading(now)
-        self._settling.resize_model(model, now)  # Also while this scheduler stands by: what it would have is looked at.
+        self.settling.resize_model(model, now)  # Also while this scheduler stands by: what it would have is looked at.
 
     def forget_model(self, model: str, now: Micros) -> None:
         """Remove a model that is not served any more. Raises ValueError if a request of it waits or holds a slot."""
@@ -258,8 +258,8 @@ class SchedulerEnd:
             return
         if self.learning is not None and self.learning.on_reading(backend, asked_at):
             self.unaccounted.strangers[backend] = running
-        self._settling.free(self.unaccounted.on_reading(backend, running, asked_at, now), now)
-        self._settling.review(now)
+        self.settling.free(self.unaccounted.on_reading(backend, running, asked_at, now), now)
+        self.settling.review(now)
 
     def advance(self, now: Micros) -> None:
         """Do what is due by `now`."""
@@ -273,9 +273,9 @@ class SchedulerEnd:
             if silent is not None:
                 self._cut(silent, "no beat came for a lease", now)
         if overdue := self.unaccounted.overdue(now):
-            self._settling.count_ended(overdue, now)
-            self._settling.free(overdue, now)
-        self._settling.review(now)
+            self.settling.count_ended(overdue, now)
+            self.settling.free(overdue, now)
+        self.settling.review(now)
         self.requests.apply(self.requests.core.advance(now), now)
 
     def next_deadline(self) -> Micros | None:
@@ -347,7 +347,7 @@ class SchedulerEnd:
             self._cut(gateway.connection, "the gateway has another connection", now)
             gateway = self.books.gateway(gateway.id)
         held = {live.request for live in hello.requests if live.standing is not Standing.WAITING}
-        self._settling.count_ended([one for one in gateway.requests.values() if one.number not in held], now)
+        self.settling.count_ended([one for one in gateway.requests.values() if one.number not in held], now)
         gateway.connect(connection, now)
         link.gateway = gateway
         self._say(gateway, Welcome(epoch, self._lease, self.learning is not None))
@@ -356,11 +356,11 @@ class SchedulerEnd:
         self.programs.reconcile(gateway, hello.memories, now)
         holders = self.requests.reconcile(gateway, hello.requests, now)
         self._note_holders(holders)
-        self._settling.free(self.unaccounted.settle(), now)
+        self.settling.free(self.unaccounted.settle(), now)
         if self.learning is not None:
             self.learning.on_hello(gateway.id)
-        self._settling.resize(now)
-        self._settling.review(now)
+        self.settling.resize(now)
+        self.settling.review(now)
 
     def _note_holders(self, holders: Iterable[BookedRequest]) -> None:
         strangers = self.unaccounted.strangers
@@ -373,7 +373,7 @@ class SchedulerEnd:
         assert self.epoch is not None
         gateway.on_beat(beat.number, beat.heard, now)
         self._say(gateway, BeatAnswer(beat.number, self.epoch))
-        self._settling.free(self.unaccounted.review(), now)
+        self.settling.free(self.unaccounted.review(), now)
 
     def _part(self, link: GatewayConnection, connection: ConnectionId, now: Micros) -> None:
         """Let go of the gateway of a connection that is no more."""

@@ -20,6 +20,8 @@ class SlotSettling:
         self._slots, self._unaccounted, self._requests = slots, unaccounted, requests
         self.learning: Learning | None = None
         """What is still to be learned, or None."""
+        self.num_reclaimed = 0
+        """Sequences of gateways that were gone, whose slots are free again."""
 
     def count_ended(self, ended: Collection[BookedRequest], now: Micros) -> None:
         """Note that orphans are about to end."""
@@ -31,6 +33,7 @@ class SlotSettling:
         """Free the slots of orphans that have ended, and use those of absent ones."""
         self.use_extra_slots(now)
         for request in ended:
+            self.num_reclaimed += request.ticket.sequences
             self._requests.end(request, ReleaseReason.FAILED, now)
 
     def use_extra_slots(self, now: Micros) -> None:

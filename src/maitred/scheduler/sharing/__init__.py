@@ -15,11 +15,12 @@ At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
 
     remote_scheduler.py   the parts, wired together
     link_client.py        the socket and the timer
+    unlinked.py           what is done without a scheduler, by shares.py
     dialer.py             which scheduler to connect to, and how
     remote_admission.py   the driver of admission: a slot is granted together with a backend
     remote_programs.py    the driver of agent programs
     remote_placement.py   the backend that was granted; one that is chosen here, for requests that need no slot
     fleet_mirror.py       the fleet as the scheduler tells it; what attempts come to is reported
 
-Both ends write through link_writer.py.
+Both ends write through link_writer.py, and count by mode_times.py how long they are in each mode.
 """

@@ -18,6 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
 
+import msgspec
+
 from maitred.admission.terms.lead import Lead
 from maitred.core.decisions import Decision
 from maitred.core.request import RequestId
@@ -37,6 +39,8 @@ from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.host_connections import CutLog, HostConnection
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
 from maitred.scheduler.sharing.hosted_programs import HostedPrograms
+from maitred.scheduler.sharing.mode_times import ModeTimes
+from maitred.scheduler.sharing.shares import SHARES, Shares
 from maitred.wire.clock import Clock
 from maitred.wire.machine import ListeningSocket
 
@@ -93,6 +97,11 @@ class SchedulerHost:
         self._is_news_due = True
         """Whether gateways may have to be told of the backends."""
         self._last_news = Fleet([])
+        self._last_shares = Shares()
+        self.modes = ModeTimes("standby", self._clock.now())
+        """The time in each mode."""
+        self._slots: dict[str, int] = {}
+        """The slots of each pool."""
         self.on_note: Callable[[GatewayId, Note], object] | None = None
         """Called with the notes of gateways."""
         self.on_welcome: Callable[[GatewayId], object] | None = None
@@ -154,6 +163,11 @@ class SchedulerHost:
             for held in (sum(request.holds_slot for request in gateway.requests.values()),)
             for ago in (round(to_seconds(now - gateway.heard_at), 3),)
         ]
+
+    @property
+    def num_reclaimed(self) -> int:
+        """Sequences of gateways that were gone, whose slots are free again, since this scheduler leads."""
+        return self.end.settling.num_reclaimed
 
     def lead_alone(self) -> None:
         """Lead for as long as this process is there, which is the first that does."""
@@ -235,12 +249,14 @@ class SchedulerHost:
 
     def set_slots(self, pool: str, capacity: int, lead: Lead) -> None:
         """Set the slots of a pool."""
+        self._slots[pool] = capacity
         self.end.set_backends(self._only_pools())
         self.end.set_slots(pool, capacity, self._clock.now(), lead)
         self.flush_soon()
 
     def forget_pool(self, pool: str) -> None:
         """Remove a pool in which no request is."""
+        self._slots.pop(pool, None)
         self.end.forget_model(pool, self._clock.now())
         self.flush_soon()
 
@@ -307,6 +323,7 @@ class SchedulerHost:
 
     def _on_welcome(self, gateway: GatewayId) -> None:
         self.end.tell(self._last_news, gateway)
+        self.end.tell(_shares_note(self._last_shares), gateway)
         if self.on_welcome is not None:
             self.on_welcome(gateway)
 
@@ -319,12 +336,17 @@ class SchedulerHost:
     def _flush(self) -> None:
         self._is_flush_due = False
         now = self._clock.now()
+        self.modes.enter(self.mode, now)
         if self._is_news_due:
             self._is_news_due = False
             news = fleet_news(self._fleet.backends, now)
             if news != self._last_news:
                 self._last_news = news
                 self.end.tell(news)
+        shares = Shares(self._slots.copy(), len(self.gateway_ids) or 1)
+        if shares != self._last_shares:
+            self._last_shares = shares
+            self.end.tell(_shares_note(shares))
         for number, connection in [*self._connections.items()]:
             connection.writer.write(
                 lambda number=number: self.end.take_bytes(number, now),  # type: ignore[misc]
@@ -364,3 +386,7 @@ class SchedulerHost:
         if load is not None and load is not before and load.running is not None:
             self.end.on_reading(backend.index, load.running + (load.waiting or 0), asked_at, self._clock.now())
             self.flush_soon()
+
+
+def _shares_note(shares: Shares) -> Note:
+    return Note(SHARES, 0, msgspec.msgpack.encode(shares))

@@ -69,6 +69,8 @@ class LinkClient:
         """Why there is no link, as was found out last; None while there is one."""
         self.on_opened: Callable[[], object] = _ignore
         """Called when the scheduler has welcomed this gateway: what was told before may be lost."""
+        self.on_changed: Callable[[], object] = _ignore
+        """Called when the link was opened or lost."""
         self.lost_for_good: Callable[[str], object] | None = None
         """Called once, with the reason, when nobody listens any more, if a scheduler that is gone does not come back. Then no
         connection is tried again."""
@@ -185,6 +187,7 @@ class LinkClient:
                 self._tell(self._loss())
                 self.end.lost()
             self._is_down.set()
+            self.on_changed()
 
     def _loss(self) -> str:
         """Return in words what the end of a connection means that nobody has explained."""
@@ -202,6 +205,7 @@ class LinkClient:
                 log.info("linked to the scheduler at %s, epoch %d", self.dialer.address, event.epoch)
                 self._told.clear()
                 self.problem = None
+                self.on_changed()
                 self.on_opened()
             else:
                 self.on_event(event)
@@ -212,6 +216,7 @@ class LinkClient:
         again = f" (tried again every {_LASTING_SECS:g} s)" if closed.is_lasting else ""
         self._tell(f"no link to the scheduler at {self.dialer.address}: {closed.reason}{again}")
         close_link(self._writer.transport, closed.last_bytes)
+        self.on_changed()
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:

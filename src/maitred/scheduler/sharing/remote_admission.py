@@ -179,6 +179,11 @@ class RemoteAdmission(RealTimeAdmission):
         lease = self._by_number.get(number)
         return None if lease is None else lease.request.id
 
+    def request_of(self, number: int) -> Request | None:
+        """Return a request by its number on the link, or None if it has ended."""
+        lease = self._by_number.get(number)
+        return None if lease is None else lease.request
+
     def number_of(self, request_id: RequestId) -> int:
         """Return the number of a request on the link, or -1 for one that needs no slot."""
         lease = self._by_id.get(request_id)

@@ -21,18 +21,19 @@ from maitred.scheduler.config import FleetConfig
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link import linked_admission
 from maitred.scheduler.link.events import Abandoned, FleetTold, Granted, LinkEvent, Preempted, Rejected
-from maitred.scheduler.link.gateway_end import EndState
 from maitred.scheduler.link.linked_admission import NoPlace
 from maitred.scheduler.link.messages import Memory, Note, Progress
 from maitred.scheduler.placements import Placement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.sharing import shares
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
 from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.scheduler.sharing.remote_admission import RemoteAdmission
 from maitred.scheduler.sharing.remote_placement import RemotePlacement, RemoteProgramPlacement
 from maitred.scheduler.sharing.remote_programs import RemotePrograms
+from maitred.scheduler.sharing.unlinked import Degrading, Unlinked
 from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 
@@ -57,6 +58,7 @@ class RemoteScheduler(Scheduler):
         name: str,
         secret: bytes,
         on_parent_lost: Callable[[str], object] | None = None,
+        degrading: Degrading | None = None,
         decisions: DecisionLog | None = None,
         seed: int = 0,
         fallback: str | None = None,
@@ -64,7 +66,7 @@ class RemoteScheduler(Scheduler):
         file_mode: int = PRIVATE,
     ) -> None:
         """`dialer` connects to the scheduler, and `name` is that of this gateway. `on_parent_lost` is called, with the
-        reason, when the scheduler is there no more."""
+        reason, when the scheduler is there no more. `degrading` says what is done without one for long; None: nothing."""
         # Requests without a slot are few and short, and each gateway spreads its own.
         self.router = open_router(RoutingConfig(), seed)
         self.signals = signals_read(open_router(routing, seed))
@@ -86,6 +88,9 @@ class RemoteScheduler(Scheduler):
         self.mirror = FleetMirror(fleet, ejection, clock)
         """What tells the fleet how backends are."""
         self._remote = remote
+        self.unlinked = Unlinked(self.link, remote, fleet, self.router, clock, degrading or Degrading())
+        """What acts while there is no scheduler."""
+        self.link.on_changed = self.unlinked.note_link
         self._routed = RemotePlacement(fleet, remote, self.router)
         self._of_program = RemoteProgramPlacement(fleet, remote)
         self.program_parts = None
@@ -105,6 +110,7 @@ class RemoteScheduler(Scheduler):
 
     def start(self) -> None:
         self.link.start()
+        self.unlinked.start()
         self._progress = asyncio.create_task(self._tell_progress())
 
     async def wait_until_polled(self, secs: float) -> None:
@@ -114,6 +120,7 @@ class RemoteScheduler(Scheduler):
         if self._progress is not None:
             self._progress.cancel()
             await asyncio.wait({self._progress})
+        await self.unlinked.close()
         await self.link.close()
         self.admission.close()
         if self._remote_programs is not None:
@@ -121,11 +128,6 @@ class RemoteScheduler(Scheduler):
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
         return {"link": self.link.end.check}
-
-    @property
-    def mode(self) -> str:
-        """How this gateway gets its slots: `linked`, or `waiting` for a scheduler."""
-        return "linked" if self.link.end.state is EndState.OPEN else "waiting"
 
     @property
     def fallback(self) -> str | None:
@@ -158,6 +160,8 @@ class RemoteScheduler(Scheduler):
                 self._remote_programs.on_memory(event)
             case Abandoned():
                 self._abandon(event.request)
+            case Note(kind=shares.SHARES):
+                self.unlinked.take_shares(event.payload)
             case Note():
                 if self.on_note is not None:
                     self.on_note(event)
