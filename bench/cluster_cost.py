@@ -20,7 +20,7 @@ import contextlib
 import os
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gateway
@@ -92,8 +92,10 @@ def main() -> None:
         for number in range(options.rounds):
             for scenario in scenarios:
                 calibrations.append(calibrate())
+                alone = replace(scenario, connections=scenario.connections // options.workers) if scenario.stream else scenario
                 for index in (0, 1) if number % 2 else (1, 0):
-                    found[scenario.name][index].append(measure(gateways[index].port, scenario, options.seconds, pids[index]))
+                    sent = scenario if index else alone
+                    found[scenario.name][index].append(measure(gateways[index].port, sent, options.seconds, pids[index]))
     low, middle = min(calibrations), statistics.median(calibrations)
     print(f"calibration: {middle / CALIBRATION_LOOPS * 1e9:.0f} ns a loop (least {low / CALIBRATION_LOOPS * 1e9:.0f})")
     print(f"{'µs of CPU, medians':<26} {'one':>8} {'workers':>9} {'parent':>8} {'added':>8} {'scale':>8}")

@@ -28,7 +28,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -232,6 +232,7 @@ def measure(port: int, scenario: Scenario, seconds: float, proxy: int | None) ->
     tree = tree_of(proxy) if proxy else []
     before, began = sum(map(cpu_of, tree)), time.perf_counter()
     arguments = ["--role", "client", "--port", str(port), "--scenario", scenario.name, "--seconds", str(seconds)]
+    arguments += ["--connections", str(scenario.connections)]
     out = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE).stdout
     spent = sum(map(cpu_of, tree)) - before
     return Window(**json.loads(out), cpu=spent, wall=time.perf_counter() - began)
@@ -361,10 +362,12 @@ if __name__ == "__main__":
     parser.add_argument("--role", choices=("main", "backend", "client"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--scenario", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--connections", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "backend":
         uvloop.run(backend(options.port))
     elif options.role == "client":
-        uvloop.run(client(options.port, SCENARIOS[options.scenario], options.seconds))
+        sent = replace(SCENARIOS[options.scenario], connections=options.connections)
+        uvloop.run(client(options.port, sent, options.seconds))
     else:
         main(options.rounds, options.seconds, options.only, options.router, options.alone, options.compiled, options.logged)
