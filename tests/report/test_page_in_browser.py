@@ -69,6 +69,7 @@ setTimeout(() => {
   const requests = [...Array(300).keys()].map((row) => [7 * row + 3]);
   seen.ids = [...idTicks(requests, -1, 300, 5)];
   seen.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  seen.cut = [...document.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth).length;
   seen.paper = getComputedStyle(document.body).backgroundColor;
   const record = document.createElement("pre");
   record.id = "seen";
@@ -136,6 +137,8 @@ def test_every_chart_is_drawn_read_and_zoomed(page: str, tmp_path: Path, flags: 
     seen = seen_by_browser(page, tmp_path, *flags)
     assert seen["errors"] == []
     assert seen["overflow"] <= 0
+    if "--window-size=500,900" in flags:
+        assert seen["cut"] == 0  # a phone shows the tables whole
     assert seen["paper"] == paper
     assert len(seen["charts"]) == page.count('data-chart="') + page.count('data-timeline="') >= 11
     for chart in seen["charts"]:

@@ -82,6 +82,7 @@ def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
     one = candidate(1, 1, 100, {"instance.scheduler": evil})
     SweepResult(criteria=CRITERIA, candidates=(one,), runs=()).presentation().write_page(tmp_path / "s.html")
     page = (tmp_path / "s.html").read_text(encoding="utf-8")
+    assert '<td data-label="TTFT p99 ms">' in page  # what a phone shows beside the figure
     assert page.count("<script>") == 2  # uPlot, and the script of the page
     assert evil[:24] in unescape(page)
 

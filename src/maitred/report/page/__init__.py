@@ -18,7 +18,7 @@ import msgspec
 
 from maitred.core.units import SECOND, to_ms, to_seconds
 from maitred.report.breakdown import By
-from maitred.report.page.parts import ZOOM_NOTE, chart_html, framed_table, page_parts, table_html
+from maitred.report.page.parts import ZOOM_NOTE, chart_html, framed_table, labelled_cell, page_parts, table_html
 from maitred.report.page.timeline import timeline_html
 from maitred.report.panels import Panel, latency_panels, time_panels
 from maitred.report.request_statistics import LatencyStatistics
@@ -249,7 +249,9 @@ def _head(columns: list[_Column], by: By) -> str:
 
 
 def _row(columns: list[_Column], label: str, group: GroupSummary) -> str:
-    cells = "".join(f"<td>{escape(column.of(label, group))}</td>" for column in columns)
+    cells = "".join(
+        labelled_cell(f"{column.above} {column.title}".strip(), escape(column.of(label, group))) for column in columns
+    )
     return f'<tr><th scope="row" title="{escape(label)}">{escape(label)}</th>{cells}</tr>'
 
 

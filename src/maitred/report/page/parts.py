@@ -36,15 +36,29 @@ def page_parts(title: str, command: str, intro: str, body: Iterable[str]) -> Ite
 
 
 def table_html(table: Table, caption: str) -> str:
-    """Return a table for the terminal as one of the page. Marks of style in its texts are left out."""
+    """Return a table for the terminal as one of the page. Marks of style in its texts are left out.
+
+    Each cell has the heading of its column as well: on a phone a row is a list of headings and values, as wide as the screen.
+    """
+    headings = [" ".join(_plain(column.header).replace("_\n", "_").split()) for column in table.columns]
     head = "".join(f'<th scope="col">{_text(column.header)}</th>' for column in table.columns)
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(map(_cell, headings, row))}</tr>" for row in rows)
     return framed_table(caption, f"<tr>{head}</tr>", body)
 
 
+def labelled_cell(heading: str, text: str) -> str:
+    """Return a cell of HTML that knows the heading of its column."""
+    return f'<td data-label="{escape(heading, quote=True)}">{text}</td>'
+
+
+def _cell(heading: str, cell: object) -> str:
+    return labelled_cell(heading, _text(cell))
+
+
 def framed_table(caption: str, head: str, body: str) -> str:
-    """Return a table of these rows of HTML, which scrolls by itself where the page is narrower."""
+    """Return a table of these rows of HTML. Where the page is narrower it scrolls by itself, and on a phone its rows are
+    lists."""
     title = escape(caption)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><caption>{title}</caption>'
@@ -52,9 +66,12 @@ def framed_table(caption: str, head: str, body: str) -> str:
     )
 
 
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
+
+
 def _text(cell: object) -> str:
-    plain = cell.plain if isinstance(cell, Text) else str(cell)
-    return escape(plain).replace("\n", "<br>")
+    return escape(_plain(cell)).replace("\n", "<br>")
 
 
 def _file(name: str) -> str:
