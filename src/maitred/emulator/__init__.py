@@ -2,7 +2,7 @@
 
     config                       the keys of an emulated engine
     engine, schemas, responses   the API: endpoints and the way from a request to sequences, request bodies, response bodies
-    pacer, metrics               the instance on a real clock; vLLM's metrics
+    pacer, metrics, series       the instance on a real clock; vLLM's metrics, and how they are written
     tokens                       tokens without a tokenizer: how they are counted; how long an answer is, and why it ends
     clients                      clients that replay a workload over HTTP and count what they saw
     demo                         engines and a gateway as child processes, under a mixed load

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from maitred.core.request import Request
 from maitred.core.units import Micros, to_seconds
+from maitred.emulator.series import Counter, Gauge, Histogram, Page
 from maitred.emulator.tokens import FinishReason
 from maitred.instance import InstanceConfig
 
@@ -47,18 +47,18 @@ class InstanceGauges(Protocol):
 
 
 class EmulatedMetrics:
-    """The metrics of one engine, in their own registry."""
+    """The metrics of one engine."""
 
     def __init__(self, model: str, config: InstanceConfig, load: InstanceGauges, *, speed: float = 1.0) -> None:
-        self._registry = CollectorRegistry()
+        self._page = Page()
         self._labels = {"engine": "0", "model_name": model}
         self._speed = speed
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
         self._generation_tokens = self._counter("generation_tokens", "Output tokens.")
         self._preemptions = self._counter("num_preemptions", "How often a request lost its KV blocks to another.")
-        names = (*self._labels, "finished_reason")
-        ended = Counter("vllm:request_success", "Requests that ended.", names, registry=self._registry)
-        self._num_ended = {reason: ended.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
+        name = "vllm:request_success_total"
+        self._num_ended = {reason: Counter(name, {**self._labels, "finished_reason": reason.value}) for reason in FinishReason}
+        self._page.add("counter", name, "Requests that ended.", *self._num_ended.values())
         self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_SECS)
         self._gap = self._histogram("inter_token_latency_seconds", "One output token to the next.", _GAP_SECS)
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_SECS)
@@ -125,32 +125,32 @@ class EmulatedMetrics:
 
     def exposition(self) -> bytes:
         """Return the exposition text, of the type `CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+        return self._page.text().encode()
 
     def _seconds(self, span: Micros) -> float:
         return to_seconds(span) / self._speed
 
     def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"vllm:{name}", what, self._labels, registry=self._registry).labels(**self._labels)
+        name = f"vllm:{name}_total"
+        return self._page.add("counter", name, what, Counter(name, self._labels))[0]
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(f"vllm:{name}", what, self._labels, registry=self._registry, buckets=buckets)
-        return family.labels(**self._labels)
+        name = f"vllm:{name}"
+        return self._page.add("histogram", name, what, Histogram(name, self._labels, buckets))[0]
 
     def _gauge(self, name: str, what: str, read: Callable[[], float], **extra: str) -> None:
-        labels = {**self._labels, **extra}
-        Gauge(f"vllm:{name}", what, labels, registry=self._registry).labels(**labels).set_function(read)
+        name = f"vllm:{name}"
+        self._page.add("gauge", name, what, Gauge(name, {**self._labels, **extra}, read))
 
     def _cache_info(self, config: InstanceConfig) -> None:
         """Set a gauge of 1 that has the configuration of the KV cache as its labels."""
         labels = {
-            **self._labels,
             "block_size": str(config.block_size_in_tokens),
             "num_gpu_blocks": str(config.kv_blocks),
             "kv_cache_size_tokens": str(config.kv_blocks * config.block_size_in_tokens),
             "enable_prefix_caching": str(config.caches_prefixes),
         }
-        Gauge("vllm:cache_config_info", "The KV cache.", labels, registry=self._registry).labels(**labels).set(1)
+        self._gauge("cache_config_info", "The KV cache.", lambda: 1.0, **labels)
 
 
 def _one_two_five(limit: int) -> Iterator[int]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from prometheus_client import disable_created_metrics
 
 from maitred.core.units import Micros
 from maitred.emulator import EngineConfig
@@ -46,7 +45,6 @@ class Engine:
     """An engine, whose faults are switched on and off by setting its attributes."""
 
     def __init__(self, machine: MemoryMachine, config: EngineConfig, instance: InstanceConfig) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # They hold the real time.
         self.machine = machine
         self.runs: list[Run] = []
         """All requests that have come, in their order."""
