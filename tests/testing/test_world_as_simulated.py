@@ -19,7 +19,7 @@ from maitred.sim import ClusterConfig, simulate
 from maitred.testing.world.behaviours import MODEL
 from maitred.testing.world.clients import ClientConnection, Sent
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
-from maitred.testing.world.stage import LATENCY, Stage
+from maitred.testing.world.stage import Stage, latency_of
 from maitred.testing.world.streams import LinkConfig
 from maitred.workload import Job
 
@@ -112,7 +112,7 @@ def decisions_of_a_simulation(scenario: Scenario, jobs: Sequence[Job]) -> list[b
     cluster = ClusterConfig(
         num_instances=scenario.num_engines, capacity=(scenario.slots_per_backend or 0) * scenario.num_engines
     )
-    latency = msgspec.structs.replace(LATENCY, alpha=(ENTRY, 0.0, 0.0))
+    latency = msgspec.structs.replace(latency_of(scenario), alpha=(ENTRY, 0.0, 0.0))
     instance = InstanceConfig(latency=latency, max_num_seqs=LIMIT)
     simulate(jobs, cluster, instance, settings.routing, settings.admission, log=DecisionLog(lines.append))
     return lines

@@ -28,7 +28,7 @@ def troubles(stage: Stage) -> Iterator[Coroutine[Any, Any, None]]:
     """Yield what makes the faults of a scenario."""
     for name in stage.scenario.faults:
         harm, mean_secs = FAULTS[name]
-        yield _repeat(stage, name, harm, mean_secs)
+        yield _repeat(stage, name, harm, mean_secs / stage.scenario.fault_pace)
 
 
 async def _repeat(stage: Stage, name: str, harm: Harm, mean_secs: float) -> None:

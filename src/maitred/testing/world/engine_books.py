@@ -11,18 +11,19 @@ connections that nothing has disturbed count, and an end may be seen `MAX_UNWIND
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from maitred.core.units import SECOND, Micros, to_seconds
 from maitred.gateway.config import RetryConfig
-from maitred.testing.world.books import Books, Hold
+from maitred.testing.world.books import Books, Hold, Span
 from maitred.testing.world.engines import Run
 
 MAX_UNWIND: Final = SECOND
 """Time within which the connection of a request that has ended is closed, and the engine sees it."""
-_BUDGET_SECS: Final = 10.0
-"""Seconds of the floor that a budget for retries may have saved up."""
+_BUDGET_SPAN: Final = 10 * SECOND
+"""A budget for retries may have saved up what its floor brings in this time."""
 
 
 class EngineBooks:
@@ -57,15 +58,25 @@ class EngineBooks:
             if len(runs) > most or num_failed > max_attempts + num_preemptions.get(mark, 0):
                 yield f"request {mark} has come to engines {len(runs)} times, and {num_failed} times it got a 500"
 
-    def check_budget(self, retry: RetryConfig, lives: Sequence[Micros]) -> Iterator[str]:
-        """Yield whether more requests were sent again than their budget allows, in lives of the gateway of so many µs."""
-        num_retries = sum(run.has_failed and not _is_disturbed(run) for runs in self._runs.values() for run in runs[:-1])
-        num_runs = sum(map(len, self._runs.values()))
-        most = retry.budget_share * num_runs
-        for life in lives:
-            most += retry.budget_floor_per_sec * (_BUDGET_SECS + to_seconds(life)) + 1
-        if num_retries > most:
-            yield f"{num_retries} requests were sent again, and their budget allows {most:.0f}"
+    def check_budget(self, retry: RetryConfig, lives: Sequence[Span], requests: Collection[Span]) -> Iterator[str]:
+        """Yield whether more requests were sent again than the budget allows, in any span of a life of the gateway.
+        `requests` has for each request the span from its first byte to its end, as its client saw them."""
+        again = sorted(
+            later.began_at
+            for runs in self._runs.values()
+            for run, later in pairwise(runs)
+            if run.has_failed and not _is_disturbed(run)
+        )
+        for began_at, ended_at in lives:
+            retries = [at for at in again if began_at <= at <= ended_at]
+            for first, since in enumerate(retries):
+                for count, until in enumerate(retries[first:], 1):
+                    num_requests = sum(begun <= until and ended >= began_at for begun, ended in requests)
+                    floor = retry.budget_floor_per_sec * to_seconds(until - since + _BUDGET_SPAN)
+                    most = floor + retry.budget_share * num_requests + 1
+                    if count > most:
+                        yield f"{count} requests were sent again from {since} to {until}, and their budget allows {most:.1f}"
+                        return
 
     def _counts(self, run: Run, books: Books) -> bool:
         """Return whether what an engine knows of a run can be held against the gateway."""

@@ -155,7 +155,9 @@ def _decisions(stage: Stage) -> Iterator[str]:
     yield from engines.check_holds(books)
     gateway, num_preemptions = stage.settings.gateway, Counter(mark for mark, _ in books.preemptions)
     yield from engines.check_attempts(gateway.max_attempts, num_preemptions)
-    yield from engines.check_budget(gateway.retry, [_end_of(life, stage) - life.began_at for life in stage.process.lives])
+    lives_spans = [(life.began_at, _end_of(life, stage)) for life in stage.process.lives]
+    spans = [(sent.sent_at, sent.ended_at or stage.loop.micros) for sent in stage.ledger.sent.values()]
+    yield from engines.check_budget(gateway.retry, lives_spans, spans)
 
 
 def _lives_of(lines: Sequence[bytes]) -> list[list[bytes]]:

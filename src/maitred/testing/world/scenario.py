@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from maitred.admission import AdmissionConfig, ClassConfig, ClassesConfig
+from maitred.admission import AdmissionConfig, ClassConfig, ClassesConfig, TenantPolicy
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.config import GatewayConfig, RetryConfig
 from maitred.programs import ProgramsConfig
@@ -30,6 +30,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int = 2
     engine_limits: tuple[int, ...] = (8, 8)
     """Sequences that each engine runs at once."""
+    step_ms: float = 8.0
+    """Milliseconds that the step of an engine takes, beside its tokens. The slower an engine, the longer a request that has a
+    slot has no first byte, and may be a victim."""
     hides_slots: bool = False
     """Whether no engine says its limit."""
     slots_per_backend: int | None = None
@@ -40,6 +43,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "priority"
     reserved_floor: int | None = None
     """Slots that are reserved for interactive requests, instead of a share."""
+    tenant_slots: int | None = None
+    """Requests that the tenant `acme` may have in flight; None: any number."""
+    tenant_class: str | None = None
+    """The highest class of the tenant `beta`; None: any."""
     queue_secs: float | None = None
     """Longest wait of default and bulk requests; None: what the flavour has."""
     policy: str = "least-loaded"
@@ -51,6 +58,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of faults that occur."""
     fault_secs: float = 60.0
     """Seconds for which faults occur."""
+    fault_pace: float = 1.0
+    """How much more often they occur than `FAULTS` says."""
     link: LinkConfig = LinkConfig()
 
     def settings(self, backends: Sequence[str], decision_log: str) -> GatewaySettings:
@@ -72,9 +81,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
         rules = ClassConfig(queue_timeout_secs=self.queue_secs)
         classes = ClassesConfig(interactive=ClassConfig(reserved_floor=self.reserved_floor), default=rules, bulk=rules)
+        admission = AdmissionConfig(
+            mode=self.mode,  # type: ignore[arg-type]
+            classes=classes,
+            default_max_class="system",
+            tenant_policies={
+                "header:acme": TenantPolicy(max_in_flight=self.tenant_slots),
+                "header:beta": TenantPolicy(max_class=self.tenant_class),  # type: ignore[arg-type]
+            },
+        )
         return GatewaySettings(
             gateway=gateway,
-            admission=AdmissionConfig(mode=self.mode, classes=classes, default_max_class="system"),  # type: ignore[arg-type]
+            admission=admission,
             routing=RoutingConfig(policy=self.policy),
             programs=ProgramsConfig(mode="tr" if self.has_programs else "off", state="none"),
         )

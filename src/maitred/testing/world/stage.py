@@ -23,12 +23,15 @@ from maitred.testing.world.process import GatewayProcess
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
 from maitred.testing.world.transport import Connection, Tap
 
-LATENCY: Final = LinearLatency((8_000.0, 10.0, 200.0))
-"""How long the steps of all engines take."""
 NO_REQUEST: Final = "no request"
 STATES: Final = (NO_REQUEST, "on its way", "in the gateway", "at an engine", "answering")
 """States of requests that faults meet: none is under way; not sent whole; sent whole, and at no engine; there, without an
 answer; and with a part of it."""
+
+
+def latency_of(scenario: Scenario) -> LinearLatency:
+    """Return how long the steps of all engines take."""
+    return LinearLatency((scenario.step_ms * 1_000, 10.0, 200.0))
 
 
 class KeptLog(LogOutput):
@@ -137,7 +140,7 @@ class Stage:
         name = f"engine{number}"
         machine = MemoryMachine(self.loop, self.network, name, f"10.0.1.{number + 1}")
         limit = self.scenario.engine_limits[number]
-        instance = InstanceConfig(latency=LATENCY, max_num_seqs=limit)
+        instance = InstanceConfig(latency=latency_of(self.scenario), max_num_seqs=limit)
         config = EngineConfig(hide_slots=self.scenario.hides_slots, seed=self.scenario.seed)
         engine = Engine(machine, config, instance)
         self.tap.engines[machine.place.address, 8000] = engine

@@ -5,6 +5,7 @@ A swarm finds more than a mixture: each seed turns some kinds of faults off, so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
@@ -13,44 +14,66 @@ from maitred.testing.world.chaos import FAULTS
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.streams import LinkConfig
 
-_PRIORITIES: Final = ("interactive", "interactive", "default", "bulk", "bulk", "system")
-_MODES: Final = ("priority", "priority", "priority", "legacy", "flow-control", "off")
+_MIXTURES: Final = (
+    ("interactive", "bulk", "bulk"),
+    ("interactive", "bulk", "bulk"),
+    ("interactive", "default", "bulk"),
+    ("interactive", "interactive", "default", "bulk", "bulk", "system"),
+)
+"""Classes of clients. The more of them wait behind bulk, the more requests are victims."""
+_MODES: Final = ("priority", "priority", "priority", "priority", "legacy", "flow-control", "off")
 _POLICIES: Final = ("least-loaded", "power-of-two", "session-affinity(power-of-two)", "round-robin")
+_COMMON: Final = frozenset(("reload", "fail"))
+"""Faults that nearly half of the seeds have: configurations that change, and engines that answer 500, reach most of the rules
+that time and retries keep to."""
+_MOST_OTHER_FAULTS: Final = 6
 
 
 def draw_scenario(seed: int) -> Scenario:
     """Return the scenario of a seed."""
     random = Random(f"{seed}/scenario")
-    num_engines = random.choice((1, 1, 2, 3))
+    num_engines = random.choice((1, 1, 1, 2, 3))
     kinds = random.sample(sorted(KINDS), random.randint(1, len(KINDS)))
+    mixture = random.choice(_MIXTURES)
     return Scenario(
         seed=seed,
-        clients=tuple(_draw_client(random, random.choice(kinds)) for _ in range(random.randint(3, 14))),
+        clients=tuple(_draw_client(random, random.choice(kinds), mixture) for _ in range(random.randint(4, 16))),
         num_engines=num_engines,
         engine_limits=tuple(random.choice((1, 2, 4, 16)) for _ in range(num_engines)),
+        step_ms=random.choice((8.0, 40.0, 100.0)),
         hides_slots=random.random() < 0.5,
-        slots_per_backend=random.choice((None, 1, 1, 2, 4)),
-        retries_per_sec=random.choice((10.0, 10.0, 0.1)),
-        retry_share=random.choice((0.2, 0.0)),
+        slots_per_backend=random.choice((None, 1, 1, 2, 2, 4)),
+        retries_per_sec=random.choice((10.0, 0.1, 0.1)),
+        retry_share=random.choice((0.2, 0.0, 0.0)),
         mode=random.choice(_MODES),
         reserved_floor=random.choice((None, None, 1)),
+        tenant_slots=random.choice((None, None, 1, 2)),
+        tenant_class=random.choice((None, None, "default")),
         queue_secs=random.choice((None, None, 3.0)),
         policy=random.choice(_POLICIES),
         has_programs=random.random() < 0.3,
         poll_secs=random.choice((1.0, 5.0, 5.0)),
         keepalive_secs=random.choice((0.0, 0.0, 1.0)),
-        faults=tuple(name for name in sorted(FAULTS) if random.random() < 0.4),
-        fault_secs=random.choice((10.0, 60.0)),
+        faults=_draw_faults(random),
+        fault_secs=random.choice((20.0, 60.0)),
+        fault_pace=random.choice((1.0, 3.0)),
         link=LinkConfig(split_share=random.choice((0.0, 0.1, 0.5)), max_kernel_bytes=random.choice((4_096, 65_536, 262_144))),
     )
 
 
-def _draw_client(random: Random, kind: str) -> ClientPlan:
+def _draw_faults(random: Random) -> tuple[str, ...]:
+    """Return none to many kinds of faults. Where few occur, little excuses what goes wrong."""
+    common = {name for name in sorted(_COMMON) if random.random() < 0.45}
+    others = sorted(FAULTS.keys() - _COMMON)
+    return tuple(sorted(common | set(random.sample(others, random.randint(0, _MOST_OTHER_FAULTS)))))
+
+
+def _draw_client(random: Random, kind: str, mixture: Sequence[str]) -> ClientPlan:
     return ClientPlan(
         kind=kind,
-        num_requests=random.randint(1, 6),
-        priority=random.choice(_PRIORITIES),
+        num_requests=random.choice((2, 4, 8, 16)),
+        priority=random.choice(mixture),
         tenant=random.choice(("acme", "beta", "gamma")),
-        max_tokens=random.choice((1, 20, 200, 400)),
-        think_secs=random.choice((0.01, 0.5, 0.5, 5.0)),
+        max_tokens=random.choice((1, 10, 30, 60)),
+        think_secs=random.choice((0.01, 0.1, 0.5, 3.0)),
     )
