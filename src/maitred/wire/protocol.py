@@ -67,7 +67,6 @@ class ServerConnection(asyncio.Protocol):
     """When the body was measured last, and how many bytes of it there were; None while it is not watched."""
     _unsent: tuple[float, int] | None = None
     """When the unsent bytes were measured last, and how many there were; None while they are not watched."""
-    _has_had_request = False
 
     def __init__(self, context: ServerContext, handler: Handler) -> None:
         """`handler` answers its requests."""
@@ -166,13 +165,10 @@ class ServerConnection(asyncio.Protocol):
             self._update_reading()
 
     def drain(self) -> None:
-        self._framing.keep_alive = False
         if self._exchange is None:
             self._close()
-
-    def drain_if_kept(self) -> None:
-        if self._has_had_request and not self._head_since:
-            self.drain()
+        else:
+            self._end_with_exchange()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -199,10 +195,10 @@ class ServerConnection(asyncio.Protocol):
                 self._refuse(framing_refused(cast(FramingError, event)))
 
     def _start_exchange(self, head: RequestHead) -> Exchange:
-        self._head_since, self._upload, self._has_had_request = 0.0, None, True
-        if self._context.is_draining:
-            self._framing.keep_alive = False
+        self._head_since, self._upload = 0.0, None
         self._exchange = exchange = Exchange(head, self, self._client)
+        if self._context.is_draining:
+            self._end_with_exchange()
         exchange.task = task = self._loop.create_task(self._serve(exchange))
         self._context.tasks[task] = None
         return exchange
@@ -360,6 +356,11 @@ class ServerConnection(asyncio.Protocol):
 
     def drop_parked(self) -> None:
         if self._parked_bytes:
+            self._end_with_exchange()
+
+    def _end_with_exchange(self) -> None:
+        """Answer nothing after the exchange under way, unless the client itself has said so already."""
+        if self._framing.keep_alive:
             self._framing.drop_further()
             self._count_parked()
             self._update_reading()

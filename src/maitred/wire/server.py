@@ -7,9 +7,8 @@ process goes on after `run_server` returns: a server that was told to stop has n
 After SIGTERM connections are accepted for `delay_secs` more, and `ServerContext.is_draining` tells the app, whose readiness is
 a balancer's sign.
 
-    SIGTERM at 0 s        ready no more; idle connections are closed, and each other one ends with its answer. So do new ones,
-                          and those that have had no request yet: it may be on its way
-    3 s (`delay_secs`)    no more connections
+    SIGTERM at 0 s        ready no more; each connection ends with its next answer, as new ones do
+    3 s (`delay_secs`)    no more connections; idle ones are closed
     33 s (`drain_secs`)   what is still in flight is cut off
 """
 
@@ -202,10 +201,9 @@ class _Server:
         if not (self._is_announced and self._delay_secs):
             return
         # A balancer learns of a server that ends only after some seconds, and sends requests there meanwhile; SIGTERM comes
-        # from an environment with one. Clients with a pool of connections of their own move on, since none is kept.
+        # from an environment with one. Clients with a pool of connections of their own move on, since each answer ends its
+        # connection. An idle one is not closed yet: a request may be on its way, and a POST that is lost is not sent again.
         self._context.is_draining = True
-        for connection in tuple(self._context.connections):
-            connection.drain_if_kept()
         log.info("shutting down: not ready any more; connections are accepted for %g s", self._delay_secs)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._told_twice.wait(), self._delay_secs)

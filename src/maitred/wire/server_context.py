@@ -41,10 +41,6 @@ class OpenConnection(DescriptorOwner, Protocol):
         """Close the connection now if it is idle, else after the response under way."""
         ...
 
-    def drain_if_kept(self) -> None:
-        """Do so unless its first request, or the rest of a further one, may be on its way."""
-        ...
-
     def watch(self) -> None:
         """Have a timer for what is due next, unless there is one."""
         ...

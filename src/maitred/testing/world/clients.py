@@ -52,6 +52,8 @@ class Sent:
     """The class that it asks for."""
     unsent_bytes: int = 0
     """What of it the client has not sent yet."""
+    begins_at: int = 0
+    """Bytes that were sent before it over its connection."""
     answer: Answer | None = None
     """The answer, as far as it has come."""
     error_code: str = ""
@@ -110,6 +112,8 @@ class ClientConnection(asyncio.Protocol):
 
     def send(self, sent: Sent, data: bytes) -> None:
         """Send a request."""
+        stream = self.transport.connection.forth
+        sent.begins_at = stream.num_read + stream.num_bytes
         self._under_way.append(sent)
         if data:
             self.transport.write(data)
@@ -150,9 +154,14 @@ class ClientConnection(asyncio.Protocol):
             self._on_answer(answer)
         if self._under_way and not self.transport.connection.is_disturbed:
             first = self._under_way[0]
-            if first.answer is None:
+            if first.answer is None and not self._was_idle_for_server(first):
                 self._on_violation(f"request {first.mark} has no answer, and its connection was not disturbed ({exc!r})")
         self._end_all(Fate.UNANSWERED)
+
+    def _was_idle_for_server(self, sent: Sent) -> bool:
+        """Return whether the server has closed a kept connection of which it had not read the next request, as it may (RFC
+        9112, 9.5)."""
+        return sent.begins_at > 0 and self.transport.connection.forth.num_read <= sent.begins_at
 
     def _on_answer(self, answer: Answer) -> None:
         sent = self._first_under_way(answer)
