@@ -189,6 +189,30 @@ MUTANTS: Final[dict[str, Patch]] = {
 }
 
 
+FOUND_BY: Final = {
+    "slot stays after a failure": 7,
+    "lease is leaked": 14,
+    "head is sent twice": 16,
+    "broken answer ends well": 14,
+    "client is not closed": 14,
+    "input is not logged": 14,
+    "ids are mixed up": 14,
+    "end is told twice": 14,
+    "last piece is lost": 14,
+    "first byte is not told": 8,
+    "victim goes on": 7,
+    "victim's answer is delivered": 7,
+    "retries without end": 8,
+    "budget of retries is ignored": 13,
+    "timer is not brought forward by a reload": 10,
+    "timer is set once": 7,
+    "tenant has more than its limit": 3,
+    "cap of a class is ignored": 7,
+    "half a line stays": 11,
+}
+"""A seed of the swarm that finds each, in few events."""
+
+
 def search(name: str) -> tuple[str, list[tuple[int, int, str]], int]:
     """Play the swarm from seed 1 on with a fault in the gateway, for `MAX_EVENTS` events. Return the seeds that find it, each
     with its events and what is violated; and how many seeds were played."""

@@ -20,10 +20,10 @@ from maitred.testing.world.stage import STATES
 from maitred.testing.world.swarm import draw_scenario
 
 
-def play(scenario: Scenario, trace: Callable[[str], object] | None = None) -> Outcome:
-    """Play a scenario, with a disk of its own. What it raises is a violation, too."""
+def play(scenario: Scenario, trace: Callable[[str], object] | None = None, *, stops_at_violation: bool = False) -> Outcome:
+    """Play a scenario, with a disk of its own, to its end or to the first violation. What it raises is a violation, too."""
     with tempfile.TemporaryDirectory() as folder:
-        simulation = Simulation(scenario, Path(folder), trace)
+        simulation = Simulation(scenario, Path(folder), trace, stops_at_violation=stops_at_violation)
         try:
             return simulation.run()
         except Exception as error:

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from maitred.testing.world import chaos, invariants
+from maitred.testing.world.answers import Violation
 from maitred.testing.world.scenario import Scenario
 from maitred.testing.world.stage import Stage
 
@@ -54,8 +55,17 @@ class Outcome(msgspec.Struct):
 class Simulation:
     """A scenario that is played."""
 
-    def __init__(self, scenario: Scenario, folder: Path, trace: Callable[[str], object] | None = None) -> None:
-        """`folder` is the disk of the gateway. `trace` is given a line for each read and each fault."""
+    def __init__(
+        self,
+        scenario: Scenario,
+        folder: Path,
+        trace: Callable[[str], object] | None = None,
+        *,
+        stops_at_violation: bool = False,
+    ) -> None:
+        """`folder` is the disk of the gateway. `trace` is given a line for each read and each fault. With `stops_at_violation`
+        the first violation ends `run` with a Violation."""
+        self._stops_at_violation = stops_at_violation
         self.stage = Stage(scenario, folder, trace)
         self.stage.process.on_ended = self._on_ended
         self.num_checks = 0
@@ -111,6 +121,8 @@ class Simulation:
 
     def _after_turn(self) -> None:
         """Check the cores, if one of them was told something in this turn."""
+        if self._stops_at_violation and self.stage.ledger.violations:
+            raise Violation(self.stage.ledger.violations[0])
         decisions = self.stage.process.gateway.decisions
         num_lines = 0 if decisions is None else decisions.num_lines
         if num_lines != self._num_lines:
