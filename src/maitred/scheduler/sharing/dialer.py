@@ -68,6 +68,9 @@ class Dialer:
         except OSError:
             self.turn()
             raise
+        except UnicodeError as error:  # of a name that no resolver can be asked for
+            self.turn()
+            raise FinderError(f"{self.address} is the address of no scheduler: {error}") from error
 
     async def _open(self, address: LinkAddress, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()

@@ -114,5 +114,8 @@ class ElectedAddresses(Finder):
             return self._last
         if leader is None:
             return []
-        self._last = [LinkAddress.parse(leader.address)]
+        try:
+            self._last = [LinkAddress.parse(leader.address)]
+        except ValueError as error:
+            raise ElectionError(f"the scheduler that leads cannot be reached: {error}") from error
         return self._last

@@ -110,6 +110,9 @@ class Elector:
                 await (self._campaign() if self._term is None else self._renew())
         except (ElectionError, TimeoutError) as error:
             self._tell(str(error) or "the election does not answer")
+        except Exception:  # A store's client has a defect: a scheduler that asks no more would never lead again.
+            log.exception("the election could not be asked")
+            self._tell("the election could not be asked")
         else:
             if self.problem is not None:
                 log.info("the election answers again")

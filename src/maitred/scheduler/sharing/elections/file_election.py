@@ -47,8 +47,9 @@ class FileElection(Election):
     async def renew(self, gateways: Collection[GatewayId]) -> bool:
         named = sorted(gateways)
         if named != self._record.gateways:
-            self._record.gateways = named
-            await self._in_thread(self._write)
+            record = msgspec.structs.replace(self._record, gateways=named)
+            await self._in_thread(lambda: self._write(record))
+            self._record = record
         return self._descriptor is not None
 
     async def resign(self) -> None:
@@ -82,7 +83,7 @@ class FileElection(Election):
         try:
             before = self._read()
             self._record = _Record(max(before.epoch, floor) + 1, candidate, before.gateways)
-            self._write()
+            self._write(self._record)
         except BaseException:
             os.close(descriptor)
             raise
@@ -95,8 +96,8 @@ class FileElection(Election):
         except FileNotFoundError:
             return _Record()
 
-    def _write(self) -> None:
+    def _write(self, record: _Record) -> None:
         written = self._path.with_name(self._path.name + ".new")
         written.touch(0o600)
-        written.write_bytes(msgspec.json.encode(self._record))
+        written.write_bytes(msgspec.json.encode(record))
         written.replace(self._path)

@@ -72,7 +72,7 @@ class RedisElection(Election):
         epoch, gateways = await self._ask(self._client.eval(_CAMPAIGN, len(keys), *keys, *values))
         if not epoch:
             return None
-        return Term(int(epoch), msgspec.json.decode(gateways, type=list[GatewayId]) if gateways else [UNKNOWN_GATEWAY])
+        return Term(int(epoch), _named_in(gateways))
 
     async def renew(self, gateways: Collection[GatewayId]) -> bool:
         named = msgspec.json.encode(sorted(gateways))
@@ -84,7 +84,10 @@ class RedisElection(Election):
 
     async def leader(self) -> Candidate | None:
         record = await self._ask(self._client.get(self._leader))
-        return msgspec.json.decode(record, type=_Leader).candidate if record else None
+        try:
+            return msgspec.json.decode(record, type=_Leader).candidate if record else None
+        except msgspec.MsgspecError as error:
+            raise ElectionError(f"{self._leader} in the store at {self._where} names no scheduler: {error}") from error
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -98,6 +101,14 @@ class RedisElection(Election):
             raise ElectionError(f"the store at {self._where} refuses the password: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise ElectionError(f"the store at {self._where} cannot be asked: {str(error) or type(error).__name__}") from error
+
+
+def _named_in(gateways: bytes) -> list[GatewayId]:
+    """Return the gateways that the last leader has named; where that is lost, or cannot be read, one that nobody knows."""
+    try:
+        return msgspec.json.decode(gateways, type=list[GatewayId]) if gateways else [UNKNOWN_GATEWAY]
+    except msgspec.MsgspecError:
+        return [UNKNOWN_GATEWAY]
 
 
 def open_redis(url: str) -> tuple[Any, str]:

@@ -1,0 +1,119 @@
+"""Elections whose store holds what it should not, or fails in ways that nobody foresaw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import virtual_time
+from maitred.core.units import SECOND, Micros
+from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
+from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, ElectionError, SoleScheduler, Term
+from maitred.scheduler.sharing.elections.elector import Elector
+from maitred.scheduler.sharing.elections.file_election import FileElection
+from maitred.scheduler.sharing.elections.redis_election import RedisElection
+
+US = Candidate("us", "10.0.0.5:7070")
+GATEWAY = ("gateway", "boot")
+
+
+class Store:
+    """A client of redis-py that answers as it is told."""
+
+    def __init__(self, *, campaign: object = None, leader: bytes | None = None) -> None:
+        self._campaign, self._leader = campaign, leader
+
+    async def eval(self, *said: object) -> object:
+        return self._campaign
+
+    async def get(self, key: str) -> bytes | None:
+        return self._leader
+
+
+def redis_election(store: Store) -> RedisElection:
+    return RedisElection(store, "redis://store", "fleet", 2 * SECOND, lambda: "boot")
+
+
+def test_a_record_of_something_else_is_told_with_its_key() -> None:
+    with pytest.raises(ElectionError, match=r"\{fleet\}:leader in the store at redis://store names no scheduler"):
+        asyncio.run(redis_election(Store(leader=b"garbage")).leader())
+
+
+@pytest.mark.parametrize("gateways", [b"", b"garbage"])
+def test_gateways_that_cannot_be_read_are_waited_for_as_unknown_ones(gateways: bytes) -> None:
+    term = asyncio.run(redis_election(Store(campaign=[7, gateways])).campaign(US, 0))
+    assert term == Term(7, [UNKNOWN_GATEWAY])
+
+
+def test_a_leader_without_an_address_cannot_be_reached() -> None:
+    class Elsewhere(SoleScheduler):
+        async def leader(self) -> Candidate | None:
+            return Candidate("them", "nowhere")
+
+    with pytest.raises(ElectionError, match="no address of a scheduler"):
+        asyncio.run(ElectedAddresses(Elsewhere()).addresses())
+
+
+def test_a_gateway_is_not_named_until_it_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        election = FileElection(tmp_path / "election")
+        await election.campaign(US, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", _fail)
+            with pytest.raises(ElectionError, match="no space left"):
+                await election.renew([GATEWAY])
+        await election.renew([GATEWAY])
+        await election.close()
+        term = await FileElection(tmp_path / "election").campaign(US, 0)
+        assert term == Term(2, [GATEWAY])
+
+    asyncio.run(scenario())
+
+
+def _fail(*said: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+class Scheduler:
+    """A scheduler that takes part."""
+
+    highest_epoch = 0
+    named_gateways: Collection[GatewayId] = ()
+    epoch: int | None = None
+
+    def lead(self, epoch: int, until: Micros, gateways: Collection[GatewayId]) -> None:
+        self.epoch = epoch
+
+    def renew(self, until: Micros, gateways: Collection[GatewayId]) -> None: ...
+
+    def step_down(self, reason: str) -> None:
+        self.epoch = None
+
+
+def test_a_store_whose_client_fails_is_asked_again() -> None:
+    class Broken(SoleScheduler):
+        tries = 0
+
+        async def campaign(self, candidate: Candidate, floor: int) -> Term | None:
+            self.tries += 1
+            if self.tries == 1:
+                raise RuntimeError("a defect")
+            return await super().campaign(candidate, floor)
+
+    async def scenario() -> tuple[Any, ...]:
+        scheduler = Scheduler()
+        machine = virtual_time.MACHINE.get()
+        assert machine is not None
+        elector = Elector(Broken(), US, scheduler, machine.clock)
+        await elector.start()
+        seen = [elector.problem, scheduler.epoch]
+        await asyncio.sleep(3)
+        seen += [elector.problem, scheduler.epoch]
+        await elector.close()
+        return tuple(seen)
+
+    assert virtual_time.run(scenario()) == ("the election could not be asked", None, None, 1)
