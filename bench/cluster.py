@@ -9,6 +9,8 @@ chats (class `interactive`) come at random. The same load goes through
     workers      `maitred serve --workers N`
     kill -9      the same, and a worker is killed a third of the way in
     SIGSTOP      the same, and a worker stands still for 5 s
+    cluster      three `maitred serve --scheduler`, each with a port of its own, and two `maitred scheduler` with an election by
+                 a file; and the same with a gateway, or the scheduler that leads, killed or standing still
 
 and of each is printed: TTFT of the chats, tokens per second of bulk, the most requests that the engine had at once; and where a
 worker has failed: requests that failed beyond those that it had (told by the ports of its connections), streams that broke off
@@ -32,7 +34,7 @@ import tempfile
 import time
 import urllib.request
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -143,7 +145,9 @@ class Sent:
 class Load:
     """All requests of one run."""
 
-    port: int
+    ports: Sequence[int]
+    """The ports of the gateways; each request takes one at random."""
+    random: Random
     sent: list[Sent] = field(default_factory=list)
 
     async def request(self, *, is_chat: bool) -> None:
@@ -154,7 +158,7 @@ class Load:
         body = json.dumps({"model": "m", "stream": True, "max_tokens": tokens, "messages": []}).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: b\r\nx-smg-priority: {name}\r\ncontent-length: {len(body)}\r\n\r\n"
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.random.choice(self.ports))
             one.port = writer.get_extra_info("sockname")[1]
             writer.write(head.encode() + body)
             got = b""
@@ -173,11 +177,11 @@ class Load:
         while time.monotonic() < until:
             await self.request(is_chat=False)
 
-    async def chat(self, until: float, per_sec: float, random: Random) -> None:
+    async def chat(self, until: float, per_sec: float) -> None:
         """Send chats at random."""
         tasks = set[asyncio.Task[None]]()
         while time.monotonic() < until:
-            await asyncio.sleep(random.expovariate(per_sec))
+            await asyncio.sleep(self.random.expovariate(per_sec))
             tasks.add(asyncio.create_task(self.request(is_chat=True)))
         await asyncio.gather(*tasks)
 
@@ -218,45 +222,85 @@ async def stop(pid: int, fault: Fault) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-@contextlib.asynccontextmanager
-async def serving(flags: Sequence[str]) -> AsyncIterator[tuple[int, int, int]]:
-    """Run an engine and a gateway. Yields the ports of both, and the number of the gateway's process."""
-    with contextlib.ExitStack() as stack:
+class Processes:
+    """The processes of one run: an engine, and what is in front of it."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = stack.enter_context(subprocess.Popen([sys.executable, __file__, "--engine"], stdout=subprocess.PIPE))
         stack.callback(engine.kill)
         assert engine.stdout is not None
-        engine_port = int(engine.stdout.readline())
-        log = stack.enter_context(tempfile.NamedTemporaryFile())
-        command = [*MAITRED, "serve", "--port", "0", "--backend", f"http://127.0.0.1:{engine_port}", "--admission", "priority"]
-        gateway = stack.enter_context(subprocess.Popen([*command, *flags], stderr=log))
-        stack.callback(gateway.kill)
-        stack.callback(gateway.terminate)
-        while not (found := re.search(r"gateway on http://127\.0\.0\.1:(\d+)", Path(log.name).read_text())):
+        self.engine_port = int(engine.stdout.readline())
+        self.ports: list[int] = []
+        """The ports of the gateways."""
+        self._logs: dict[int, Path] = {}
+
+    async def _start(self, *command: str) -> tuple[int, str]:
+        """Start a command of maitred. Return its process and what it says when it serves."""
+        log = self._folder / f"log {len(self._logs)}"
+        backend = f"http://127.0.0.1:{self.engine_port}"
+        with log.open("wb") as stderr:
+            process = self._stack.enter_context(
+                subprocess.Popen([*MAITRED, *command, "--backend", backend, "--admission", "priority"], stderr=stderr)
+            )
+        self._stack.callback(process.kill)
+        while not (found := re.search(r"(gateway|scheduler) on [^,]*:(\d+),", log.read_text())):
             await asyncio.sleep(0.05)
-            assert gateway.poll() is None, Path(log.name).read_text()
-        yield engine_port, int(found[1]), gateway.pid
-        gateway.terminate()
-        await asyncio.to_thread(gateway.wait)
+            assert process.poll() is None, log.read_text()
+        self._logs[process.pid] = log
+        return process.pid, found[2]
+
+    async def start_workers(self, number: int) -> Callable[[], int]:
+        """Start a gateway of so many processes. Return what finds one of its workers."""
+        pid, port = await self._start("serve", "--port", "0", "--workers", str(number))
+        self.ports.append(int(port))
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        return lambda: int(children.read_text().split()[0])
+
+    async def start_cluster(self) -> tuple[Callable[[], int], Callable[[], int]]:
+        """Start two schedulers and three gateways. Return what finds a gateway, and what finds the scheduler that leads."""
+        secret = self._folder / "secret"
+        secret.write_text("a secret of a benchmark")
+        secret.chmod(0o600)
+        link = ("--link-secret-file", str(secret))
+        election = f"file:{self._folder / 'election'}"
+        schedulers, gateways = list[int](), list[int]()
+        for _ in range(2):
+            where = ("--listen", "127.0.0.1:0", "--pages-port", "0", "--election", election)
+            schedulers.append((await self._start("scheduler", *where, *link))[0])
+        for number in range(3):
+            named = ("--scheduler", election, "--name", f"gateway-{number}")
+            pid, port = await self._start("serve", "--port", "0", *named, *link)
+            gateways.append(pid)
+            self.ports.append(int(port))
+        leader = next(pid for pid in schedulers if "this scheduler leads" in self._logs[pid].read_text())
+        return lambda: gateways[0], lambda: leader
 
 
 Harm = Callable[[int, Fault], Awaitable[None]]
-"""What is done to the process of a worker."""
+"""What is done to a process."""
 
 
-async def play(options: argparse.Namespace, flags: Sequence[str], harm: Harm | None) -> str:
-    """Send the load through a gateway, and return what is to be printed of it."""
-    async with serving(flags) as (engine_port, port, pid):
-        load, fault, random = Load(port), Fault(), Random(1)
+async def play(options: argparse.Namespace, name: str, harm: Harm | None) -> str:
+    """Send the load through what `name` says, and return what is to be printed of it."""
+    with contextlib.ExitStack() as stack:
+        processes = Processes(stack)
+        if name.startswith("cluster"):
+            gateway, leader = await processes.start_cluster()
+            victim = leader if "leader" in name else gateway
+        else:
+            victim = await processes.start_workers(1 if name == "one" else options.workers)
+        load, fault = Load(processes.ports, Random(1)), Fault()
         began = time.monotonic()
         until = began + options.warm_up + options.seconds
         tasks = [asyncio.create_task(load.flood(until)) for _ in range(options.bulk)]
-        tasks.append(asyncio.create_task(load.chat(until, options.chats_per_sec, random)))
+        tasks.append(asyncio.create_task(load.chat(until, options.chats_per_sec)))
         if harm is not None:
             await asyncio.sleep(options.warm_up + options.seconds / 3)
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            await harm(int(children[0]), fault)
+            await harm(victim(), fault)
         await asyncio.gather(*tasks)
-        most = int(urllib.request.urlopen(f"http://127.0.0.1:{engine_port}/most").read())
+        most = int(urllib.request.urlopen(f"http://127.0.0.1:{processes.engine_port}/most").read())
         return describe(load, fault, began + options.warm_up, options.seconds, most)
 
 
@@ -280,16 +324,13 @@ def describe(load: Load, fault: Fault, since: float, seconds: float, most: int) 
 
 
 async def main(options: argparse.Namespace) -> None:
-    workers = ["--workers", str(options.workers)]
-    print("              TTFT p50, p99 ms   bulk tok/s   most   failed   broken   chat after ms")
-    for name, flags, harm in (
-        ("one", [], None),
-        ("workers", workers, None),
-        ("kill -9", workers, kill),
-        ("SIGSTOP", workers, stop),
-    ):
+    print(f"{'':24} TTFT p50, p99 ms   bulk tok/s   most   failed   broken   chat after ms")
+    runs: list[tuple[str, Harm | None]] = [("one", None), ("workers", None), ("kill -9", kill), ("SIGSTOP", stop)]
+    runs += [("cluster", None), ("cluster: kill -9", kill), ("cluster: SIGSTOP", stop)]
+    runs += [("cluster: kill -9 leader", kill), ("cluster: SIGSTOP leader", stop)]
+    for name, harm in runs:
         if options.only in name:
-            print(f"{name:10}", await play(options, flags, harm), flush=True)
+            print(f"{name:24}", await play(options, name, harm), flush=True)
 
 
 if __name__ == "__main__":
