@@ -13,7 +13,7 @@ from maitred.programs import Programs, ProgramsConfig, ProgramState
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link.gateway_books import BookedGateway
 from maitred.scheduler.link.linked_programs import LinkedPrograms
-from maitred.scheduler.link.messages import LiveMemory, Memory, ProgramTerms
+from maitred.scheduler.link.messages import BeginProgram, EndProgram, LiveMemory, Memory, ProgramTerms
 from maitred.scheduler.sharing.hosted_programs import HostedPrograms
 from maitred.wire.machine import Machine
 
@@ -194,6 +194,30 @@ def test_a_scheduler_that_does_not_know_a_program_leaves_it_where_its_gateway_sa
         linked.abandon(gateway, clock.now())
         assert not gateway.memories
         driver.core.check()
+        driver.close()
+
+    asyncio.run(scenario())
+
+
+def test_no_request_has_memory_before_the_programs_of_the_last_run_are_known() -> None:
+    async def scenario() -> None:
+        clock, told, ids = Machine().clock, list[object](), iter(range(1, 10))
+        driver = RealTimePrograms(Programs(CONFIG, clock.now()), clock)
+        driver.core.set_backend(0, clock.now(), models=["m"], capacity=1_000)
+        driver.restored.clear()
+        heard = asyncio.Event()
+        host = HostedPrograms(driver, lambda: next(ids), heard.set)
+        host.say = lambda gateway, message: told.append(message)
+        linked, gateway = LinkedPrograms(host), BookedGateway(("g", "1"), SECOND)
+        for number in (1, 2):
+            linked.take(gateway, BeginProgram(number, ProgramTerms("m", "t", f"p{number}", "", 1, 500)), clock.now())
+        linked.take(gateway, EndProgram(1), clock.now())  # Its client has left.
+        assert not driver.core.programs
+        assert not told
+        driver.restored.set()
+        await heard.wait()
+        assert told == [Memory(2, 0)]
+        host.close()
         driver.close()
 
     asyncio.run(scenario())
