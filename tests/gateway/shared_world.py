@@ -17,7 +17,7 @@ from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
-from maitred.scheduler.interface import Dialer, HostedScheduler, KnownAddresses, LinkAddress, RemoteScheduler
+from maitred.scheduler.interface import Dialer, HostedScheduler, KnownAddresses, LinkAddress, RemoteScheduler, SchedulerParts
 from maitred.wire.client import UpstreamClient
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
@@ -103,9 +103,10 @@ async def shared_world(
     rules, machine, routes = admission_config(**(admission or {})), Machine(), routing or RoutingConfig()
     programs = programs or ProgramsConfig()
     client = UpstreamClient(settings.upstream, machine)
-    scheduler = HostedScheduler(
-        settings, admission=rules, routing=routes, programs=programs, client=client, clock=machine.clock
+    parts = SchedulerParts(
+        config=settings, admission=rules, routing=routes, programs=programs, client=client, clock=machine.clock
     )
+    scheduler = HostedScheduler(parts)
     try:
         with tempfile.TemporaryDirectory() as folder:
             address = LinkAddress(str(Path(folder, "link")), None)

@@ -9,9 +9,9 @@ import textwrap
 import pytest
 
 from maitred.gateway.app import Gateway
-from maitred.scheduler.interface import Scheduler
+from maitred.scheduler.interface import LocalScheduler
 
-WIRED = {Gateway: ("__init__", "_wire_requests", "_wire_pages"), Scheduler: ("__init__",)}
+WIRED = {Gateway: ("__init__", "_wire_requests", "_wire_pages"), LocalScheduler: ("__init__",)}
 """The methods that make parts, and give them to each other."""
 
 

@@ -44,7 +44,7 @@ from maitred.gateway.proxy import Proxy
 from maitred.gateway.routes import ROUTES
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
-from maitred.scheduler.interface import RealTimePrograms, Scheduler
+from maitred.scheduler.interface import LocalScheduler, RealTimePrograms, Scheduler, SchedulerParts
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error
 from maitred.wire.machine import Machine
@@ -80,11 +80,12 @@ class Gateway(App):
         default_state: str | None = None,
         log_output: LogOutput | None = None,
         machine: Machine | None = None,
-        make_scheduler: Callable[..., Scheduler] = Scheduler,
+        make_scheduler: Callable[[SchedulerParts], Scheduler] = LocalScheduler,
     ) -> None:
         """`reload` reads the sources of the configuration again. `fallback` says why less than they configure is in force.
         `default_state` is the file that keeps the programs if the configuration names none. `log_output` takes the lines of the
-        log; None: standard error. `machine` is where it runs; None: on this one. `make_scheduler` is called as `Scheduler` is.
+        log; None: standard error. `machine` is where it runs; None: on this one. `make_scheduler` makes the scheduler of its
+        parts.
 
         Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
         """
@@ -107,17 +108,19 @@ class Gateway(App):
         self.decisions = self._outputs.decisions
         """Every input and decision of the cores, or None if they are not logged."""
         self.scheduler = make_scheduler(
-            config,
-            admission=settings.admission,
-            routing=settings.routing,
-            programs=settings.programs,
-            client=self._client,
-            clock=self._clock,
-            decisions=self.decisions,
-            seed=seed,
-            fallback=fallback,
-            default_state=default_state,
-            file_mode=config.file_mode,
+            SchedulerParts(
+                config=config,
+                admission=settings.admission,
+                routing=settings.routing,
+                programs=settings.programs,
+                client=self._client,
+                clock=self._clock,
+                decisions=self.decisions,
+                seed=seed,
+                fallback=fallback,
+                default_state=default_state,
+                file_mode=config.file_mode,
+            )
         )
         if any(backend.origin.tls for backend in self.scheduler.fleet.backends):
             self._client.load_authorities()

@@ -45,7 +45,7 @@ from maitred.scheduler.placements import MemoryLost, Place
 from maitred.scheduler.programs.memories import ProgramMemories, with_rank
 from maitred.scheduler.programs.parts import ProgramParts
 from maitred.scheduler.requests import ScheduledRequest
-from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.scheduler import LocalScheduler, Scheduler, SchedulerParts
 from maitred.scheduler.sharing.dialer import Dialer, Finder, KnownAddresses
 from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, Election
 from maitred.scheduler.sharing.elections.opening import open_election
@@ -78,6 +78,7 @@ __all__ = [
     "KnownAddresses",
     "LinkAddress",
     "LinkNote",
+    "LocalScheduler",
     "MemoryLease",
     "MemoryLost",
     "ModeTimes",
@@ -92,6 +93,7 @@ __all__ = [
     "ScheduledRequest",
     "Scheduler",
     "SchedulerHost",
+    "SchedulerParts",
     "ServedModel",
     "SlotSource",
     "UpstreamRequest",

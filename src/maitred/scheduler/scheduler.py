@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from maitred.admission import Admission, AdmissionConfig
+from maitred.core.contracts import Router
 from maitred.core.decisions import DecisionLog
 from maitred.files.line_file import PRIVATE
 from maitred.programs import ProgramsConfig
@@ -23,72 +25,49 @@ from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerParts:
+    """What a scheduler is made of, whether it decides in this process or asks another one."""
+
+    config: FleetConfig
+    admission: AdmissionConfig
+    routing: RoutingConfig
+    programs: ProgramsConfig
+    client: UpstreamClient
+    """What polls the backends."""
+    clock: Clock
+    decisions: DecisionLog | None = None
+    """Gets every input and decision, if there is one."""
+    seed: int = 0
+    fallback: str | None = None
+    """Why less is in force than is configured, or None."""
+    default_state: str | None = None
+    """The file that keeps the programs if the configuration names none."""
+    file_mode: int = PRIVATE
+    """For files that are made."""
+
+
 class Scheduler:
     """What decides for the requests of a gateway, from `start` to `close`; see `interface`."""
 
-    def __init__(
-        self,
-        config: FleetConfig,
-        *,
-        admission: AdmissionConfig,
-        routing: RoutingConfig,
-        programs: ProgramsConfig,
-        client: UpstreamClient,
-        clock: Clock,
-        decisions: DecisionLog | None = None,
-        seed: int = 0,
-        fallback: str | None = None,
-        default_state: str | None = None,
-        file_mode: int = PRIVATE,
-    ) -> None:
-        """`client` polls the backends. `decisions` gets every input and decision. `fallback` says why less is in force than is
-        configured. `default_state` is the file that keeps the programs if the configuration names none, and `file_mode` is for
-        files that are made. Raises ConfigError."""
-        self._clock, self._random = clock, client.machine.random
-        self.router = open_router(routing, seed, decisions, clock.now())
-        self.signals = signals_read(self.router)
-        """What the router reads of requests and backends."""
-        self.fleet = fleet = FleetView(config, clock)
-        """The backends."""
-        router_reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
-        self.admission = asked = self._make_admission(Admission(admission, {}, fleet.pool_load, decisions, clock.now()))
-        """The driver of admission."""
-        self.watch = FleetWatch(
-            config,
-            fleet,
-            client,
-            clock=clock,
-            kv_polling=kv_polling(programs),
-            wants_load=lambda: router_reads_load or asked.reads_load,
-        )
-        """What polls the backends."""
-        self._routed = RoutedPlacement(fleet, self.admission, self.router)
-        self._granted: GrantedPlacement | None = None
-        self.program_parts: ProgramParts | None = None
-        """What decides about programs, or None if requests are routed one by one."""
-        if programs.mode != "off":
-            self.program_parts = ProgramParts(
-                programs,
-                fleet,
-                clock,
-                default_state=default_state,
-                log=decisions,
-                file_mode=file_mode,
-            )
-            memories, driver = self.program_parts.memories, self.program_parts.driver
-            self._granted = GrantedPlacement(fleet, self.watch, self.admission, memories, driver)
-        self._slot_learning = SlotLearning(config, fleet, self.watch, self.admission, decisions)
-        self.capacity = CapacityController(fleet, self.admission, self._slot_learning, fallback=fallback)
-        self._slot_learning.choose_sources()
-        fleet.listen(self.capacity)
-
-    def _make_admission(self, core: Admission) -> RealTimeAdmission:
-        return RealTimeAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of)
+    admission: RealTimeAdmission
+    """The driver of admission."""
+    fleet: FleetView
+    """The backends."""
+    router: Router
+    signals: Signals
+    """What the router reads of requests and backends."""
+    watch: FleetWatch
+    """What polls the backends, where they are polled by this process."""
+    capacity: CapacityController
+    """How many slots there are and why, where that is decided by this process."""
+    program_parts: ProgramParts | None = None
+    """What decides about programs, or None if requests are routed one by one, or another process decides."""
 
     @property
     def fallback(self) -> str | None:
         """Why less is in force than is configured, or None."""
-        return self.capacity.fallback
+        raise NotImplementedError
 
     @property
     def programs(self) -> RealTimePrograms | None:
@@ -97,6 +76,76 @@ class Scheduler:
 
     def placement(self, scheduled: ScheduledRequest) -> Placement:
         """Return the placement of a request: by the router, or where its program has memory."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin to decide, inside this event loop."""
+        raise NotImplementedError
+
+    async def wait_until_polled(self, secs: float) -> None:
+        """Return when every backend has been polled once, or after `secs`."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Stop, after the last request has ended, and write what is left."""
+        raise NotImplementedError
+
+    def checks(self) -> Mapping[str, Callable[[], None]]:
+        """Return the `check` of every core and of the fleet, by name: each raises InvariantError if it contradicts itself."""
+        raise NotImplementedError
+
+    def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
+        """Use these configurations from now on. Raises ConfigError if the reservations do not fit or an admission policy cannot
+        be made, and ValueError for a change of programs that needs a restart; then nothing has changed."""
+        raise NotImplementedError
+
+
+class LocalScheduler(Scheduler):
+    """A scheduler that decides in this process."""
+
+    def __init__(self, parts: SchedulerParts) -> None:
+        """Raises ConfigError."""
+        config, client, clock, decisions, programs = parts.config, parts.client, parts.clock, parts.decisions, parts.programs
+        self._clock, self._random = clock, client.machine.random
+        self.router = open_router(parts.routing, parts.seed, decisions, clock.now())
+        self.signals = signals_read(self.router)
+        self.fleet = fleet = FleetView(config, clock)
+        router_reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
+        self.admission = asked = self._make_admission(Admission(parts.admission, {}, fleet.pool_load, decisions, clock.now()))
+        self.watch = FleetWatch(
+            config,
+            fleet,
+            client,
+            clock=clock,
+            kv_polling=kv_polling(programs),
+            wants_load=lambda: router_reads_load or asked.reads_load,
+        )
+        self._routed = RoutedPlacement(fleet, self.admission, self.router)
+        self._granted: GrantedPlacement | None = None
+        if programs.mode != "off":
+            self.program_parts = ProgramParts(
+                programs,
+                fleet,
+                clock,
+                default_state=parts.default_state,
+                log=decisions,
+                file_mode=parts.file_mode,
+            )
+            memories, driver = self.program_parts.memories, self.program_parts.driver
+            self._granted = GrantedPlacement(fleet, self.watch, self.admission, memories, driver)
+        self._slot_learning = SlotLearning(config, fleet, self.watch, self.admission, decisions)
+        self.capacity = CapacityController(fleet, self.admission, self._slot_learning, fallback=parts.fallback)
+        self._slot_learning.choose_sources()
+        fleet.listen(self.capacity)
+
+    def _make_admission(self, core: Admission) -> RealTimeAdmission:
+        return RealTimeAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of)
+
+    @property
+    def fallback(self) -> str | None:
+        return self.capacity.fallback
+
+    def placement(self, scheduled: ScheduledRequest) -> Placement:
         if scheduled.memory_lease is None:
             return self._routed
         assert self._granted is not None
@@ -110,11 +159,9 @@ class Scheduler:
         self._slot_learning.start()
 
     async def wait_until_polled(self, secs: float) -> None:
-        """Return when every backend has been polled once, or after `secs`."""
         await self.watch.wait_until_polled(secs)
 
     async def close(self) -> None:
-        """Stop, after the last request has ended, and write what is left."""
         await self.watch.close()
         await self._slot_learning.stop()
         self.fleet.ejection.close()
@@ -123,7 +170,6 @@ class Scheduler:
             await self.program_parts.close()
 
     def checks(self) -> Mapping[str, Callable[[], None]]:
-        """Return the `check` of every core and of the fleet, by name: each raises InvariantError if it contradicts itself."""
         checks: dict[str, Callable[[], None]] = {
             "admission": self.admission.core.check,
             "ejection": self.fleet.ejection.detector.check,
@@ -134,8 +180,6 @@ class Scheduler:
         return checks
 
     def reconfigure(self, config: FleetConfig, admission: AdmissionConfig, programs: ProgramsConfig) -> None:
-        """Use these configurations from now on. Raises ConfigError if the reservations do not fit or an admission policy cannot
-        be made, and ValueError for a change of programs that needs a restart; then nothing has changed."""
         if self.programs is not None:
             self.programs.core.config.check_fixed(programs)
         self.capacity.reconfigure(admission)  # The last that may fail.

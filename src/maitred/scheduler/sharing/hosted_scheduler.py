@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from maitred.admission import Admission
 from maitred.scheduler.link.gateway_books import BookedRequest
-from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.scheduler import LocalScheduler
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_admission import HostedAdmission
 
 
-class HostedScheduler(Scheduler):
+class HostedScheduler(LocalScheduler):
     """A scheduler that decides for the gateways that connect, and has no requests of its own."""
 
     admission: HostedAdmission

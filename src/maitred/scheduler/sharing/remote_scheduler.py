@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from maitred.admission import Admission, AdmissionConfig
-from maitred.core.decisions import DecisionLog
 from maitred.core.request import RequestId
-from maitred.files.line_file import PRIVATE
 from maitred.programs import Programs, ProgramsConfig
 from maitred.routing import RoutingConfig, Signals, asked_block_sizes, open_router, signals_read
 from maitred.scheduler.backends.fleet_view import FleetView
@@ -25,7 +23,7 @@ from maitred.scheduler.link.linked_admission import NoPlace
 from maitred.scheduler.link.messages import Memory, Note, Progress
 from maitred.scheduler.placements import Placement
 from maitred.scheduler.requests import ScheduledRequest
-from maitred.scheduler.scheduler import Scheduler
+from maitred.scheduler.scheduler import Scheduler, SchedulerParts
 from maitred.scheduler.sharing import shares
 from maitred.scheduler.sharing.dialer import Dialer
 from maitred.scheduler.sharing.fleet_mirror import FleetMirror, ReportedEjection
@@ -34,8 +32,6 @@ from maitred.scheduler.sharing.remote_admission import RemoteAdmission
 from maitred.scheduler.sharing.remote_placement import RemotePlacement, RemoteProgramPlacement
 from maitred.scheduler.sharing.remote_programs import RemotePrograms
 from maitred.scheduler.sharing.unlinked import Degrading, Unlinked
-from maitred.wire.client import UpstreamClient
-from maitred.wire.clock import Clock
 
 _PROGRESS_SECS: Final = 0.1
 """How often the scheduler is told how far streams have come where it learns slots: as often as it looks at them."""
@@ -45,33 +41,24 @@ _LONGEST_PROGRESS_SECS: Final = 1.0
 class RemoteScheduler(Scheduler):
     """Asks a scheduler in another process. See `Scheduler` for what its parts are."""
 
-    def __init__(  # The parts of `Scheduler` are others here, so that its `__init__` is not called.
+    def __init__(
         self,
-        config: FleetConfig,
+        parts: SchedulerParts,
         *,
-        admission: AdmissionConfig,
-        routing: RoutingConfig,
-        programs: ProgramsConfig,
-        client: UpstreamClient,
-        clock: Clock,
         dialer: Dialer,
         name: str,
         secret: bytes,
         on_parent_lost: Callable[[str], object] | None = None,
         degrading: Degrading | None = None,
-        decisions: DecisionLog | None = None,
-        seed: int = 0,
-        fallback: str | None = None,
-        default_state: str | None = None,
-        file_mode: int = PRIVATE,
     ) -> None:
         """`dialer` connects to the scheduler, and `name` is that of this gateway. `on_parent_lost` is called, with the
         reason, when the scheduler is there no more. `degrading` says what is done without one for long; None: nothing."""
+        config, routing, programs, clock = parts.config, parts.routing, parts.programs, parts.clock
         # Requests without a slot are few and short, and each gateway spreads its own.
-        self.router = open_router(RoutingConfig(), seed)
-        self.signals = signals_read(open_router(routing, seed))
+        self.router = open_router(RoutingConfig(), parts.seed)
+        self.signals = signals_read(open_router(routing, parts.seed))
         self.fleet = fleet = FleetView(config, clock)
-        self.link = LinkClient(dialer, name, secret, clock, client.machine.random, self._on_event)
+        self.link = LinkClient(dialer, name, secret, clock, parts.client.machine.random, self._on_event)
         """The link to the scheduler."""
         self.link.end.backends = [backend.url for backend in fleet.backends]
         self.link.lost_for_good = on_parent_lost
@@ -82,7 +69,7 @@ class RemoteScheduler(Scheduler):
         if programs.mode != "off":
             self._remote_programs = RemotePrograms(Programs(programs, clock.now()), clock, self.link)
             memory_number = self._remote_programs.memory_number
-        core = Admission(admission, {}, now=clock.now())
+        core = Admission(parts.admission, {}, now=clock.now())
         self.admission = remote = RemoteAdmission(core, clock, self.link, memory_number)
         ejection = ReportedEjection(config.ejection, fleet.backends, clock, self.link.report, remote.number_of)
         self.mirror = FleetMirror(fleet, ejection, clock)
@@ -93,7 +80,6 @@ class RemoteScheduler(Scheduler):
         self.link.on_changed = self.unlinked.note_link
         self._routed = RemotePlacement(fleet, remote, self.router)
         self._of_program = RemoteProgramPlacement(fleet, remote)
-        self.program_parts = None
         self.on_note: Callable[[Note], object] | None = None
         """Called with the notes of the scheduler."""
         self._fallback: str | None = None
