@@ -33,6 +33,7 @@ from maitred.scheduler.interface import (
     open_election,
 )
 from maitred.scheduler.link_config import SchedulerConfig
+from maitred.scheduler.sharing.elections.election import Candidate, Election, ElectionError, Term
 from maitred.wire.machine import Machine
 from maitred.wire.server import running_server
 
@@ -289,6 +290,17 @@ def test_a_gateway_with_other_backends_is_told_which() -> None:
     run_on_sockets(scenario())
 
 
+def test_of_several_schedulers_none_is_obeyed_that_has_no_election() -> None:
+    async def scenario() -> None:
+        async with cluster(None, 2) as c:
+            gateway = await c.add_gateway()
+            await c.until(lambda: gateway.scheduler.link.problem)
+            assert "this scheduler leads without an election (scheduler.election)" in str(gateway.scheduler.link.problem)
+            assert gateway.scheduler.unlinked.mode == "waiting"
+
+    run_on_sockets(scenario())
+
+
 def test_a_port_that_is_taken_ends_the_start_in_one_line() -> None:
     async def scenario() -> None:
         async with cluster(None, 1) as c:
@@ -410,7 +422,7 @@ def test_a_secret_in_a_file_may_end_with_a_line(tmp_path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def redis_server(folder: Path, *flags: str, port: int = 0) -> AsyncIterator[int]:
+async def redis_server(folder: Path, *flags: str, port: int = 0, config: Path | None = None) -> AsyncIterator[int]:
     """Run a server of Redis, or skip the test where there is none."""
     command = shutil.which("redis-server") or shutil.which("valkey-server")
     if command is None:
@@ -420,7 +432,8 @@ async def redis_server(folder: Path, *flags: str, port: int = 0) -> AsyncIterato
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
-        *(command, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *flags),
+        *((command,) if config is None else (command, str(config), "--sentinel")),
+        *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *flags),
         stdout=asyncio.subprocess.DEVNULL,
     )
     try:
@@ -477,3 +490,42 @@ def test_a_wrong_password_of_redis_is_said_without_it(tmp_path: Path, caplog: py
             assert scheduler.host.mode == "standby"
 
     run_on_sockets(scenario())
+
+
+def test_an_election_behind_sentinel_and_one_in_a_cluster(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            port = await stack.enter_async_context(redis_server(tmp_path, "--requirepass", "a-word"))
+            (tmp_path / "sentinel.conf").write_text(
+                f"sentinel monitor here 127.0.0.1 {port} 1\nsentinel auth-pass here a-word\n"
+            )
+            sentinel = await stack.enter_async_context(redis_server(tmp_path, config=tmp_path / "sentinel.conf"))
+            clustered = await stack.enter_async_context(redis_server(tmp_path, "--cluster-enabled", "yes"))
+            subprocess.run(["redis-cli", "-p", str(clustered), "cluster", "addslotsrange", "0", "16383"], check=True)
+            for url in (f"redis+sentinel://:a-word@127.0.0.1:{sentinel}/here", f"redis+cluster://127.0.0.1:{clustered}"):
+                one, other = (open_election(url, SchedulerConfig(), Machine().random) for _ in range(2))
+                stack.push_async_callback(one.close)
+                stack.push_async_callback(other.close)
+                term = await _campaign(one, "one:1")
+                assert (term.epoch, term.gateways) == (1, [("", "")])
+                assert await other.campaign(Candidate("other", "other:1"), 0) is None
+                assert await one.renew([("g", "boot")])
+                assert not await other.renew([])
+                leader = await other.leader()
+                assert leader is not None
+                assert leader.address == "one:1"
+                await one.resign()
+                term = await _campaign(other, "other:1")
+                assert (term.epoch, term.gateways) == (2, [("g", "boot")])
+                assert not await one.renew([])
+
+    run_on_sockets(scenario())
+
+
+async def _campaign(election: Election, address: str) -> Term:
+    while True:  # A cluster takes a moment to find that it is whole.
+        with contextlib.suppress(ElectionError):
+            term = await election.campaign(Candidate("name", address), 0)
+            assert term is not None
+            return term
+        await asyncio.sleep(0.05)

@@ -14,12 +14,14 @@ from maitred.cli.serve import admin_need
 from maitred.cli.terminal import exit_if_any
 from maitred.core.errors import ConfigError
 from maitred.core.printing import printable
+from maitred.scheduler.link_config import without_password
 
 if TYPE_CHECKING:
     from maitred.admission import AdmissionConfig
     from maitred.config import Config, ConfigSources
     from maitred.core.yaml_document import ReadableFile
     from maitred.instance import InstanceConfig
+    from maitred.scheduler.link_config import SchedulerConfig
 
 
 def run(
@@ -54,6 +56,7 @@ def run(
     from maitred.compat.instance_rules import instance_rules
     from maitred.config.root import known_capacity, overcommit_error
     from maitred.gateway.admin.port_certificates import certificate_problems
+    from maitred.gateway.cluster.link_setup import link_problems
     from maitred.sim.disaggregation import check_disaggregation
 
     sources = _sources(file, admission_config)
@@ -63,13 +66,18 @@ def run(
     instance_rules(config.instance).new_parts(config.instance)  # what its parts find out only together
     check_disaggregation(config.cluster, config.instance)
     overcommit = overcommit_error(config, known_capacity(config) if capacity is None else capacity)
-    exit_if_any([*([] if overcommit is None else [overcommit]), *certificate_problems(config.gateway, datetime.now(UTC))])
+    found = [*([] if overcommit is None else [overcommit]), *certificate_problems(config.gateway, datetime.now(UTC))]
+    is_shared = sources.merged().is_given("scheduler")
+    exit_if_any([*found, *(link_problems(config.scheduler) if is_shared else ())])
     typer.echo(f"{printable(', '.join(str(path) for path in (sources.file, sources.admission_file) if path))}: ok")
     slots = _capacity(config) if capacity is None else capacity
-    for line in _summary_lines(config, slots):
+    for line in (*_summary_lines(config, slots), *(_scheduler_lines(config.scheduler) if is_shared else ())):
         typer.echo(f"  {printable(line)}")
     # Beside a file of admission alone, the gateway is given in flags of `maitred serve`.
     has_gateway = sources.file is not None and sources.merged().is_given("gateway")
+    if is_shared and len(config.scheduler.addresses) > 1 and config.scheduler.election is None:
+        warning = "scheduler.election is not given: gateways take no scheduler without one where there are several addresses"
+        typer.echo(f"maitred: warning: {warning}", err=True)
     for warning in (*_warnings(config, slots), *(_gateway_warnings(config) if has_gateway else ())):
         typer.echo(f"maitred: warning: {printable(warning)}", err=True)
 
@@ -125,6 +133,14 @@ def _summary_lines(config: Config, capacity: int) -> Iterator[str]:
     learned = "slots are learned" if cluster.limits_slots else "no admission"
     admission = learned if cluster.capacity is None else f"{cluster.capacity} slots"
     yield f"cluster    {_count(cluster.num_instances, 'instance')}, {admission}"
+
+
+def _scheduler_lines(link: SchedulerConfig) -> Iterator[str]:
+    tls = "plain" if link.tls_cert is None and link.tls_ca is None else "TLS"
+    elected = "the only one" if link.election is None else f"elected in {without_password(link.election)}"
+    yield f"scheduler  on {link.listen}, {tls}, {elected}, pages on {link.pages_host}:{link.pages_port}"
+    asked = ", ".join(map(without_password, link.addresses)) or "itself (no addresses)"
+    yield f"           a gateway asks {asked}; without one for {link.degraded_after_secs:g} s: {link.degraded}"
 
 
 def _instance_lines(instance: InstanceConfig) -> Iterator[str]:

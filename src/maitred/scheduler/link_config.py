@@ -97,3 +97,9 @@ def _check_address(key: str, address: str) -> None:
         LinkAddress.parse(address)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
+
+
+def without_password(url: str) -> str:
+    """Return an address or a URL as it may be printed."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -77,6 +79,25 @@ def make_dialer(config: SchedulerConfig, random: Random) -> Dialer:
     if len(config.addresses) == 1 and is_election(config.addresses[0]):
         return Dialer(ElectedAddresses(open_election(config.addresses[0], config, random)), tls)
     return Dialer(KnownAddresses(*map(LinkAddress.parse, config.addresses)), tls)
+
+
+def link_problems(config: SchedulerConfig) -> Iterator[ConfigError]:
+    """Yield what keeps the schedulers and the gateways of a set-up from finding each other, as far as its files say it."""
+    parts: list[Callable[[], object]] = [partial(link_secret, config), partial(_open_elections, config)]
+    if config.tls_cert is not None:
+        parts.append(partial(listening_context, config))
+    if config.tls_ca is not None:
+        parts.append(partial(connecting_context, config))
+    for part in parts:
+        try:
+            part()
+        except ConfigError as error:
+            yield error
+
+
+def _open_elections(config: SchedulerConfig) -> None:
+    for url in (config.election, *filter(is_election, config.addresses)):
+        open_election(url, config, Random())
 
 
 def _trust(context: ssl.SSLContext, path: str) -> None:

@@ -21,6 +21,8 @@ class Door:
         """The URLs of the backends, which a gateway must have in the same order; empty: whichever it has."""
         self.named: set[GatewayId] | None = None
         """The gateways that the election names, which alone are welcomed; None: whoever comes."""
+        self.is_sole = False
+        """Whether this scheduler leads without an election."""
         self.on_unnamed: Callable[[], object] | None = None
         """Called when a gateway is there that waits to be named."""
 

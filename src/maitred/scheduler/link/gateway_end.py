@@ -93,6 +93,8 @@ class GatewayEnd:
         """The times from a beat to its answer, µs."""
         self.num_grants = self.num_declined = 0
         """Slots that were granted, and preemptions that came after the first byte."""
+        self.has_several = False
+        """Whether there are several addresses: then one that leads without an election is not obeyed, as all would lead."""
         self.backends: Sequence[str] = ()
         """The URLs of the backends, which the scheduler must have in the same order; empty: it is not asked."""
         self.lease_until: Micros | None = None
@@ -287,6 +289,10 @@ class GatewayEnd:
         return ()
 
     def _on_welcome(self, welcome: Welcome) -> Sequence[LinkEvent]:
+        if welcome.is_sole and self.has_several and self._channel is not None:
+            words = "this scheduler leads without an election (scheduler.election), and it is not the only address"
+            self._channel.close(words, is_lasting=True)
+            return [self._go_down("")]
         if self.state is not EndState.HELLO or self._is_old(welcome.epoch):
             return [self._go_down(f"a welcome of epoch {welcome.epoch}, and {self.epoch} is the highest seen")]
         self.state, self.epoch, self._lease = EndState.OPEN, welcome.epoch, welcome.lease

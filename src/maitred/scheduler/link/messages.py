@@ -20,7 +20,7 @@ from maitred.core.units import Micros
 from maitred.programs import Usage
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
-VERSION: Final = 3
+VERSION: Final = 4
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -297,6 +297,8 @@ class Welcome(Message, frozen=True, tag=20):
     lease: Micros
     """For how long after the sending of a beat that was answered the gateway may start requests."""
     is_learning: bool
+    is_sole: bool = False
+    """Whether the scheduler leads without an election: then there must be no other one."""
 
 
 class Grant(Message, frozen=True, tag=21):

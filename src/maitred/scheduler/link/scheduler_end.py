@@ -350,7 +350,7 @@ class SchedulerEnd:
         self.settling.count_ended([one for one in gateway.requests.values() if one.number not in held], now)
         gateway.connect(connection, now)
         link.gateway = gateway
-        self._say(gateway, Welcome(epoch, self._lease, self.learning is not None))
+        self._say(gateway, Welcome(epoch, self._lease, self.learning is not None, self.door.is_sole))
         if self.on_welcome is not None:
             self.on_welcome(gateway.id)
         self.programs.reconcile(gateway, hello.memories, now)

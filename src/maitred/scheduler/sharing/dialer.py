@@ -26,6 +26,9 @@ class FinderError(OSError):
 class Finder(Protocol):
     """What knows where schedulers are."""
 
+    has_several: bool
+    """Whether it names several, of which some may not lead."""
+
     async def addresses(self) -> Sequence[LinkAddress]:
         """Return where the scheduler that leads may be; nothing if none leads. Raises FinderError if that cannot be found
         out."""
@@ -36,7 +39,7 @@ class KnownAddresses(Finder):
     """A finder of addresses that do not change."""
 
     def __init__(self, *addresses: LinkAddress) -> None:
-        self._addresses = addresses
+        self._addresses, self.has_several = addresses, len(addresses) > 1
 
     async def addresses(self) -> Sequence[LinkAddress]:
         return self._addresses
@@ -51,6 +54,11 @@ class Dialer:
         self._turn = 0
         self.address: LinkAddress | None = None
         """The address of the last try, or None before the first one."""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there are several addresses, whoever leads."""
+        return self._finder.has_several
 
     def turn(self) -> None:
         """Take the next address for the next connection."""

@@ -175,6 +175,7 @@ class SchedulerHost:
 
     async def take_part(self, election: Election, candidate: Candidate) -> None:
         """Take part in an election, from now on."""
+        self.end.door.is_sole = not election.names_gateways
         if election.names_gateways:
             self.end.door.named = set()
         self.elector = Elector(election, candidate, self, self._clock)

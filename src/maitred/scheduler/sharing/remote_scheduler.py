@@ -60,6 +60,7 @@ class RemoteScheduler(Scheduler):
         self.fleet = fleet = FleetView(config, clock)
         self.link = LinkClient(dialer, name, secret, clock, parts.client.machine.random, self._on_event)
         """The link to the scheduler."""
+        self.link.end.has_several = dialer.has_several
         self.link.end.backends = [backend.url for backend in fleet.backends]
         self.link.lost_for_good = on_parent_lost
         if Signals.PROMPT in self.signals:

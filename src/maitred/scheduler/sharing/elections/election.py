@@ -101,6 +101,8 @@ class SoleScheduler(Election):
 class ElectedAddresses(Finder):
     """Finds the scheduler that leads, for a gateway. While the store cannot be asked it is the one that led last."""
 
+    has_several = False
+
     def __init__(self, election: Election) -> None:
         self._election = election
         self._last: list[LinkAddress] = []

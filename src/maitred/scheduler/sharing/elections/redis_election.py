@@ -100,7 +100,9 @@ class RedisElection(Election):
         except AuthenticationError as error:
             raise ElectionError(f"the store at {self._where} refuses the password: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
-            raise ElectionError(f"the store at {self._where} cannot be asked: {str(error) or type(error).__name__}") from error
+            # Sentinel's words are followed by all that it knows of its clients.
+            words = str(error).partition(" : <")[0] or type(error).__name__
+            raise ElectionError(f"the store at {self._where} cannot be asked: {words}") from error
 
 
 def _named_in(gateways: bytes) -> list[GatewayId]:
