@@ -430,7 +430,7 @@ async def redis_server(folder: Path, *flags: str, port: int = 0, config: Path | 
     if not port:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+            port = free.getsockname()[1] - 10_000  # A cluster takes that number as well.
     process = await asyncio.create_subprocess_exec(
         *((command,) if config is None else (command, str(config), "--sentinel")),
         *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *flags),
@@ -502,6 +502,9 @@ def test_an_election_behind_sentinel_and_one_in_a_cluster(tmp_path: Path) -> Non
             sentinel = await stack.enter_async_context(redis_server(tmp_path, config=tmp_path / "sentinel.conf"))
             clustered = await stack.enter_async_context(redis_server(tmp_path, "--cluster-enabled", "yes"))
             subprocess.run(["redis-cli", "-p", str(clustered), "cluster", "addslotsrange", "0", "16383"], check=True)
+            asking = ["redis-cli", "-p", str(clustered), "cluster", "info"]
+            while b"cluster_state:ok" not in subprocess.run(asking, check=True, capture_output=True).stdout:
+                await asyncio.sleep(0.05)
             for url in (f"redis+sentinel://:a-word@127.0.0.1:{sentinel}/here", f"redis+cluster://127.0.0.1:{clustered}"):
                 one, other = (open_election(url, SchedulerConfig(), Machine().random) for _ in range(2))
                 stack.push_async_callback(one.close)

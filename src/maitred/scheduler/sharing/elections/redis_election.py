@@ -91,6 +91,9 @@ class RedisElection(Election):
 
     async def close(self) -> None:
         await self._client.aclose()
+        manager = getattr(getattr(self._client, "connection_pool", None), "sentinel_manager", None)
+        for sentinel in () if manager is None else manager.sentinels:  # which the client does not close
+            await sentinel.aclose()
 
     async def _ask(self, answer: Awaitable[T]) -> T:
         from redis.exceptions import AuthenticationError, RedisError
