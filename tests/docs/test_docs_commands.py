@@ -29,7 +29,7 @@ VECTORS = ROOT / "tests" / "vectors"
 ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
 
 ELSEWHERE = {
-    r"maitred (scheduler|serve) .*--link-secret-file .*": "they need one another; so they have in tests/gateway/test_cluster.py",
+    r"maitred (scheduler|serve) .*--link-secret-file .*": "they need one another; tests/gateway/test_cluster.py has both",
     r"curl -s localhost:(8082|7071)/.*": "they ask the same",
     r"\.ci/run": "it is what runs this test",
     r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|world|run)\b.*": "a target of the Makefile; "
