@@ -12,6 +12,7 @@ import pytest
 import virtual_time
 from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.gateway_books import UNKNOWN_GATEWAY, GatewayId
+from maitred.scheduler.link_config import SchedulerConfig
 from maitred.scheduler.sharing.elections.election import Candidate, ElectedAddresses, ElectionError, SoleScheduler, Term
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.elections.file_election import FileElection
@@ -56,6 +57,14 @@ def test_a_leader_without_an_address_cannot_be_reached() -> None:
 
     with pytest.raises(ElectionError, match="no address of a scheduler"):
         asyncio.run(ElectedAddresses(Elsewhere()).addresses())
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:7070"])
+def test_a_scheduler_that_is_found_by_an_election_says_where_it_is(listen: str) -> None:
+    with pytest.raises(ValueError, match="advertise is needed"):
+        SchedulerConfig(listen=listen, election="redis://store")
+    SchedulerConfig(listen=listen, election="redis://store", advertise="10.0.0.5:7070")
+    SchedulerConfig(listen=listen)
 
 
 def test_a_gateway_is_not_named_until_it_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

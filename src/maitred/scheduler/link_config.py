@@ -13,6 +13,7 @@ from maitred.admission.terms.config import MAX_SECS
 from maitred.core.errors import quote
 from maitred.scheduler.addresses import LinkAddress
 
+_ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to them here
 ELECTION_SCHEMES: Final = ("file:", "redis:", "rediss:", "redis+sentinel:", "redis+cluster:")
 
 
@@ -69,6 +70,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         _check_address("listen", self.listen)
         if self.advertise is not None:
             _check_address("advertise", self.advertise)
+        elif self.election is not None and LinkAddress.parse(self.listen).host in _ANY_HOST:
+            raise ValueError(
+                f"advertise is needed: gateways cannot reach {self.listen}, which means every address of this machine"
+            )
         if self.election is not None and not is_election(self.election):
             raise ValueError(
                 f"election must be a URL such as redis://10.0.0.9:6379 or file:/run/maitred, not {quote(self.election)}"
