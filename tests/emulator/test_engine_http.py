@@ -7,7 +7,6 @@ import math
 import struct
 
 import msgspec
-import openai
 import pytest
 from emulated import FROZEN, chat, emulated, events, play, whole
 from prometheus_client.parser import text_string_to_metric_families
@@ -261,6 +260,8 @@ def test_a_stream_ends_with_done_and_carries_no_usage_unless_it_was_asked_for():
 
 
 def with_openai(scenario, **options):
+    import openai  # takes seconds, which not every process that collects the tests should spend
+
     async def run():
         async with (
             emulated(**options) as engine,
@@ -370,6 +371,8 @@ def test_base64_embeddings_are_little_endian_floats():
 
 
 def test_the_served_model_is_listed_and_any_other_is_not_found():
+    import openai
+
     async def scenario(client):
         listed = [model.id async for model in client.models.list()]
         with pytest.raises(openai.NotFoundError) as refused:

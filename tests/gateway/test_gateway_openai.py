@@ -13,18 +13,20 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
 from world import STREAM_HEAD, Backend, BackendRequest, apart, chunk, run_on_sockets, whole
 
 from maitred.cli import main
 from maitred.gateway import GatewayConfig
 from maitred.gateway.app import Gateway
 from maitred.wire.server import running_server
+
+if TYPE_CHECKING:
+    import openai
+    from openai import OpenAI
 
 WORDS = ["Hello", ",", " world", "!"]
 
@@ -139,6 +141,8 @@ def wait_until_ready(url: str) -> None:
 
 @pytest.fixture
 def client(url: str) -> Iterator[OpenAI]:
+    from openai import OpenAI  # takes seconds, which not every process that collects the tests should spend
+
     with OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as made:
         yield made
 
@@ -168,6 +172,8 @@ def test_embeddings(client: OpenAI) -> None:
 
 
 def test_models(client: OpenAI) -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == ["m"]
     assert client.models.retrieve("m").id == "m"
     with pytest.raises(openai.NotFoundError):
@@ -175,17 +181,23 @@ def test_models(client: OpenAI) -> None:
 
 
 def test_an_unknown_model(client: OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError) as caught:
         chat(client, model="x")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 def test_what_the_backend_refuses(client: OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="too hot"):
         chat(client, temperature=9)
 
 
 def test_a_stream_that_breaks_off_is_an_error_for_the_client(client: OpenAI) -> None:
+    import openai
+
     words: list[str] = []
     with pytest.raises(openai.APIError, match="in the middle of its response"):
         words.extend(event.choices[0].delta.content for event in chat(client, stream=True, user="unlucky"))
@@ -193,6 +205,8 @@ def test_a_stream_that_breaks_off_is_an_error_for_the_client(client: OpenAI) -> 
 
 
 def test_the_asynchronous_client(url: str) -> None:
+    from openai import AsyncOpenAI
+
     async def scenario() -> tuple[list[str], str]:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
             messages: Any = [{"role": "user", "content": "hi"}]
@@ -216,6 +230,8 @@ def test_nothing_has_leaked(url: str) -> None:
 
 
 def test_not_ready_is_a_server_error_and_the_gateway_waits_for_its_backends() -> None:
+    import openai
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -223,7 +239,7 @@ def test_not_ready_is_a_server_error_and_the_gateway_waits_for_its_backends() ->
         unready = Gateway(GatewayConfig(backends=(f"http://127.0.0.1:{port}",)))
         async with (
             running_server(unready) as url,
-            AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
         ):
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.util import find_spec
 from typing import Any
 
 import anyio
-import openai
 import pytest
-from openai import AsyncOpenAI
 from sdk_engine import TEXT, SdkEngine
 from world import Backend, GatewayWorld, run_on_sockets, world
 
-anthropic: Any = pytest.importorskip("anthropic", reason="needs the package anthropic, of the extra dev")
-ERRORS = (openai.APIError, anthropic.APIError)
+pytestmark = pytest.mark.skipif(find_spec("anthropic") is None, reason="needs the package anthropic, of the extra dev")
 Ask = Callable[..., Awaitable[Any]]
 
 
@@ -23,7 +21,10 @@ class Clients:
     """The clients of one gateway: a call of each API, which returns the text of the answer."""
 
     def __init__(self, url: str, key: str = "k", **settings: Any) -> None:
-        self.openai = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, **settings)
+        import anthropic  # these take seconds, which not every process that collects the tests should spend
+        import openai
+
+        self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, **settings)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, **settings)
 
     async def chat(self, prompt: str, *, stream: bool = False, model: str = "m", **more: Any) -> str:
@@ -42,6 +43,8 @@ class Clients:
             if event.type == "response.output_text.delta":
                 text += event.delta
             elif event.type == "response.failed":
+                import openai
+
                 raise openai.APIError(event.response.error.message, None, body=None)  # type: ignore[arg-type]
         return text
 
@@ -92,7 +95,10 @@ async def full(w: GatewayWorld, engine: SdkEngine, clients: Clients) -> AsyncIte
 
 async def refused(call: Awaitable[Any]) -> Any:
     """Return the error with which a call ends."""
-    with pytest.raises(ERRORS) as raised:
+    import anthropic
+    import openai
+
+    with pytest.raises((openai.APIError, anthropic.APIError)) as raised:
         await call
     return raised.value
 
@@ -110,6 +116,9 @@ def test_whole_answers_and_streams() -> None:
 
 
 def test_errors_have_the_classes_of_their_sdk() -> None:
+    import anthropic
+    import openai
+
     async def scenario() -> None:
         async with served(slots=1, admission={"classes": {"default": {"queue_size": 0}}}) as (w, engine, clients):
             strangers = Clients(w.url, key="wrong", max_retries=0)
@@ -215,6 +224,9 @@ def test_a_request_of_a_released_program_is_not_sent_again(name: str, waits: lis
 
 @pytest.mark.parametrize("name", ["chat", "responses", "messages"])
 def test_a_stream_that_breaks_off_raises(name: str) -> None:
+    import anthropic
+    import openai
+
     async def scenario() -> None:
         async with served() as (_, _, clients):
             error = await refused(clients.calls[name]("cut", stream=True))

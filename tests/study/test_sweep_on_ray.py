@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from maitred import ConfigError, sweep
 from maitred.study import workers
 from maitred.study.workers import LostWorkersError, RayWorkers
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'maitred[ray]'")
 pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'maitred[ray]'"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
