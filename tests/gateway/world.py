@@ -271,15 +271,16 @@ class GatewayWorld:
 
     async def wait_until_idle(self) -> None:
         """Wait until no request is in flight or waiting, in admission and at the backends; then check the core's counters."""
-        await self.wait_until(lambda: not (self.state.in_flight or self.state.waiting or self._at_backends()))
+        await self.wait_until(self._is_idle)
         self.gateway.core.check()
         programs = self.gateway.programs
         if programs is not None:
             await self.wait_until(lambda: not programs.leases)
             programs.core.check()
 
-    def _at_backends(self) -> int:
-        return sum(backend.in_flight for backend in self.state.backends)
+    def _is_idle(self) -> bool:
+        state = self.state
+        return not (state.in_flight or state.waiting or any(backend.in_flight for backend in state.backends))
 
     def close(self) -> None:
         for connection in self._connections:
@@ -347,7 +348,7 @@ async def world(
         async with running_server(gateway, beside=beside, on_ready=lambda *each: urls.extend(each), machine=gateway.machine):
             here = GatewayWorld(gateway, urls, backends)
             if ready:
-                await here.wait_until(lambda: all(backend.healthy for backend in here.state.backends))
+                await here.wait_until(lambda: all(backend.healthy for backend in gateway.scheduler.fleet.backends))
             try:
                 yield here
             finally:

@@ -179,9 +179,10 @@ def test_all_panels_are_drawn_and_the_target(told: Results) -> None:
 
 @pytest.mark.parametrize(("name", "begins"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml"), ("p.PDF", b"%PDF")])
 def test_the_name_says_the_kind_and_the_same_run_gives_the_same_bytes(told: Results, name: str, begins: bytes) -> None:
-    first = written(told, name)
+    latencies = replace(told, end=0)  # the panels over time would be drawn as these are
+    first = written(latencies, name)
     assert first.startswith(begins)
-    assert first == written(told, name)
+    assert first == written(latencies, name)
 
 
 @pytest.mark.parametrize("span", [1.01, 1.5, 4, 300])

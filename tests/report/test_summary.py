@@ -266,7 +266,7 @@ CLUSTER = ClusterConfig(num_instances=3, capacity=40)
 
 def requests_at(rate: float = 60) -> Iterator[Job]:
     mixes = {"class_mix": "interactive:1,bulk:2", "tenant_mix": "auth:a:1,auth:b:3"}
-    return synthetic(rate, 9_000, output_tokens="lognormal:99,80", **mixes)
+    return synthetic(rate, 5_000, output_tokens="lognormal:99,80", **mixes)
 
 
 def agree(exact: GroupSummary, nearly: GroupSummary) -> None:
