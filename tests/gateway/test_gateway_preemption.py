@@ -64,7 +64,7 @@ def check_refusal(status: int, headers: dict[str, str], body: bytes) -> None:
     assert msgspec.json.decode(body) == REFUSED
 
 
-def test_a_thousand_victims_read_their_503_whole_on_one_connection() -> None:
+def test_hundreds_of_victims_read_their_503_whole_on_one_connection() -> None:
     """Before, the engine has sent nothing, a head (of a stream or of another response), or a head and a comment."""
 
     async def scenario() -> None:
@@ -73,7 +73,7 @@ def test_a_thousand_victims_read_their_503_whole_on_one_connection() -> None:
         shown = cycle((b"", STREAM_HEAD, STREAM_HEAD + chunk(b": working\n\n"), other_head))
         async with world(Backend(engine), slots=1, admission=PREEMPTING, health_interval_secs=30.0) as w:
             victim, vip = await w.connect(), await w.connect()
-            for engine.shown in islice(shown, 1000):
+            for engine.shown in islice(shown, 200):
                 await ask_bulk(victim)
                 await engine.kept()
                 await vip.send_request(**INTERACTIVE)
@@ -81,9 +81,9 @@ def test_a_thousand_victims_read_their_503_whole_on_one_connection() -> None:
                 check_refusal(*await victim.read_response())
             await victim.send_request()
             assert (await victim.read_response())[::2] == (200, ANSWER)
-            await w.wait_until(lambda: engine.gone == 1000)
+            await w.wait_until(lambda: engine.gone == 200)
             bulk = w.state.classes["bulk"]
-            assert (bulk.preempted, bulk.preempted_by["interactive"], bulk.arrived) == (1000, 1000, 1000)
+            assert (bulk.preempted, bulk.preempted_by["interactive"], bulk.arrived) == (200, 200, 200)
 
     run(scenario())
 

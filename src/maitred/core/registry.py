@@ -61,8 +61,8 @@ def search_last(package: str) -> None:
 
 @cache
 def _installed(_path: tuple[str, ...]) -> EntryPoints:
-    """Return the entry points of the distributions that are installed along `sys.path`, in a process the same from the first look
-    on: to read the files of all of them takes tens of milliseconds."""
+    """Return the entry points of the distributions that are installed along `sys.path`, in a process the same from the first
+    look on: to read the files of all of them takes tens of milliseconds."""
     return entry_points()
 
 
