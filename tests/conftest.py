@@ -35,7 +35,7 @@ if sys.dont_write_bytecode:
 
 # Each run searches elsewhere, so what one of 50 examples does not find a later run may.
 settings.register_profile("search", deadline=None, max_examples=50)
-settings.register_profile("repeat", deadline=None, derandomize=True)
+settings.register_profile("repeat", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "search")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -219,23 +217,3 @@ def test_a_key_of_another_type_is_not_shown_either(tmp_path: Path) -> None:
 def test_the_budget_for_bodies_holds_at_least_one() -> None:
     with pytest.raises(ConfigError, match="max_parked_body_bytes must be at least max_body_bytes"):
         ConfigSources(flags={"gateway.max_body_bytes": 100, "gateway.max_parked_body_bytes": 99}).load()
-
-
-@pytest.mark.parametrize(
-    ("imported", "printed", "error"),
-    [
-        ("import maitred; maitred.AdmissionConfig", "4", ""),
-        ("import maitred.sim", "4", ""),
-        ("import maitred.config", "4", ""),
-        ("import maitred.testing", "4", ""),
-        ("import maitred.plugins.vllm.config", "4", ""),
-        ("", "", "ValueError: there is no flavour 'smg' among maitred (import maitred.compat"),
-    ],
-)
-def test_admission_by_itself_has_only_its_own_flavour(imported: str, printed: str, error: str) -> None:
-    script = (
-        f"{imported}\nfrom maitred.admission import AdmissionConfig\nprint(len(AdmissionConfig(flavour='smg').preset.classes))"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert ran.stdout.strip() == printed, ran.stderr
-    assert error in ran.stderr

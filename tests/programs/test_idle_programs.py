@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from maitred.core.units import SECOND
@@ -50,24 +47,6 @@ def test_the_default_estimator_follows_the_flavour() -> None:
     assert ProgramsConfig().estimator == "learned"
     assert ProgramsConfig(flavour="thunderagent").estimator == "fixed"
     assert ProgramsConfig(acting_estimator="decay").estimator == "decay"
-
-
-@pytest.mark.parametrize(
-    ("imported", "printed", "error"),
-    [
-        ("import maitred; maitred.simulate", "fixed", ""),
-        ("import maitred.replay", "fixed", ""),
-        ("import maitred.config", "fixed", ""),
-        ("import maitred.testing", "fixed", ""),
-        ("import maitred.plugins.vllm.config", "fixed", ""),
-        ("", "", "ValueError: there is no flavour 'thunderagent' among ours (import maitred.compat"),
-    ],
-)
-def test_programs_by_themselves_have_only_their_own_flavour(imported: str, printed: str, error: str) -> None:
-    script = f"{imported}\nfrom maitred.programs import ProgramsConfig\nprint(ProgramsConfig(flavour='thunderagent').estimator)"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert ran.stdout.strip() == printed, ran.stderr
-    assert error in ran.stderr
 
 
 @pytest.mark.parametrize(

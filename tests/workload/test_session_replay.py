@@ -210,7 +210,8 @@ def test_an_empty_trace_is_an_error_here_too(tmp_path: Path) -> None:
         trace.closed_loop()
 
 
-ROWS = 100_000
+MORE_ROWS = 10_000
+"""In a file, beyond those that may be out of order."""
 Line = Callable[[int], str]
 
 
@@ -244,8 +245,9 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     name = request.param
     path = tmp_path_factory.mktemp("traces") / name
     header, line = FILES[name]
+    rows = range(FORMATS.get(name)().max_disorder + MORE_ROWS)
     with path.open("w") as text:
-        text.writelines(f"{row}\n" for row in (header, *map(line, range(ROWS))) if row)
+        text.writelines(f"{row}\n" for row in (header, *map(line, rows)) if row)
     yield name, path
     path.unlink()
 

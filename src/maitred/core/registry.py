@@ -60,10 +60,10 @@ def search_last(package: str) -> None:
 
 
 @cache
-def _installed(_path: tuple[str, ...]) -> EntryPoints:
+def _installed(group: str, _path: tuple[str, ...]) -> EntryPoints:
     """Return the entry points of the distributions that are installed along `sys.path`, in a process the same from the first
     look on: to read the files of all of them takes tens of milliseconds."""
-    return entry_points()
+    return entry_points(group=group)
 
 
 class Registry(Generic[T]):
@@ -203,7 +203,7 @@ class Registry(Generic[T]):
         return name in self._known
 
     def _entry_points(self) -> Iterable[EntryPoint]:
-        return _installed(tuple(sys.path)).select(group=self.group)
+        return _installed(self.group, tuple(sys.path))
 
     def _by_path(self, path: str) -> Factory[T]:
         name, _, attribute = path.partition(":")
