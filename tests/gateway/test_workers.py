@@ -27,6 +27,7 @@ from maitred.gateway.observe.record_file import RecordFile
 from maitred.gateway.observe.recording import RecordedRequest
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.state import GatewayCounters
+from maitred.gateway.workers import supervisor
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion
 from maitred.gateway.workers.parent import ParentGateway
 from maitred.gateway.workers.recorded import RecordOfWorkers, RecordRelay
@@ -284,6 +285,23 @@ def test_a_worker_that_cannot_start_ends_the_start_in_one_line(
     assert re.search(r"--workers: worker \d could not start: " + words, capsys.readouterr().err.splitlines()[-1])
 
 
+def test_a_worker_that_hangs_at_the_start_ends_the_start_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    arguments = ["maitred", "serve", "--port", "0", "--backend", "http://127.0.0.1:1", "--workers", "2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", arguments)
+        patch.setattr(sys, "executable", str(hanging))
+        patch.setattr(supervisor, "START_SECS", 0.2)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code
+    assert "--workers: worker 1 could not start: it does not serve after 0.2 s" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_workers_let_their_requests_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -300,6 +318,7 @@ def test_workers_let_their_requests_end_when_their_parent_is_killed(tmp_path: Pa
             assert (await request)[0] == 200
             while any(map(_runs, workers)):
                 await asyncio.sleep(0.01)
+            assert [*tmp_path.glob("maitred-*")] == []  # the folder of the parent, which could not remove it
 
     run_on_sockets(scenario())
 

@@ -82,7 +82,7 @@ class Machine:
         first.close()
         family = socket.AF_INET6 if len(address) > 2 else socket.AF_INET
         return [
-            SystemListener(socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=True))
+            SystemListener(socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=True))
             for _ in range(number)
         ]
 

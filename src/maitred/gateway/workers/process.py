@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from functools import partial
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
                 dialer=Dialer(KnownAddresses(LinkAddress(folder.socket, None))),
                 name=worker_name(number),
                 secret=folder.secret(),
-                on_parent_lost=_end,
+                on_parent_lost=partial(_end, folder),
             )
             gateway = WorkerGateway(
                 settings.gateway,
@@ -63,9 +64,11 @@ def worker_name(number: int) -> str:
     return f"worker {number}"
 
 
-def _end(reason: str) -> None:
-    """End as for SIGTERM: nobody schedules any more, and nobody would start this process anew."""
+def _end(folder: WorkerFolder, reason: str) -> None:
+    """End as for SIGTERM: nobody schedules any more, and nobody would start this process anew. The parent cannot remove its
+    folder any more."""
     log.error("the process that schedules is gone (%s): this worker ends", reason)
+    shutil.rmtree(folder.path, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

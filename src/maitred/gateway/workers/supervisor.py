@@ -1,6 +1,6 @@
 """Supervisor: starts the workers of a gateway, starts those anew that end, and ends all of them.
 
-    a worker ends before it has served     the start has failed: all others are ended
+    a worker ends before it has served     the start has failed: all others are ended; likewise if it does not serve in time
     a worker ends later                    it is started anew, with the same sockets; not more often than once a second
     SIGTERM, SIGINT                        every worker gets it, and drains by itself; the parent ends after the last one
     SIGHUP                                 the parent reads the configuration again, and then tells the workers
@@ -29,6 +29,8 @@ from maitred.wire.server import Listener, listener_url, open_with
 from maitred.wire.unix_signals import handle_signals
 
 log = logging.getLogger("maitred.gateway")
+START_SECS = 60.0
+"""How long the workers may take until all serve."""
 _LEAST_LIFE_SECS: Final = 1.0
 _GRACE_SECS: Final = 15.0
 """How much longer than its drain a worker may take to end before it is killed."""
@@ -101,9 +103,13 @@ class Supervisor:
             raise ConfigError(self._failure, where="--workers")
 
     async def _wait_until_ready(self) -> None:
-        while self._not_ready and not self._stopping.is_set():
-            self._changed.clear()
-            await self._changed.wait()
+        try:
+            async with asyncio.timeout(START_SECS):
+                while self._not_ready and not self._stopping.is_set():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            self._fail(f"{min(self._not_ready)} could not start: it does not serve after {START_SECS:g} s")
 
     async def _keep(self, number: int) -> None:
         """Run one worker, as often as it takes."""
