@@ -18,7 +18,7 @@ Compiled (`tools/compile.py`).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from sys import maxsize
@@ -60,6 +60,8 @@ class KeyRanges(Sequence[int]):
             first, last, step = index.indices(stop - start)
             if step != 1:
                 return list(self)[index]
+            if last - first == stop - start:
+                return self
             return KeyRanges(self._ends, self._shifts, start + first, start + max(first, last))
         position = index + (start if index >= 0 else stop)
         if not start <= position < stop:
@@ -122,7 +124,21 @@ class KeyRanges(Sequence[int]):
         """Return these keys followed by those of `other`."""
         if other._ends is self._ends and other._shifts is self._shifts and other._start == self._stop:
             return KeyRanges(self._ends, self._shifts, self._start, other._stop)
-        return key_ranges(chain(self.ranges(), other.ranges()))
+        if not (len(self) and len(other)):
+            return self if len(self) else other
+        ends, shifts, stop, other_stop = self._ends, self._shifts, self._stop, other._stop
+        first, last = bisect_right(ends, self._start), bisect_left(ends, stop)
+        other_first, other_last = bisect_right(other._ends, other._start), bisect_left(other._ends, other_stop)
+        moved = stop - other._start
+        goes_on = shifts[last] == other._shifts[other_first] - moved  # then the last range here and the first one there are one
+        added_ends = [end + moved for end in other._ends[other_first:other_last]]
+        added_shifts = [shift - moved for shift in other._shifts[other_first + goes_on : other_last + 1]]
+        return KeyRanges(
+            (*ends[first:last], *(() if goes_on else (stop,)), *added_ends, other_stop + moved),
+            (*shifts[first : last + 1], *added_shifts),
+            self._start,
+            other_stop + moved,
+        )
 
     def expanded(self, parts: int) -> KeyRanges:
         """Return, for each key k of these, the `parts` keys from k · `parts` on."""

@@ -109,7 +109,7 @@ class PrefixBlockManager(BlockManager):
         content = self._blocks_of(seq)
         lock = self._assigned_lock(content, self.blocks_for(tokens))
         # Committed before it is computed (as in vLLM), so that a sequence admitted later in the same step may share it.
-        self._commit(lock, content.block_hashes[: min(tokens // self.block_size, content.num_known)])
+        self._commit(lock, content.block_hashes, min(tokens // self.block_size, content.num_known))
 
     def publish(self, seq: SequenceState, tokens: int) -> None:
         """As `fill`, once its first `tokens` tokens have been computed. Of a sequence that was preempted the output is
@@ -117,13 +117,13 @@ class PrefixBlockManager(BlockManager):
         content, full = self._blocks_of(seq), tokens // self.block_size
         lock = self._assigned_lock(content, self.blocks_for(tokens))
         known = full if seq.num_preemptions else min(full, content.num_known)
-        self._commit(lock, self._all_block_hashes(seq, known)[:known])
+        self._commit(lock, self._all_block_hashes(seq, known), known)
 
     def discard(self, seq: SequenceState, tokens: int) -> None:
         """Let `seq`, which is about to be preempted, keep no more than its first `tokens` tokens, for which it has blocks."""
         content, full = self._blocks_of(seq), tokens // self.block_size
         assert content.lock is not None
-        self._commit(content.lock, self._all_block_hashes(seq, full)[:full])
+        self._commit(content.lock, self._all_block_hashes(seq, full), full)
         content.is_discarded = True
 
     def keep_for_return(self, seq: SequenceState, num_unknown: int) -> None:
@@ -156,10 +156,10 @@ class PrefixBlockManager(BlockManager):
             content.is_discarded = False
             self.cache.release(lock)
         elif content.will_return or content.conversation_prefix is not None:
-            self._commit(lock, self._all_block_hashes(seq, full)[:full])
+            self._commit(lock, self._all_block_hashes(seq, full), full)
             self.cache.release(lock)
         else:
-            self._commit(lock, content.block_hashes[: min(full, content.num_known)])
+            self._commit(lock, content.block_hashes, min(full, content.num_known))
             self.cache.release_private(lock, full - lock.num_committed)
         self.free = self.cache.free
 
@@ -226,8 +226,8 @@ class PrefixBlockManager(BlockManager):
             self._num_unassigned -= missing
         return lock
 
-    def _commit(self, lock: CacheLock, block_hashes: Sequence[int]) -> None:
-        """Commit the blocks of `lock` with known content, which are those of `block_hashes`, from the first one on."""
-        if len(block_hashes) > lock.num_committed:
-            self.cache.commit_blocks(lock, block_hashes[lock.num_committed :])
+    def _commit(self, lock: CacheLock, block_hashes: Sequence[int], count: int) -> None:
+        """Commit the first `count` blocks of `lock`, whose content is that of `block_hashes`, as far as that is not done."""
+        if count > lock.num_committed:
+            self.cache.commit_blocks(lock, block_hashes[lock.num_committed : count])
             self.free = self.cache.free  # a radix tree gives back what it had twice

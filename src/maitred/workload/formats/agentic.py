@@ -121,14 +121,19 @@ class _SessionRows:
 
     def rows(self, calls: Sequence[_RecordedCall], program: str, start: Micros) -> Iterator[TraceRow | RowError]:
         """Yield the rows of a program that started at `start` on the session's clock, with those of its sub-agents."""
-        blocks, last_end = NO_KEYS, start
+        last_end, following = start, NO_KEYS
+        first = next((call for call in calls if call.requests is None), None)
+        if first is not None:
+            following = self._next_blocks(NO_KEYS, first)
         for index, (call, later) in enumerate(_with_next_call(calls)):
             at = start + from_seconds(call.t)
             if call.requests is not None:
                 yield from self._sub_agent(call.requests, f"{program}/{index}", at, program, max(at - last_end, 0))
                 continue
             # Before the check, because `keep` of the next request counts from this prompt even if it is not replayed.
-            blocks = self._next_blocks(blocks, call)
+            blocks = following
+            if later is not None:
+                following = self._next_blocks(blocks, later)
             if not (0 < call.input <= MAX_TOKENS and 0 < call.output <= MAX_TOKENS):
                 yield NotReplayedError(f"request {index} of {program} has no tokens", "it is not replayed")
                 continue
@@ -137,7 +142,7 @@ class _SessionRows:
                 call.input,
                 call.output,
                 prefix=self._block_ids(blocks, call.input),
-                conversation_prefix=self._conversation_prefix(call, blocks, later),
+                conversation_prefix=self._conversation_prefix(call, blocks, later, following),
                 stream=call.type == "s",
                 model=call.model,
                 program=program,
@@ -175,14 +180,14 @@ class _SessionRows:
         return ChainedBlockIds(blocks, tokens, self._block_tokens)
 
     def _conversation_prefix(
-        self, call: _RecordedCall, blocks: KeyRanges, later: _RecordedCall | None
+        self, call: _RecordedCall, blocks: KeyRanges, later: _RecordedCall | None, following: KeyRanges
     ) -> ChainedBlockIds | None:
-        """Return the blocks of prompt and answer, or None if the next prompt does not contain the answer completely."""
+        """Return the blocks of prompt and answer, or None if the next prompt, of the blocks `following`, does not contain the
+        answer completely."""
         tokens = call.input + call.output
         if later is None or "thinking" in call.output_types or later.keep < len(blocks) or later.input < tokens:
             return None
-        blocks_of_both = self._next_blocks(blocks, later).head(tokens // self._block_tokens)
-        return self._block_ids(blocks_of_both, tokens)
+        return self._block_ids(following.head(tokens // self._block_tokens), tokens)
 
 
 def _with_next_call(calls: Sequence[_RecordedCall]) -> list[tuple[_RecordedCall, _RecordedCall | None]]:
