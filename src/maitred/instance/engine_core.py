@@ -3,8 +3,8 @@
 A *run* is one step and its repetitions: between two instants that matter nothing tells one step from the next, so the core
 plans k steps at once, and the latency model says exactly how long they take. The life of a run:
 
-    start_run      the batch former plans the step, which may repeat until the next completion, or until time alone could
-                   change the order of the wait queue (`WaitQueue.next_order_change`)
+    start_run      the batch former plans the step, which may repeat until the next completion of an answer or a prompt, or
+                   until time alone could change the order of the wait queue (`WaitQueue.next_order_change`)
     truncate       an arrival ends the run at the next step boundary (`StepRun`)
     commit_part    the first steps are counted; the rest stays a run
     commit_run     the run has ended: prompts are complete, sequences end

@@ -9,8 +9,9 @@
     3. Otherwise the wait queue is admitted, head first, until the budget, the sequence limit or the blocks are used up. A
        sequence that does not fit blocks those behind it.
 
-vLLM 0.33 may leave 3., and the chunks of 1., out of most steps (`prefill_cadence`). A step without chunks or victims repeats
-itself until a sequence completes, one arrives or the blocks run out (`StepPlan.max_repeats`).
+vLLM 0.33 may leave 3., and the chunks of 1., out of most steps (`prefill_cadence`). A step without victims repeats
+itself until an answer or a prompt is complete, a prompt has less than a whole chunk left, a sequence arrives that could join or
+the blocks run out (`StepPlan.max_repeats`).
 
 Example: a budget of 512 tokens, blocks of 16, 60 of them free. One sequence decodes and holds 31 tokens; a prompt of 700 tokens
 waits. The decode takes 1 token and opens no block (its 32nd token fits). The prompt needs 44 blocks in all, which are free, so
