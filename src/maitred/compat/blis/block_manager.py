@@ -76,10 +76,10 @@ class BlisBlockManager(PrefixBlockManager):
         content, needed = self._blocks_of(seq), self.blocks_for(tokens)
         known = min(tokens // self.block_size, content.num_known)
         lock = self._assigned_lock(content, 0)
-        self._commit(lock, content.block_hashes[: min(known, lock.num_committed + lock.num_private)])
+        self._commit(lock, content.block_hashes, min(known, lock.num_committed + lock.num_private))
         for held in range(lock.num_committed + lock.num_private + 1, needed + 1):
             self.reserve(1)
-            self._commit(self._assigned_lock(content, held), content.block_hashes[: min(known, held)])
+            self._commit(self._assigned_lock(content, held), content.block_hashes, min(known, held))
 
     def try_open_block(self, seq: SequenceState, tokens: int) -> bool:
         """Take the block that the next token of `seq`, which owns `tokens` tokens and decodes, needs, if it needs one; return
