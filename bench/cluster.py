@@ -158,7 +158,7 @@ class Load:
         body = json.dumps({"model": "m", "stream": True, "max_tokens": tokens, "messages": []}).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: b\r\nx-smg-priority: {name}\r\ncontent-length: {len(body)}\r\n\r\n"
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.random.choice(self.ports))
+            reader, writer = await self._connect()
             one.port = writer.get_extra_info("sockname")[1]
             writer.write(head.encode() + body)
             got = b""
@@ -171,6 +171,13 @@ class Load:
             one.is_whole, one.answer = b"[DONE]" in got, got[:600]
             writer.close()
         one.ended_at = time.monotonic()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to one gateway, or to another where that one refuses. Raises OSError if all do."""
+        for port in self.random.sample(self.ports, len(self.ports)):
+            with contextlib.suppress(ConnectionRefusedError):
+                return await asyncio.open_connection("127.0.0.1", port)
+        raise ConnectionRefusedError
 
     async def flood(self, until: float) -> None:
         """Send one bulk request after the other."""
@@ -202,7 +209,7 @@ def peer_ports(pid: int) -> set[int]:
         with contextlib.suppress(OSError):
             inodes.add(str(each.readlink()).removeprefix("socket:[").removesuffix("]"))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[2].rpartition(":")[2], 16) for row in rows if row[9] in inodes}
+    return {int(row[2].rpartition(":")[2], 16) for row in rows if row[9] in inodes} - {0}
 
 
 async def kill(pid: int, fault: Fault) -> None:
