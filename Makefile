@@ -7,6 +7,7 @@
 # make test-compiled  the tests of these modules, compiled
 # make vllm-test  the plug-in for vLLM inside a real vLLM: 2.5 GB in .venv-vllm the first time (MAITRED_VLLM_VENV=FOLDER: elsewhere)
 # make bench  the benchmarks, the simulator's both ways
+# make world  the gateway in a virtual world: 10,000,000 events of the swarm; ARGS="--seed 17 --trace" for one scenario (docs/world.md)
 # make stress ten thousand clients against the gateway for a minute; ARGS="--clients 1000 --seconds 10" are passed on
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ MAITRED_VLLM_VENV ?= .venv-vllm
 VLLM_PYTHON := $(MAITRED_VLLM_VENV)/bin/python
 VLLM_MODEL := $(abspath $(MAITRED_VLLM_VENV))/tiny-model
 
-.PHONY: run test check check-and-test docs format compile test-compiled vllm-test bench stress clean
+.PHONY: run test check check-and-test docs format compile test-compiled vllm-test bench world world-in-short stress clean
 
 run: $(VENV)/.installed
 	@$(BIN)/maitred demo $(ARGS)
@@ -51,7 +52,7 @@ format: $(VENV)/.installed-dev
 
 # What .ci/run does beside the compile: one after the other, since the tests take both cores.
 check-and-test: check
-	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory world-in-short test
 
 compile: $(MADE)
 
@@ -77,8 +78,13 @@ bench: $(VENV)/.installed-dev $(MADE)
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/class_effect.py
 
+world: ARGS = --events 10000000 --jobs 2
 world: $(VENV)/.installed-dev
 	@$(BIN)/python -m maitred.testing.world $(ARGS)
+
+# What .ci/run plays of it, in seconds: the seeds from 1 on.
+world-in-short: $(VENV)/.installed-dev
+	@$(BIN)/python -m maitred.testing.world --events 100000 --jobs 2
 
 stress: $(VENV)/.installed-dev
 	@$(BIN)/python bench/stress.py $(ARGS)

@@ -29,6 +29,16 @@ def test_scenarios_that_hold_are_summed_up(monkeypatch: pytest.MonkeyPatch, caps
     assert "; kill/" in never  # Two scenarios do not reach everything.
 
 
+def test_several_processes_print_what_one_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = list[list[str]]()
+    for jobs in ("1", "2"):
+        monkeypatch.setattr(sys, "argv", ["world", "--seed", "16", "--events", "3000", "--jobs", jobs])
+        assert command.main() == 0
+        printed.append(capsys.readouterr().out.splitlines())
+    assert printed[0][0].startswith("2 scenarios, 0 failed; ")  # The first one has 2,700 events.
+    assert printed[0][1:] == printed[1][1:]
+
+
 @pytest.mark.skipif(not str(proxy.__file__).endswith(".py"), reason="compiled classes cannot be patched")
 def test_a_scenario_that_fails_is_named_and_shrunk_to_one_that_fails_as_well(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

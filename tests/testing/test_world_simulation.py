@@ -21,13 +21,6 @@ def play(scenario: Scenario, folder: Path) -> Outcome:
     return Simulation(scenario, folder).run()
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
-def test_nothing_is_violated(seed: int, tmp_path: Path) -> None:
-    outcome = play(draw_scenario(seed), tmp_path)
-    assert outcome.violations == []
-    assert outcome.fates
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_without_faults_every_request_is_answered(kind: str, tmp_path: Path) -> None:
     clients = (ClientPlan(kind=kind, num_requests=3, max_tokens=20), ClientPlan(kind="stream", num_requests=2))
