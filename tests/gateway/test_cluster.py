@@ -425,8 +425,8 @@ def test_a_secret_in_a_file_may_end_with_a_line(tmp_path: Path) -> None:
 async def redis_server(folder: Path, *flags: str, port: int = 0, config: Path | None = None) -> AsyncIterator[int]:
     """Run a server of Redis, or skip the test where there is none."""
     command = shutil.which("redis-server") or shutil.which("valkey-server")
-    if command is None:
-        pytest.skip("needs redis-server, or valkey-server")
+    if command is None or shutil.which("redis-cli") is None:
+        pytest.skip("needs redis-server, or valkey-server, and redis-cli")
     if not port:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
