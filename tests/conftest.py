@@ -40,7 +40,8 @@ settings.load_profile("repeat" if os.environ.get("CI") else "search")
 
 
 LONG = tuple(
-    str(Path(__file__).parent / folder) + os.sep for folder in ("stress", "conformance", "demo", "docs", "study", "cli", "sim")
+    str(Path(__file__).parent / folder) + os.sep
+    for folder in ("stress", "conformance", "demo", "docs", "study", "cli", "sim", "testing")
 )
 """Folders in which single files take long."""
 
