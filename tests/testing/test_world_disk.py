@@ -13,7 +13,11 @@ import pytest
 from maitred.files.append_file import AppendFile
 from maitred.files.line_file import LineFile
 from maitred.testing.world import Network, VirtualLoop
+from maitred.testing.world.behaviours import Client, ClientPlan
+from maitred.testing.world.invariants import check_end
 from maitred.testing.world.machine import MemoryMachine, tear
+from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
+from maitred.testing.world.stage import Stage
 
 
 def play(program: Callable[[MemoryMachine, VirtualLoop], Coroutine[Any, Any, None]]) -> None:
@@ -67,3 +71,32 @@ def test_a_torn_file_is_a_beginning_of_it(tmp_path: Path) -> None:
     file.append(b"line\n")
     file.close()
     assert set(path.read_bytes().splitlines(keepends=True)) == {b"line\n"}
+
+
+def test_nothing_is_held_against_a_life_whose_lines_never_reached_the_disk(tmp_path: Path) -> None:
+    stage = Stage(Scenario(seed=1, clients=()), tmp_path)
+    client = Client(stage.loop, "polite", ClientPlan(kind="polite"), (GATEWAY, PORT), stage.ledger)
+
+    async def live() -> None:
+        await stage.process.start()
+        while not (connection := await client.connect()):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
+        assert (await client.ask(connection, streams=False)).status == 200
+        await stage.process.stop()
+
+    async def play() -> None:
+        for engine in stage.engines:
+            engine.boot()
+        stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
+        stage.machine.disk.is_full = True
+        await live()
+        stage.machine.disk.heal()
+        await live()  # It begins in the instant in which the first life has ended.
+        for engine in stage.engines:
+            await engine.close()
+        await asyncio.sleep(1.0)  # until all connections are closed
+
+    stage.loop.run_until_complete(play())
+    assert [life.may_lack_lines for life in stage.process.lives] == [True, False]
+    assert list(check_end(stage)) == []

@@ -146,7 +146,8 @@ def _decisions(stage: Stage) -> Iterator[str]:
     books = Books(stage.ledger.sent, stage.stood_still)
     lives = _lives_of(stage.decision_log.read_bytes().splitlines(keepends=True))
     for life in stage.process.lives:
-        lines = next((each for each in lives if life.began_at <= _began_at(each) <= _end_of(life, stage)), [])
+        # Before its end: the next life may begin in that very instant, and this one have left no line.
+        lines = next((each for each in lives if life.began_at <= _began_at(each) < _end_of(life, stage)), [])
         yield from _replay(lines, may_lack_lines=life.may_lack_lines)
         yield from books.read(lines)
         yield from books.end_life(life.began_at, _end_of(life, stage), may_lack_lines=life.may_lack_lines)
