@@ -12,6 +12,7 @@ import pytest
 from raw_upstream import run
 
 from maitred.wire import protocol
+from maitred.wire.client_limits import MAX_PARKED_BYTES
 from maitred.wire.exchange import ClientDisconnected, Exchange, send_bytes
 from maitred.wire.server import App, running_server
 from maitred.wire.server_context import ServerContext
@@ -382,7 +383,7 @@ def test_a_flood_of_requests_behind_one_is_kept_as_bytes_and_dropped_with_its_co
             return kept, shared[0].parked_bytes
 
     kept, left = run(scenario())
-    assert protocol.MAX_PARKED_BYTES <= kept <= 3 * protocol.MAX_PARKED_BYTES
+    assert MAX_PARKED_BYTES <= kept <= 3 * MAX_PARKED_BYTES
     assert left == 0
 
 
@@ -404,7 +405,7 @@ def test_a_body_that_the_handler_does_not_take_is_not_read_until_it_does() -> No
             return kept[0], read
 
     kept, read = run(scenario())
-    assert protocol.MAX_PARKED_BYTES <= kept <= 3 * protocol.MAX_PARKED_BYTES
+    assert MAX_PARKED_BYTES <= kept <= 3 * MAX_PARKED_BYTES
     assert read == LARGE_BYTES
 
 

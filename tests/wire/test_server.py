@@ -18,9 +18,9 @@ from raw_upstream import run
 
 from maitred.core.errors import ConfigError
 from maitred.wire import server_context
+from maitred.wire.client_limits import MAX_PARKED_BYTES
 from maitred.wire.exchange import Exchange, send_bytes
 from maitred.wire.machine import Machine
-from maitred.wire.protocol import MAX_PARKED_BYTES
 from maitred.wire.server import App, Listener, open_listener, running_server
 from maitred.wire.server_context import ServerContext
 
@@ -89,7 +89,7 @@ def test_terminated_it_accepts_connections_for_a_while_and_keeps_none() -> None:
             for asking in (before, later):
                 answer = b"".join(iter(partial(asking.recv, 65_536), b""))  # up to its end: no connection is kept
                 assert answer.endswith(b'"done"')
-            assert b"connection: close" in answer
+                assert b"connection: close" in answer
         assert running.poll() is None
         running.send_signal(signal.SIGTERM)  # The second one ends it at once.
         assert running.communicate(timeout=5)[0].endswith("after\n")

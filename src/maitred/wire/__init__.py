@@ -7,7 +7,7 @@
     server_framing   the same for a server: request heads in, responses out
     client_framing   the same for a client: requests out, response heads in
     exchange         a request and its response, as a handler sees them; JSON, OpenAI error objects
-    protocol         one connection from a client: time, memory, slow readers
+    protocol         one connection from a client: time, memory, slow readers; client_limits: how much of them
     sockets          clients that leave while nothing is read from them, and bytes that they have not taken
     refusals         the errors that a server answers with by itself
     descriptors      which idle connections are closed when descriptors are short; handshakes: those that have not shaken hands

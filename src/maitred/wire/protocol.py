@@ -1,6 +1,6 @@
 """A connection from a client: between the sockets of the event loop and the exchanges of a handler.
 
-`ServerFraming` says what the bytes mean; here is what takes time or memory.
+`ServerFraming` says what the bytes mean; here is what takes time or memory, within `client_limits`.
 
     head        within `HEAD_SECS` of its first byte; else 408
     body        may take any time, at `MIN_BYTES_PER_SEC` or more, measured over `BODY_SECS`; else 408; it holds memory
@@ -24,6 +24,16 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from maitred.wire.certificate import close_transport, end_sending, limit_buffers
+from maitred.wire.client_limits import (
+    BODY_SECS,
+    HEAD_SECS,
+    KEEP_ALIVE_SECS,
+    LINGER_SECS,
+    MAX_HEAD_BYTES,
+    MAX_PARKED_BYTES,
+    MIN_BYTES_PER_SEC,
+    PARKED_SECS,
+)
 from maitred.wire.exchange import ApiError, ClientAddress, Exchange, Handler
 from maitred.wire.messages import END, Event, FramingError, Headers, RequestHead, State
 from maitred.wire.refusals import encode_refusal, framing_refused, internal_error, request_timeout
@@ -33,23 +43,6 @@ from maitred.wire.sockets import write_message
 
 log = logging.getLogger("maitred.wire")
 
-MAX_HEAD_BYTES = 65_536
-"""Largest head of a request (target and all headers), in bytes."""
-HEAD_SECS = 20.0
-"""Seconds from the first byte of a head to its end."""
-BODY_SECS = 60.0
-"""Seconds over which the rate of a request body is measured."""
-KEEP_ALIVE_SECS = 75.0
-"""Seconds for which a client's idle connection is kept: longer than clients keep theirs, so that the client closes it."""
-MAX_PARKED_BYTES = 262_144
-"""Bytes of further requests, or of a body that is not read, from which on a socket is not read."""
-PARKED_SECS = 5.0
-"""Seconds for which a socket is not read because too much is parked. Not for longer: whether the client has left is known for
-certain only of a socket that is read."""
-MIN_BYTES_PER_SEC = 240
-"""Least rate at which a client must send a body, and take an answer that waits for it. (Kestrel's `MinResponseDataRate`.)"""
-LINGER_SECS = 1.0
-"""Seconds for which a refused client may go on sending: closing at once could cost it the error response."""
 _NEVER: Final = float("inf")
 _DONE: Final = State.DONE  # members of enums are slow to look up
 _IDLE: Final = State.IDLE
@@ -166,8 +159,9 @@ class ServerConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         if self._exchange is None:
-            self._close()
-        else:
+            if self._context.closes_idle:
+                self._close()
+        elif not self._exchange.response_started:
             self._end_with_exchange()
 
     def abort(self) -> None:
@@ -240,6 +234,8 @@ class ServerConnection(asyncio.Protocol):
                 self._handle_events(events)
             if events or self._parked_bytes or framing.is_in_head:
                 self._after_read()
+            elif self._context.closes_idle:
+                self._linger()  # What was sent last must not be lost to a reset.
         elif self._writable is None:  # The rest of the request is read and dropped.
             self._after_read()
 

@@ -7,7 +7,7 @@ process goes on after `run_server` returns: a server that was told to stop has n
 After SIGTERM connections are accepted for `delay_secs` more, and `ServerContext.is_draining` tells the app, whose readiness is
 a balancer's sign.
 
-    SIGTERM at 0 s        ready no more; each connection ends with its next answer, as new ones do
+    SIGTERM at 0 s        ready no more; each connection ends with its next answer, as new ones do, and says so in its head
     3 s (`delay_secs`)    no more connections; idle ones are closed
     33 s (`drain_secs`)   what is still in flight is cut off
 """
@@ -43,6 +43,8 @@ log = logging.getLogger("maitred.wire")
 
 CANCEL_SECS = 5.0
 """Seconds that handlers have to end once they are cancelled."""
+LAST_ANSWERS_SECS = 2.0
+"""Seconds that clients have to take the answers of handlers that were cancelled; a connection lingers for less (`protocol`)."""
 KEPT_BYTES = 8 * 1024 * 1024
 """Freed memory that a server keeps for the next large bodies."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -203,7 +205,7 @@ class _Server:
         # A balancer learns of a server that ends only after some seconds, and sends requests there meanwhile; SIGTERM comes
         # from an environment with one. Clients with a pool of connections of their own move on, since each answer ends its
         # connection. An idle one is not closed yet: a request may be on its way, and a POST that is lost is not sent again.
-        self._context.is_draining = True
+        self._drain_connections()
         log.info("shutting down: not ready any more; connections are accepted for %g s", self._delay_secs)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._told_twice.wait(), self._delay_secs)
@@ -215,24 +217,32 @@ class _Server:
         context = self._context
         for handshake in tuple(context.handshakes):  # Nothing was asked there yet, and nobody would drain what they become.
             handshake.abort()
-        self._close_connections()
+        context.closes_idle = True
+        self._drain_connections()
         log.info("shutting down: requests in flight: %d; they may take %g s", len(context.tasks), self._drain_secs)
         await self._wait_until_closed(self._drain_secs)
-        if context.tasks:
-            log.warning("shutting down: requests that are cut off: %d", len(context.tasks))
-        for task in tuple(context.tasks):
-            task.cancel()
+        await self._cancel_handlers()
         if not self._told_twice.is_set():
-            if context.tasks:
-                await asyncio.wait(context.tasks, timeout=CANCEL_SECS)
             log.info("shut down")
             await self._app.stop()
         for each in (*context.handshakes, *context.connections):
             each.abort()
         context.close()
 
-    def _close_connections(self) -> None:
-        """Close each connection as soon as it has no request."""
+    async def _cancel_handlers(self) -> None:
+        """Cancel what still runs, and let clients take the answers that say so."""
+        tasks = tuple(self._context.tasks)
+        if not tasks:
+            return
+        log.warning("shutting down: requests that are cut off: %d", len(tasks))
+        for task in tasks:
+            task.cancel()
+        if not self._told_twice.is_set():
+            await asyncio.wait(tasks, timeout=CANCEL_SECS)
+            await self._wait_until_closed(LAST_ANSWERS_SECS)
+
+    def _drain_connections(self) -> None:
+        """Let each connection end with its next answer."""
         self._context.is_draining = True
         for connection in tuple(self._context.connections):
             connection.drain()

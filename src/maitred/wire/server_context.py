@@ -38,7 +38,8 @@ class OpenConnection(DescriptorOwner, Protocol):
     """A connection from a client, made."""
 
     def drain(self) -> None:
-        """Close the connection now if it is idle, else after the response under way."""
+        """End the connection with the response under way if that can still say so, else with the next one. Close it now if it
+        is idle and the context `closes_idle`."""
         ...
 
     def watch(self) -> None:
@@ -76,7 +77,9 @@ class ServerContext:
         self.known_heads: KnownHeads[RequestHead] = KnownHeads()
         self.sockets = machine.watch_sockets(loop)
         self.is_draining = False
-        """Whether no connection may be used for a further request."""
+        """Whether each connection ends with its next response."""
+        self.closes_idle = False
+        """Whether a connection that has no request is closed, too."""
         self.all_closed = asyncio.Event()
         """Set each time the last connection has ended."""
         self.descriptors = DescriptorRoom(machine.descriptor_limit())
