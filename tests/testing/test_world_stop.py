@@ -53,6 +53,30 @@ def test_a_connection_that_was_made_before_sigterm_has_its_first_request_answere
     assert stage.ledger.violations == []
 
 
+def test_a_request_of_which_half_a_head_has_come_when_the_port_closes_is_answered(tmp_path: Path) -> None:
+    stage = Stage(Scenario(seed=1, clients=()), tmp_path)
+    client = Client(stage.loop, "dribble", ClientPlan(kind="dribble"), (GATEWAY, PORT), stage.ledger)
+
+    async def play() -> None:
+        await boot(stage, announces_end=False)
+        connection = await client.connect()
+        assert connection is not None
+        sent, data = client.next_request(streams=False)
+        client.send(connection, sent, data[:40])
+        await asyncio.sleep(0.5)
+        stopping = stage.loop.create_task(stage.process.stop())
+        await asyncio.sleep(1.0)
+        connection.transport.write(data[40:])
+        await client.wait_for(sent)
+        assert (sent.fate, sent.status) == (Fate.ANSWERED, 200)
+        await stopping
+        for engine in stage.engines:
+            await engine.close()
+
+    stage.loop.run_until_complete(play())
+    assert stage.ledger.violations == []
+
+
 def test_a_request_on_its_way_over_a_kept_connection_at_sigterm_is_answered(tmp_path: Path) -> None:
     stage = Stage(Scenario(seed=1, clients=()), tmp_path)
     client = Client(stage.loop, "kept", ClientPlan(kind="polite"), (GATEWAY, PORT), stage.ledger)

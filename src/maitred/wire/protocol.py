@@ -159,7 +159,7 @@ class ServerConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         if self._exchange is None:
-            if self._context.closes_idle:
+            if self._context.closes_idle and not self._framing.is_in_head:
                 self._close()
         elif not self._exchange.response_started:
             self._end_with_exchange()

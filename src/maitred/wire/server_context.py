@@ -79,7 +79,7 @@ class ServerContext:
         self.is_draining = False
         """Whether each connection ends with its next response."""
         self.closes_idle = False
-        """Whether a connection that has no request is closed, too."""
+        """Whether a connection that has no request, nor the first bytes of one, is closed, too."""
         self.all_closed = asyncio.Event()
         """Set each time the last connection has ended."""
         self.descriptors = DescriptorRoom(machine.descriptor_limit())
