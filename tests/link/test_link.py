@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from link_pair import BULK, DEFAULT, INTERACTIVE, Pair
+from link_pair import BULK, DEFAULT, DRAINED, INTERACTIVE, Pair, nonce
 
 from maitred.core.units import SECOND
+from maitred.scheduler.link.gateway_end import EndState
 from maitred.scheduler.link.messages import RequestTerms
 
 TERMS = RequestTerms("m", INTERACTIVE, "", 1, 1)
@@ -160,3 +161,22 @@ def test_what_a_gateway_says_may_come_twice() -> None:
         p.exchange()
     assert p.held() == {"a": 0}
     assert p.end.requests.core.view("m").classes[INTERACTIVE].arrived == 1
+
+
+def test_a_gateway_whose_hello_is_on_its_way_grants_nothing_by_itself_and_takes_back_what_it_has_named() -> None:
+    p = Pair(1, gateways=("a", "b"))
+    p.submit("b", 0)
+    p.lose("a")
+    end = p.gateways["a"]
+    end.submit(0, RequestTerms("m", DEFAULT, "", 1, 1), p.local("a"))
+    p.connections["a"] = 9
+    end.connect(nonce(9), p.local("a"))
+    p.end.accept(9, nonce(10), p.now)
+    p.end.feed(9, end.take_bytes(), p.now)
+    end.feed(p.end.take_bytes(9, p.now), p.local("a"))
+    assert end.state is EndState.HELLO
+    assert not end.grant_by_itself(0, 0, p.local("a"))
+    end.release(0, DRAINED)
+    p.exchange()
+    p.release("b", 0)
+    assert p.held() == {"a": 0, "b": 0}

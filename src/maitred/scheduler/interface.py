@@ -41,6 +41,7 @@ from maitred.scheduler.failures import (
 )
 from maitred.scheduler.link.gateway_books import GatewayId
 from maitred.scheduler.link.messages import Note as LinkNote
+from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE
 from maitred.scheduler.placements import MemoryLost, Place
 from maitred.scheduler.programs.memories import ProgramMemories, with_rank
 from maitred.scheduler.programs.parts import ProgramParts
@@ -57,6 +58,7 @@ from maitred.scheduler.sharing.unlinked import Degrading
 
 __all__ = [
     "ANY_MODEL",
+    "GATEWAY_LEASE",
     "RETRYABLE_ERRORS",
     "AdmissionRejected",
     "AnsweredError",

@@ -14,11 +14,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from maitred.core.errors import ConfigError
+from maitred.core.units import Micros
 from maitred.gateway import error_responses
 from maitred.gateway.cluster.cluster_views import SchedulerView
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.parent import ParentGateway
-from maitred.scheduler.interface import Candidate, Election, LinkAddress, SchedulerHost
+from maitred.scheduler.interface import GATEWAY_LEASE, Candidate, Election, LinkAddress, SchedulerHost
 from maitred.wire.exchange import Exchange
 from maitred.wire.machine import ListeningSocket
 from maitred.wire.server import Listener
@@ -31,10 +32,18 @@ class LinkPort:
     """Where a scheduler takes gateways, and how."""
 
     def __init__(
-        self, listen: LinkAddress, advertise: LinkAddress | None, tls: ssl.SSLContext | None, secret: bytes, name: str
+        self,
+        listen: LinkAddress,
+        advertise: LinkAddress | None,
+        tls: ssl.SSLContext | None,
+        secret: bytes,
+        name: str,
+        lease: Micros = GATEWAY_LEASE,
     ) -> None:
-        """`advertise` is the address under which gateways reach it, None: `listen`. `name` is that of this scheduler."""
+        """`advertise` is the address under which gateways reach it, None: `listen`. `name` is that of this scheduler. `lease`:
+        how long a gateway may start requests after a beat, µs."""
         self.listen, self.advertise, self.tls, self.secret, self.name = listen, advertise, tls, secret, name
+        self.lease = lease
 
 
 class SchedulerGateway(ParentGateway):
@@ -49,7 +58,7 @@ class SchedulerGateway(ParentGateway):
         self._listener: ListeningSocket | None = None
 
     async def start(self, server: ServerContext) -> None:
-        self.host = host = self.scheduler.host(self._link_port.secret)
+        self.host = host = self.scheduler.host(self._link_port.secret, self._link_port.lease)
         host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
         await self._accept(host)
         await super().start(server)

@@ -84,10 +84,14 @@ class MemoryLease:
     async def wait(self) -> None:
         """Return when memory was granted. Raises ProgramRejected if it will not be."""
         while self.memory is None:
-            if self.refusal is not None:
-                raise ProgramRejected(self.request, self.refusal)
+            self.raise_if_refused()
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
+
+    def raise_if_refused(self) -> None:
+        """Raise ProgramRejected if memory will not be granted."""
+        if self.refusal is not None:
+            raise ProgramRejected(self.request, self.refusal)
 
     def apply_decision(self, decision: ProgramDecision) -> None:
         """Apply a decision of the core about this request."""

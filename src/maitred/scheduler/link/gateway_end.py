@@ -235,15 +235,16 @@ class GatewayEnd:
         if request is not None:
             self._say(Release(number, request.attempt, end, tokens))
 
-    def give_up(self, number: int) -> None:
-        """Forget a request that waits, while there is no scheduler to tell it."""
-        self._requests.pop(number, None)
+    @property
+    def is_linked(self) -> bool:
+        """Whether a scheduler knows the requests of this gateway, or is about to: they were named in a hello."""
+        return self.state in (EndState.HELLO, EndState.OPEN)
 
     def grant_by_itself(self, number: int, backend: int, now: Micros) -> bool:
-        """Give a request that waits a slot without a scheduler, which is told in the next hello. Return False if there is a
-        scheduler, or no such request."""
+        """Give a request that waits a slot without a scheduler, which is told in the next hello. Return False if a scheduler
+        may grant it one, or there is no such request."""
         request = self._requests.get(number)
-        if self.state is EndState.OPEN or request is None or not request.take(RequestEvent.GRANT):
+        if self.is_linked or request is None or not request.take(RequestEvent.GRANT):
             return False
         request.backend, request.granted_at = backend, now
         return True
@@ -353,7 +354,7 @@ class GatewayEnd:
 
     def _say(self, message: AnyMessage) -> None:
         """Say something if `Hello` has been said, which otherwise will tell it."""
-        if self._channel is not None and self.state in (EndState.HELLO, EndState.OPEN):
+        if self._channel is not None and self.is_linked:
             self._channel.say(message)
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:

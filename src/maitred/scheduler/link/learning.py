@@ -52,6 +52,10 @@ class Learning:
         """Note that slots are held by a gateway that has said hello."""
         self.seen[model] += slots
 
+    def unread(self, now: Micros) -> Collection[int]:
+        """Return the backends whose answer, if they are asked now, has all that gateways hold that are unheard."""
+        return self._unread if now >= self._lease_over_at else ()
+
     def on_reading(self, backend: int, asked_at: Micros) -> bool:
         """Note that an engine has answered, and return True if its answer has all that gateways hold that are unheard."""
         is_telling = asked_at >= self._lease_over_at and backend in self._unread

@@ -257,7 +257,7 @@ class SchedulerEnd:
         if self.epoch is None:
             return
         if self.learning is not None and self.learning.on_reading(backend, asked_at):
-            self.unaccounted.strangers[backend] = running
+            self.unaccounted.note_strangers(backend, running, now)
         self.settling.free(self.unaccounted.on_reading(backend, running, asked_at, now), now)
         self.settling.review(now)
 
@@ -272,9 +272,7 @@ class SchedulerEnd:
         for silent in [gateway.connection for gateway in self.books.silent(now)]:
             if silent is not None:
                 self._cut(silent, "no beat came for a lease", now)
-        if overdue := self.unaccounted.overdue(now):
-            self.settling.count_ended(overdue, now)
-            self.settling.free(overdue, now)
+        self.settling.free_overdue(now)
         self.settling.review(now)
         self.requests.apply(self.requests.core.advance(now), now)
 

@@ -36,6 +36,16 @@ class SlotSettling:
             self.num_reclaimed += request.ticket.sequences
             self._requests.end(request, ReleaseReason.FAILED, now)
 
+    def free_overdue(self, now: Micros) -> None:
+        """Free the slots that have been held for too long."""
+        overdue = self._unaccounted.overdue(now)
+        self.count_ended(overdue, now)
+        self.free(overdue, now)
+
+    def unsettled_backends(self, now: Micros) -> set[int]:
+        """Return the backends that are to be asked now what they have."""
+        return {*self._unaccounted.backends(), *(() if self.learning is None else self.learning.unread(now))}
+
     def use_extra_slots(self, now: Micros) -> None:
         """Have as many slots more, or fewer, as are absent, or strangers'."""
         # Always before an orphan ends, because a slot that becomes free is granted at once.

@@ -3,8 +3,8 @@
     orphans     requests of a gateway that was known here and is gone
     strangers   sequences of gateways that never said hello to this scheduler, of which only the engines know
 
-They are held until an engine shows them gone, or until `reclaim_after` has passed. A client that leaves, or a connection that
-breaks, frees nothing by itself: the engine may not have noticed.
+They are held until an engine shows them gone, or until `reclaim_after` has passed, for strangers since they were first seen.
+A client that leaves, or a connection that breaks, frees nothing by itself: the engine may not have noticed.
 
 An engine says how many sequences are there (`running`, with those that wait in it), and not whose they are. So, of one reading:
 
@@ -58,6 +58,18 @@ class Unaccounted:
         self._books = books
         self._reclaim_after = reclaim_after
         self._readings: dict[int, deque[_Reading]] = {}
+        self._strangers_until: Micros | None = None
+        """When strangers are taken to be gone, µs; None while there are none."""
+
+    def note_strangers(self, backend: int, sequences: int, now: Micros) -> None:
+        """Note that of so many sequences at a backend none is accounted for yet."""
+        self.strangers[backend] = sequences
+        self._strangers_until = now + self._reclaim_after
+
+    def backends(self) -> set[int]:
+        """Return the backends where something may be unaccounted for. O(gateways that are gone and their requests)."""
+        asked = {backend for backend, sequences in self.strangers.items() if sequences}
+        return asked | {request.backend for request in self.orphans() if request.backend >= 0}
 
     @property
     def extra_slots(self) -> Mapping[int, int]:
@@ -105,12 +117,17 @@ class Unaccounted:
         return ended
 
     def overdue(self, now: Micros) -> list[BookedRequest]:
-        """Return the orphans that have been held for too long."""
+        """Return the orphans that have been held for too long, and let strangers go."""
+        if self._strangers_until is not None and now >= self._strangers_until:
+            self._strangers_until = None
+            self.strangers.clear()
         return [one for one in self.orphans() if now >= one.gateway.certain_from + self._reclaim_after]
 
     def next_overdue_at(self) -> Micros | None:
-        """Return when the next orphan will have been held for too long, µs, or None if there is none."""
-        return min((one.gateway.certain_from + self._reclaim_after for one in self.orphans()), default=None)
+        """Return when the next of them will have been held for too long, µs, or None if there is none."""
+        dues = [one.gateway.certain_from + self._reclaim_after for one in self.orphans()]
+        dues += [] if self._strangers_until is None else [self._strangers_until]
+        return min(dues, default=None)
 
     def _orphans_at(self, backend: int) -> list[BookedRequest]:
         return [one for one in self.orphans() if one.backend == backend]

@@ -5,13 +5,15 @@ one frame for each gateway.
 
 **Gateways that are gone.** Their slots are held until their backends show the requests gone (`link.unaccounted`). So these
 backends are asked ten times a second while there are such slots (`_watch_orphans`), and not when their regular poll is due: a
-backend notices at once that the connections of a process that has ended are closed.
+backend notices at once that the connections of a process that has ended are closed. A scheduler that has learned for a lease
+and misses gateways asks likewise, what these may still have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -31,7 +33,7 @@ from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
 from maitred.scheduler.drivers.programs import RealTimePrograms
 from maitred.scheduler.link.gateway_books import BookedRequest, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.messages import Fleet, Note
-from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE, SchedulerEnd
 from maitred.scheduler.sharing.elections.election import Candidate, Election
 from maitred.scheduler.sharing.elections.elector import Elector
 from maitred.scheduler.sharing.fleet_news import fleet_news
@@ -44,6 +46,7 @@ from maitred.scheduler.sharing.shares import SHARES, Shares
 from maitred.wire.clock import Clock
 from maitred.wire.machine import ListeningSocket
 
+log = logging.getLogger("maitred.gateway")
 _FOREVER: Final[Micros] = 1 << 62
 """The end of the term of a scheduler that no other one stands by for."""
 _ORPHAN_POLL_SECS: Final = 0.1
@@ -64,15 +67,16 @@ class SchedulerHost:
         make_placer: Callable[[asyncio.Task[None], Callable[[BookedRequest], object], Callable[[], object]], FleetPlacer],
         random: Random,
         programs: RealTimePrograms | None = None,
+        lease: Micros = GATEWAY_LEASE,
     ) -> None:
         """`make_placer` is given a task that lasts as long as the host, what has a request
         stopped at its backend, and what tells gateways of the backends. `random` draws what no other process
-        may draw. `programs` decides about agent programs, if there are any. Made inside the loop that it runs in."""
-        self._fleet, self._watch = fleet, watch
+        may draw. `programs` decides about agent programs, if there are any. `lease`: how long a gateway may start requests
+        after a beat, µs. Made inside the loop that it runs in."""
+        self._fleet, self._watch, self._random = fleet, watch, random
         self._clock: Clock = admission.clock
-        self._random = random
         self._wakeup = asyncio.Event()
-        """Set when slots may have lost their gateway."""
+        """Set when slots may have lost their gateway, or something is to be learned."""
         self._watching = asyncio.create_task(self._watch_orphans())
         placer = make_placer(self._watching, self._abandon, self.note_news)
 
@@ -84,6 +88,7 @@ class SchedulerHost:
             secret,
             lambda now: admission.core,
             placer_of,
+            lease=lease,
             pool_of=admission.pool_of,
             load_probe=admission.load_probe,
             memories=self._programs,
@@ -96,8 +101,7 @@ class SchedulerHost:
         self._is_flush_due = False
         self._is_news_due = True
         """Whether gateways may have to be told of the backends."""
-        self._last_news = Fleet([])
-        self._last_shares = Shares()
+        self._last_news, self._last_shares = Fleet([]), Shares()
         self.modes = ModeTimes("standby", self._clock.now())
         """The time in each mode."""
         self._slots: dict[str, int] = {}
@@ -187,6 +191,7 @@ class SchedulerHost:
         if self.end.door.named is not None:
             self.end.door.named = set(gateways)
         self.end.lead(epoch, until, gateways, None, self._only_pools(), self._clock.now())
+        self._wakeup.set()
         self._is_news_due = True
         self.flush_soon()
 
@@ -214,8 +219,7 @@ class SchedulerHost:
         if self._programs is not None:
             self._programs.close()
         self._watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._watching
+        await asyncio.wait({self._watching})
         for connection in [*self._connections.values()]:
             connection.close(b"")
         if self._path is not None:
@@ -231,8 +235,8 @@ class SchedulerHost:
 
     @property
     def has_orphans(self) -> bool:
-        """Whether slots are held by requests of gateways that are gone."""
-        return bool(self.end.unaccounted.orphans())
+        """Whether slots are held by requests of gateways that are gone, or may be."""
+        return self.end.learning is not None or bool(self.end.unaccounted.backends())
 
     def apply(self, decisions: Iterable[Decision]) -> None:
         """Tell gateways what was decided."""
@@ -374,9 +378,12 @@ class SchedulerHost:
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            while orphans := self.end.unaccounted.orphans():
-                for index in sorted({request.backend for request in orphans if request.backend >= 0}):
-                    await self._ask(self._fleet.backends[index])
+            while self.has_orphans:
+                try:
+                    for index in sorted(self.end.settling.unsettled_backends(self._clock.now())):
+                        await self._ask(self._fleet.backends[index])
+                except Exception:  # Without this task, the slots would be held for as long as may be.
+                    log.exception("the backends could not be asked for requests of gateways that are gone")
                 await asyncio.sleep(_ORPHAN_POLL_SECS)
 
     async def _ask(self, backend: Backend) -> None:

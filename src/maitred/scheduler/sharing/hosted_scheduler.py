@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from maitred.admission import Admission
+from maitred.core.units import Micros
 from maitred.scheduler.link.gateway_books import BookedRequest
+from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE
 from maitred.scheduler.scheduler import LocalScheduler
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
 from maitred.scheduler.sharing.host import SchedulerHost
@@ -18,8 +20,9 @@ class HostedScheduler(LocalScheduler):
 
     admission: HostedAdmission
 
-    def host(self, secret: bytes) -> SchedulerHost:
-        """Return what serves the gateways that know the secret; once, and inside the loop that it runs in."""
+    def host(self, secret: bytes, lease: Micros = GATEWAY_LEASE) -> SchedulerHost:
+        """Return what serves the gateways that know the secret, and may start requests for `lease` (µs) after a beat; once, and
+        inside the loop that it runs in."""
 
         def make_placer(
             task: asyncio.Task[None], abandon: Callable[[BookedRequest], object], note_news: Callable[[], object]
@@ -36,6 +39,7 @@ class HostedScheduler(LocalScheduler):
             make_placer=make_placer,
             random=self._random,
             programs=self.programs,
+            lease=lease,
         )
         self.admission.host = host
         self.fleet.observe(host)

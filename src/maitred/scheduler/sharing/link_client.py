@@ -153,6 +153,10 @@ class LinkClient:
                     self.lost_for_good(str(error))
                     return
                 self._tell(self.dialer.describe(error))
+            except Exception:  # A store's client has a defect: a gateway that looks no more would never be linked again.
+                self._is_down.set()
+                log.exception("the scheduler could not be looked for")
+                self._pause_secs = _LASTING_SECS
             await asyncio.sleep(_RECONNECT_SECS)  # Also where a connection is cut as soon as it is made.
             if self._pause_secs > _RECONNECT_SECS and self._is_down.is_set():
                 await asyncio.sleep(self._pause_secs)
@@ -215,8 +219,9 @@ class LinkClient:
             self._pause_secs = _LASTING_SECS
         again = f" (tried again every {_LASTING_SECS:g} s)" if closed.is_lasting else ""
         self._tell(f"no link to the scheduler at {self.dialer.address}: {closed.reason}{again}")
-        close_link(self._writer.transport, closed.last_bytes)
-        self.on_changed()
+        transport = self._writer.transport
+        close_link(transport, closed.last_bytes)
+        self.lost(transport)  # A peer that stands still would end the connection late, or never.
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:

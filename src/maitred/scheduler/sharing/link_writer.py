@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
+
+_LAST_WORD_SECS: Final = 1.0
 
 
 class LinkWriter:
@@ -31,11 +34,13 @@ class LinkWriter:
 
 
 def close_link(transport: asyncio.WriteTransport | None, last_bytes: bytes) -> None:
-    """Close a connection; `last_bytes` are written if its peer takes them at once."""
+    """Close a connection, within `_LAST_WORD_SECS`; `last_bytes` are written if its peer takes them at once."""
     if transport is None:
         return
     if last_bytes and not transport.get_write_buffer_size():
         transport.write(last_bytes)
         transport.close()
+        # With TLS, a peer that stands still would hold it up, which has to end the connection as well.
+        asyncio.get_running_loop().call_later(_LAST_WORD_SECS, transport.abort)
     else:
         transport.abort()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from maitred.admission import Action, Refusal
+from maitred.core.decisions import Decision
 from maitred.core.units import Micros
 from maitred.programs import ProgramReason, ProgramRequest, Programs
+from maitred.scheduler.drivers.admission import AdmissionRejected
 from maitred.scheduler.drivers.programs import MemoryLease, RealTimePrograms
 from maitred.scheduler.link.messages import EndProgram, Memory, ProgramTerms
 from maitred.wire.clock import Clock
@@ -34,7 +37,7 @@ class ProgramsEnd(Protocol):
 class RemoteLease(MemoryLease):
     """A request that waits for memory or has it."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "unserved")
 
     def __init__(
         self, request: ProgramRequest, arrival: Micros, number: int, *, asks_for_stream: bool, ends_program: bool
@@ -42,6 +45,14 @@ class RemoteLease(MemoryLease):
         super().__init__(request, arrival, asks_for_stream=asks_for_stream, ends_program=ends_program)
         self.number = number
         """Its number on the link, from 1."""
+        self.unserved: AdmissionRejected | None = None
+        """Why it waits no longer, where no scheduler decides about it."""
+
+    def raise_if_refused(self) -> None:
+        """Raise ProgramRejected if the scheduler has refused memory, and AdmissionRejected if there is none for long."""
+        if self.unserved is not None:
+            raise self.unserved
+        super().raise_if_refused()
 
 
 class RemotePrograms(RealTimePrograms):
@@ -79,6 +90,14 @@ class RemotePrograms(RealTimePrograms):
         now = ended_at or self.clock.now()
         since = None if lease.first_data_at is None else now - lease.first_data_at
         self._end.end_program(EndProgram(lease.number, lease.usage, lease.is_stream, since))
+
+    def refuse_waiting(self, reason: str, refusal: Refusal) -> None:
+        """Let all requests that wait for memory wait no longer."""
+        for lease in self._by_number.values():
+            if lease.memory is None and lease.unserved is None:
+                decision = Decision(self.clock.now(), lease.request.id, Action.REJECT, reason, None, refusal.retry_after)
+                lease.unserved = AdmissionRejected(decision, refusal)
+                lease.set_memory(None)
 
     def memory_number(self, request_id: int) -> int:
         """Return the number on the link of the memory of a request, or 0 for one of no program."""

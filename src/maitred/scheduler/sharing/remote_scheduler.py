@@ -76,7 +76,9 @@ class RemoteScheduler(Scheduler):
         self.mirror = FleetMirror(fleet, ejection, clock)
         """What tells the fleet how backends are."""
         self._remote = remote
-        self.unlinked = Unlinked(self.link, remote, fleet, self.router, clock, degrading or Degrading())
+        self.unlinked = Unlinked(
+            *(self.link, remote, fleet, self.router, clock, degrading or Degrading()), programs=self._remote_programs
+        )
         """What acts while there is no scheduler."""
         self.link.on_changed = self.unlinked.note_link
         self._routed = RemotePlacement(fleet, remote, self.router)

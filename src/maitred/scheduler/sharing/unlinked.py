@@ -6,7 +6,8 @@
     waiting   the link is lost                        wait, no longer than their class allows
     closed    after `degraded_after_secs`, `closed`   are answered with 503
     share     after `degraded_after_secs`, `share`    get its share of the slots, as it was last told: floor(slots / gateways)
-                                                      of each pool, by class and age
+                                                      of each pool, by class and age; those of agent programs that wait for
+                                                      memory are answered with 503, because memory is shared out by nobody
 
 Streams go on in any mode. What a gateway has granted by itself it names in its next hello, like all that it holds, so a
 scheduler that has just begun to lead knows it before it grants anything. A scheduler that was there all the time may have given
@@ -21,7 +22,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from maitred.admission import Refusal
+from maitred.admission import Refusal, ReleaseReason
 from maitred.core.contracts import Router
 from maitred.core.request import PriorityClass
 from maitred.core.units import SECOND, Micros, from_seconds
@@ -33,11 +34,13 @@ from maitred.scheduler.sharing.hosted_attempts import HostedRequest
 from maitred.scheduler.sharing.link_client import LinkClient
 from maitred.scheduler.sharing.mode_times import ModeTimes
 from maitred.scheduler.sharing.remote_admission import RemoteAdmission
+from maitred.scheduler.sharing.remote_programs import RemotePrograms
 from maitred.scheduler.sharing.shares import Shares
 from maitred.wire.clock import Clock
 
 log = logging.getLogger("maitred.gateway")
 _PERIOD_SECS: Final = 0.02
+_AFTER_FAILURE_SECS: Final = 1.0
 _RETRY_AFTER: Final[Micros] = 5 * SECOND
 _NO_SCHEDULER: Final = Refusal("no_scheduler", 503, "this gateway has no scheduler at present", _RETRY_AFTER)
 _WAITING: Final = GatewayRequestState.WAITING
@@ -54,11 +57,19 @@ class Unlinked:
     """Acts for one gateway, from `start` to `close`."""
 
     def __init__(
-        self, link: LinkClient, admission: RemoteAdmission, fleet: FleetView, router: Router, clock: Clock, degrading: Degrading
+        self,
+        link: LinkClient,
+        admission: RemoteAdmission,
+        fleet: FleetView,
+        router: Router,
+        clock: Clock,
+        degrading: Degrading,
+        programs: RemotePrograms | None = None,
     ) -> None:
         self.modes = ModeTimes("waiting", clock.now())
         """The time in each mode."""
         self._link, self._admission, self._fleet, self._clock = link, admission, fleet, clock
+        self._programs = programs
         self._routed = RoutedPlacement(fleet, admission, router)
         self._degrading, self._after = degrading, from_seconds(degrading.after_secs)
         self._shares = Shares()
@@ -105,12 +116,18 @@ class Unlinked:
     async def _watch(self) -> None:
         while True:
             await self._is_unlinked.wait()
-            self._act(self._clock.now())
+            try:
+                self._act(self._clock.now())
+            except Exception:  # such as of a router that is a plug-in: without this task, requests would wait for ever
+                log.exception("a gateway without a scheduler could not decide about its requests")
+                await asyncio.sleep(_AFTER_FAILURE_SECS)
             await asyncio.sleep(_PERIOD_SECS)
 
     def _act(self, now: Micros) -> None:
         if self.mode == "waiting" and self._degrading.mode != "wait" and now >= self._unlinked_since + self._after:
             self._enter(self._degrading.mode)
+        if self.mode in ("closed", "share") and self._programs is not None:
+            self._programs.refuse_waiting(_NO_SCHEDULER.reason, _NO_SCHEDULER)
         waiting = [request for request in self._link.end.requests if request.state is _WAITING]
         if self.mode == "closed":
             for request in waiting:
@@ -125,7 +142,7 @@ class Unlinked:
             self._grant_share(now)
 
     def _refuse(self, request: GatewayRequest, reason: str, refusal: Refusal | None) -> None:
-        self._link.end.give_up(request.number)
+        self._link.release(request.number, ReleaseReason.CLIENT_GONE, None)  # A hello may have named it just now.
         self._admission.on_rejected(request.number, reason, _RETRY_AFTER, refusal)
 
     def _grant_share(self, now: Micros) -> None:
@@ -145,7 +162,7 @@ class Unlinked:
         served, asked = self._fleet.find_model(request.terms.model), self._admission.request_of(request.number)
         place = None if served is None or asked is None else self._routed.first(HostedRequest(asked, served), now)
         if place is None:
-            self._link.end.give_up(request.number)
+            self._link.release(request.number, ReleaseReason.FAILED, None)
             self._admission.on_no_backend(request.number)
         elif self._link.end.grant_by_itself(request.number, place[0].index, now):
             self._admission.on_granted(request.number, place[0].index, place[1])

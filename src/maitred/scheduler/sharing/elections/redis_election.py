@@ -123,10 +123,13 @@ def open_redis(url: str) -> tuple[Any, str]:
     where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     try:
         import redis.asyncio as client
+        from redis.asyncio.retry import Retry
         from redis.asyncio.sentinel import Sentinel
+        from redis.backoff import NoBackoff
     except ImportError as error:
         raise ConfigError(f"{where} needs redis-py, which is not installed", hint="pip install 'maitred[redis]'") from error
     limits: dict[str, Any] = {"socket_timeout": _TIMEOUT_SECS, "socket_connect_timeout": _TIMEOUT_SECS}
+    limits["retry"] = Retry(NoBackoff(), 1)  # It is asked again soon, by whoever asks.
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     login: dict[str, Any] = {"username": user or None, "password": password or None}
     try:
