@@ -27,6 +27,7 @@ from maitred.report import Slo
 from maitred.study.candidate import Candidate
 from maitred.study.capacity import CapacityOption
 from maitred.study.capacity.options import measure_traffic
+from maitred.study.metrics import DIVERGES
 from maitred.study.runs import RunSettings, decode_figures, run_task
 from maitred.workload.load import as_key, make_self_contained
 
@@ -102,9 +103,10 @@ def holds(instance: InstanceConfig, load: Load, size: int, factor: float) -> boo
     """Return whether this size holds the SLO at this rate."""
     candidate = Candidate(instance=instance)
     candidate = replace(candidate, cluster=replace(candidate.cluster, num_instances=size))
-    settings = RunSettings(seeds=(SEED,), slo=SLO, horizon=None, metrics=("slo_attainment",))
+    settings = RunSettings(seeds=(SEED,), slo=SLO, horizon=None, metrics=("slo_attainment", DIVERGES))
     (run,) = settings.make_runs(candidate, replace(load, rate_scale=(load.rate_scale or 1.0) * factor))
-    return (decode_figures(run_task(run.task))["slo_attainment"] or 0.0) >= ATTAINMENT
+    figures = decode_figures(run_task(run.task))
+    return (figures["slo_attainment"] or 0.0) >= ATTAINMENT and not figures[DIVERGES]
 
 
 if __name__ == "__main__":

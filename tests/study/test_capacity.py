@@ -140,6 +140,30 @@ def test_no_rate_above_the_limit_holds_however_short_the_run() -> None:
     assert 0.95 * limit < option.highest_rate <= limit
 
 
+def test_no_rate_at_which_the_queue_grows_holds_however_generous_the_constraint() -> None:
+    """Answers of equal lengths end together, so the instance takes less than the limit of the latency model says."""
+    load = Load(rate=8, num_requests=600, input_tokens=2_000, output_tokens=100)
+    engine = InstanceConfig(max_num_seqs=16, max_num_batched_tokens=512)
+    given: dict[str, Any] = {"constraints": ["ttft_p99_ms <= 60000"], "num_instances": 1, "tolerance": 0.1}
+    result = capacity(Candidate(instance=engine), workload=load, seeds=[42], **given)
+    (option,) = result.options
+    limit = find_throughput_limit(engine, RequestMix(prompt=2_000, output=100)).rate
+    assert option.highest_rate is not None
+    assert 0.6 * limit < option.highest_rate < 0.9 * limit
+    growing = [point for point in option.knee if point.figures["diverges"]]
+    assert any(point.excess < 0 and point.rate < limit for point in growing)
+    assert not any(point.holds for point in growing)
+    assert "too short" not in str(result)
+
+
+def test_runs_that_are_shorter_than_their_answers_are_told() -> None:
+    load = Load(rate=20, num_requests=60, input_tokens=100, output_tokens=600)
+    (option,) = (result := capacity(workload=load, seeds=1, num_instances=4, tolerance=0.3)).options
+    assert option.answer_share is not None
+    assert option.answer_share > 0.5
+    assert "The runs are too short to show what lasts (instances, TP 1)" in " ".join(str(result).split())
+
+
 def test_with_hits_it_holds_what_the_limit_without_them_would_not_allow() -> None:
     """Prompts of 2,000 tokens of which 1,900 are shared: an instance computes 100 of them, and not 2,000."""
     load = Load(rate=20, num_requests=300, prefix_tokens=1_900, input_tokens=100, output_tokens="uniform:5,15")

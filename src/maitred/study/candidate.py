@@ -80,12 +80,20 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         resolved.simulate(())
         return resolved
 
-    def simulate(self, jobs: Iterable[Job], *, seed: int = 42, horizon: Micros | None = None, log_itl: bool = False) -> Results:
+    def simulate(
+        self,
+        jobs: Iterable[Job],
+        *,
+        seed: int = 42,
+        horizon: Micros | None = None,
+        log_itl: bool = False,
+        sample_every: Micros | None = None,
+    ) -> Results:
         """Return the results of a run of `jobs`. Raises ConfigError as `maitred.simulate` does."""
         from maitred.sim import simulate
 
         sections = (self.cluster, self.instance, self.routing, self.admission, self.programs)
-        return simulate(jobs, *sections, seed=seed, horizon=horizon, log_itl=log_itl)
+        return simulate(jobs, *sections, seed=seed, horizon=horizon, log_itl=log_itl, sample_every=sample_every)
 
     def in_one_line(self, seeds: Sequence[int]) -> str:
         """Return what runs with these seeds simulate: model, GPUs, latency model and its error, KV blocks, policies."""

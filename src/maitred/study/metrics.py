@@ -63,6 +63,8 @@ def _latencies() -> Iterator[tuple[str, Metric]]:
             yield f"{name}_{figure}_ms", Metric(f"{label} {shown} ms", Better.LOWER)
 
 
+DIVERGES: Final = "diverges"
+"""1 for a run whose queue grows without end (`report.verdicts.find_growth`), 0 for another one."""
 COST_METRICS: Final[Mapping[str, Metric]] = {
     "cost": Metric("cost", Better.LOWER, of_groups=False),
     "gpus": Metric("GPUs", Better.LOWER, of_groups=False),
@@ -92,6 +94,7 @@ RUN_METRICS: Final[Mapping[str, Metric]] = {
     "program_makespan_p99_s": Metric("makespan p99 s", Better.LOWER, of_groups=False),
     "program_pauses": Metric("pauses", Better.LOWER, of_groups=False),
     "program_waited_s": Metric("requests waited s", Better.LOWER, of_groups=False),
+    DIVERGES: Metric("diverges", Better.LOWER, of_groups=False, is_share=True),
     "kv_imbalance": Metric("KV imbalance", Better.LOWER, of_groups=False, is_share=True),
 }
 """The metrics that come out of a run; those of programs only where `programs` schedules them. Those of cost (`cost`, `gpus`)
@@ -137,7 +140,7 @@ def needed_breakdowns(names: Iterable[str]) -> list[By]:
 
 
 def metric_values(summary: Summary, names: Iterable[str], known: Collection[str]) -> dict[str, float | None]:
-    """Return these metrics of a run, each None if no request has the figure.
+    """Return these metrics of a run but `DIVERGES`, each None if no request has the figure.
 
     `known` are groups that may have no request. Raises ConfigError for a group that neither has requests nor is known, because
     its name may be misspelled.
@@ -145,7 +148,7 @@ def metric_values(summary: Summary, names: Iterable[str], known: Collection[str]
     from maitred.report import metrics
 
     figures = metrics(summary)
-    return {name: _figure(figures, name, known) for name in names}
+    return {name: _figure(figures, name, known) for name in names if name != DIVERGES}
 
 
 def _figure(figures: Mapping[str, Any], name: str, known: Collection[str]) -> float | None:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError, MaitredError
-from maitred.core.units import Micros
+from maitred.core.units import Micros, from_ms
 from maitred.report import DEFAULT_SLO, Slo, workload_targets
 from maitred.study.candidate import Candidate, draw_latency_scale
 from maitred.workload import Workload
 from maitred.workload.load import DEFAULT_SEED, Load
 
 MAX_SEEDS = 1_000
+_SAMPLE_EVERY: Final = from_ms(5)
+"""The first distance of the samples by which a queue is seen to grow."""
 Progress: TypeAlias = Callable[[int, int], None]
 """A function that is told the number of completed runs, and the largest number that there can be."""
 
@@ -108,13 +110,20 @@ def _run(task: Task) -> TaskResult:
 
 def _figures(task: Task) -> dict[str, float | None]:
     from maitred.report import summarise
-    from maitred.study.metrics import metric_values, needed_breakdowns
+    from maitred.report.verdicts import find_growth
+    from maitred.study.metrics import DIVERGES, metric_values, needed_breakdowns
 
     with task.load.jobs(task.seed) as jobs:
         log_itl = any(".itl_" in name for name in task.metrics)
-        results = task.candidate.simulate(jobs, seed=task.seed, horizon=task.horizon, log_itl=log_itl)
+        sample_every = _SAMPLE_EVERY if DIVERGES in task.metrics else None
+        results = task.candidate.simulate(
+            jobs, seed=task.seed, horizon=task.horizon, log_itl=log_itl, sample_every=sample_every
+        )
     summary = summarise(results, task.slo, needed_breakdowns(task.metrics))
-    return metric_values(summary, task.metrics, _named_groups(task.load))
+    values = metric_values(summary, task.metrics, _named_groups(task.load))
+    if results.samples is not None:
+        values[DIVERGES] = float(find_growth(results.samples) is not None)
+    return values
 
 
 def _named_groups(load: Load) -> Sequence[str]:

@@ -38,7 +38,7 @@ from maitred.study.capacity.options import CapacityPlan, measure_traffic, option
 from maitred.study.capacity.points import CapacityOption
 from maitred.study.capacity.result import CapacityResult
 from maitred.study.capacity.search import OptionSearch, Probe, Probing
-from maitred.study.metrics import Figures, parse_constraint
+from maitred.study.metrics import DIVERGES, Figures, parse_constraint
 from maitred.study.runs import RunSettings, as_load, decode_figures, parse_seeds, run_task, stated_slo
 from maitred.study.workers import Workers, make_workers
 from maitred.workload import Workload
@@ -49,7 +49,7 @@ __all__ = ["CapacityOption", "CapacityResult", "capacity"]
 CapacityProgress: TypeAlias = Callable[[int, str], None]
 """Called with the number of completed runs, and what is being tried."""
 DEFAULT_CONSTRAINT: Final = "slo_attainment >= 0.99"
-_SHOWN: Final = ("ttft_p99_ms", "tpot_p99_ms", "slo_attainment", "cache_hit_rate")
+_SHOWN: Final = ("ttft_p99_ms", "tpot_p99_ms", "e2e_mean_ms", "slo_attainment", "cache_hit_rate", DIVERGES)
 _MOST_SIZE: Final = 1024
 _ROUNDS: Final = (3, 6, 12, 24)
 """Seeds of each round."""

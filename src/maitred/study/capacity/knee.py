@@ -113,5 +113,11 @@ def _points(option: CapacityOption, binding: Binding) -> Iterator[Point]:
     for each in option.knee:
         height = each.figures.get(binding.metric)
         if height is not None:
-            why = "holds" if each.holds else "does not hold" if each.lasts else "beyond the limit of the latency model"
+            why = (
+                "holds"
+                if each.holds
+                else "does not hold"
+                if each.lasts
+                else "does not last: its queue grows, or it is beyond the limit of the latency model"
+            )
             yield Point(x=each.rate, y=height * factor, hollow=not each.holds, text=why)

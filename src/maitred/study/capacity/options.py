@@ -28,6 +28,8 @@ class Traffic(msgspec.Struct, frozen=True):
     rate: float
     """Requests per second."""
     mix: RequestMix
+    requests: int
+    """Requests of a run."""
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +60,7 @@ def measure_traffic(load: Load, seeds: Sequence[int]) -> Traffic:
     if load.rate is not None and count > 1:
         rate = load.rate * (load.rate_scale or 1.0)
     prompt, output = (sum(getattr(each.mix, name) for each in found) / count for name in ("prompt", "output"))
-    return Traffic(rate, RequestMix(prompt=prompt, output=output))
+    return Traffic(rate, RequestMix(prompt=prompt, output=output), round(sum(each.requests for each in found) / count))
 
 
 def _traffic_of(load: Load, seed: int) -> Traffic:
@@ -78,7 +80,7 @@ def _traffic(jobs: Iterable[Job]) -> Traffic:
         last = job.request.arrival
     if count < _FEWEST or not last:
         raise ConfigError(f"it has {count} requests", where="workload", hint="hundreds at least, at different times")
-    return Traffic(count / last * SECOND, RequestMix(prompt=prompts / count, output=outputs / count))
+    return Traffic(count / last * SECOND, RequestMix(prompt=prompts / count, output=outputs / count), count)
 
 
 def option_candidates(

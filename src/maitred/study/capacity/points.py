@@ -21,9 +21,10 @@ class KneePoint(msgspec.Struct, frozen=True, kw_only=True):
     stretch: float = 1.0
     """The factor on all step times."""
     holds: bool
-    """Whether the means meet all constraints, and the rate is within the limit of the latency model."""
+    """Whether the means meet all constraints, and the rate lasts."""
     lasts: bool = True
-    """Whether the rate is within that limit."""
+    """Whether the rate is within the limit of the latency model, and fewer than half of the runs have a queue that grows
+    without end."""
     probability: float = 1.0
     """How probable it is that the true means meet the constraints, by Student's t of the seeds; 0 or 1 of one seed."""
     excess: float = 0.0
@@ -68,6 +69,9 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     """Seeds of each point of the last round."""
     today: KneePoint | None
     """What was measured of that many instances at today's rate."""
+    answer_share: float | None = None
+    """The mean time of a request, at the highest rate or at today's, as a share of the time in which requests arrive. Above a
+    half the runs are too short to show what lasts."""
     simulated: str
     """What was simulated, as a run says it; empty if nothing was."""
     problem: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LARGEST_STRETCH: Final = 4.0
+_LONG_ANSWER: Final = 0.5
+"""Mean time of a request, as a share of the time in which they arrive, above which a run is too short: instances fill up for as
+long as the first answers take, and only after that the queue shows."""
 _SAFE: Final = 0.95
 """The probability from which an option is safe to buy."""
 
@@ -164,9 +168,22 @@ def capacity_notes(result: CapacityResult) -> Iterator[str]:
         yield "No option holds today's rate."
     elif (result.best.probability or 1.0) < _SAFE:
         yield f"The best option holds with a probability of {result.best.probability:.2f} only: {_safest(result)}."
+    yield from _length_notes(result)
     for option in result.options:
         if option.problem:
             yield f"{option.hardware or 'instances'}, TP {option.tensor_parallel_size}: {option.problem}."
+
+
+def _length_notes(result: CapacityResult) -> Iterator[str]:
+    """Yield which options were tried with runs that are too short to show what lasts."""
+    shares = {f"{each.hardware or 'instances'}, TP {each.tensor_parallel_size}": each.answer_share for each in result.options}
+    short = {name: share for name, share in shares.items() if share is not None and share > _LONG_ANSWER}
+    if short:
+        yield (
+            f"The runs are too short to show what lasts ({'; '.join(short)}): a request takes "
+            f"{max(short.values()):.0%} of the time in which they arrive. "
+            f"{ceil(max(short.values()) / _LONG_ANSWER)} times as many requests would show it."
+        )
 
 
 def _safest(result: CapacityResult) -> str:

@@ -9,9 +9,10 @@ number that holds, and of sizes the smallest is wanted: so a size n is searched 
     size:   -n, from the estimate today / (0.9 · limit of one instance); n instances have a limit of at least today's rate
     rate:   k, from the estimate at which the instances have 0.95 of their limit, to 1.00 of it
 
-No rate above the limit of the latency model (`instance/throughput_limit.py`) is taken to hold: a run of some hundred requests
-would end before its queue shows, and a longer one would not hold it. With prefix caching the limit is that with the hits of
-each run.
+A queue that grows without end may violate nothing in a short run, and everything in a long one. So a point at which half of the
+runs diverge (`report.verdicts.find_growth`) does not hold, nor does a rate above the limit of the latency model
+(`instance/throughput_limit.py`), which a run of some hundred requests would not show. With prefix caching the limit is that
+with the hits of each run. A run that is shorter than its answers shows neither, and the notes below the table say so.
 
 **Chance.** For each point Student's t of the seeds says how probable it is that the true mean meets a constraint. The interval
 of the rate goes from the highest one at which that is 97.5 % to the lowest one at which it is 2.5 %: the rates that the runs do
@@ -43,6 +44,7 @@ from msgspec.structs import replace
 
 from maitred.core.errors import ConfigError
 from maitred.core.student_t import mean_interval, probability_at_most
+from maitred.core.units import SECOND, to_ms
 from maitred.instance.catalogue import published_latency_error, resolve_instance
 from maitred.instance.throughput_limit import find_throughput_limit
 from maitred.study.candidate import Candidate
@@ -50,7 +52,7 @@ from maitred.study.capacity.boundary import BoundarySearch
 from maitred.study.capacity.options import CapacityPlan
 from maitred.study.capacity.points import CapacityOption, KneePoint
 from maitred.study.capacity.shapes import Shape, find_limits
-from maitred.study.metrics import Figures, mean_figures
+from maitred.study.metrics import DIVERGES, Figures, mean_figures
 
 _SIZE_LOAD: Final = 0.9
 _RATE_LOAD: Final = 0.95
@@ -64,6 +66,8 @@ _KNEE_RATES: Final = (0.6, 1.1, 1.25)
 _SECONDS: Final = 3600
 _MILLION: Final = 1e6
 _DRAWS: Final = 400
+_FEW_DIVERGE: Final = 0.5
+"""Share of the seeds from which on a queue that grows without end is no chance of the draws."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -257,7 +261,8 @@ class OptionSearch:
         means = mean_figures(runs, self._plan.settings.metrics)
         constraints = self._plan.constraints
         excess = min(max(each.excess(means) for each in constraints), _UNMET)
-        lasts = self._can_last(place, shape, means)
+        steady = probability_at_most([of_run[DIVERGES] or 0.0 for of_run in runs], _FEW_DIVERGE)
+        lasts = self._can_last(place, shape, means) and (means[DIVERGES] or 0.0) < _FEW_DIVERGE
         sure = min(probability_at_most([min(each.excess(of_run), _UNMET) for of_run in runs], 0.0) for each in constraints)
         measured = {each.metric: [value for run in runs if (value := run[each.metric]) is not None] for each in constraints}
         return KneePoint(
@@ -267,7 +272,7 @@ class OptionSearch:
             stretch=(1 + self._plan.tolerance) ** place.stretch,
             holds=excess <= 0 and lasts,
             lasts=lasts,
-            probability=sure if lasts else 0.0,
+            probability=min(sure, steady) if lasts else 0.0,
             excess=excess,
             seeds=len(runs),
             figures=means,
@@ -347,10 +352,21 @@ class OptionSearch:
             probability=self._probability(size) if found and size is not None else None,
             seeds=0 if size is None else self._count_of(size),
             today=today,
+            answer_share=self._answer_share(size, step) if found and step is not None else None,
             simulated=self._in_one_line(shape) if found and shape is not None else "",
             problem=self._problem or ("" if step is not None else "it holds at no rate"),
             points=tuple(sorted(self._points.values(), key=lambda point: (point.instances, point.stretch, point.rate))),
         )
+
+    def _answer_share(self, size: int | None, step: int) -> float | None:
+        """Return the mean time of a request as a share of the time in which they arrive, at the highest rate or at today's."""
+        shares = list[float]()
+        for each in {0, step}:
+            point = None if size is None else self._points.get(Place(size, each))
+            mean = None if point is None else point.figures["e2e_mean_ms"]
+            if mean is not None:
+                shares.append(mean / to_ms(SECOND) * self._rate(each) / self._plan.traffic.requests)
+        return max(shares, default=None)
 
     def _shape(self, size: int) -> Shape:
         """Return the shape of today's point, or else the most promising one."""
