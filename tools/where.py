@@ -1,4 +1,4 @@
-"""The rows of docs/where.md that have some words, each with the source of the functions that decide.
+"""The rows of docs/where.md that have some words, and of the table in CONTRIBUTING.md, each with the source of what decides.
 
     python tools/where.py client leaves        the rows with both words, and what they name
     python tools/where.py --list slot          the rows alone, with the lines of each name
@@ -22,6 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "maitred"
 PAGE = ROOT / "docs" / "where.md"
+PAGES = (PAGE, ROOT / "CONTRIBUTING.md")
 _WHOLE_CLASS = 40
 """Lines up to which a class is printed whole."""
 _MOST_ROWS = 2
@@ -53,7 +54,7 @@ class Definition(NamedTuple):
 
 def rows_of(page: str) -> list[Row]:
     """Return the rows of the page that name a file. Names are in the last column; a name belongs to the file before it, and
-    `.name` to the class before it."""
+    `.name` to the class before it, or to that of the file. `./` is the folder of the file before it."""
     rows = []
     for line in page.splitlines():
         if line.startswith("| ") and ".py" in line:
@@ -66,8 +67,9 @@ def _names_in(spans: Iterable[str]) -> Iterator[tuple[str, str]]:
     file, owner = "", ""
     for span in spans:
         names = span
-        if found := re.match(r"([\w/]+\.py)(: |$)", span):
-            file, owner, names = found[1], "", span[found.end() :]
+        if found := re.match(r"((?:\./)?[\w/]+\.py)(: |$)", span):
+            file, names = _file_of(found[1], beside=file), span[found.end() :]
+            owner = "".join(word.capitalize() for word in Path(file).stem.split("_"))
         if found and not names:
             yield file, ""
         for name in names.split(", "):
@@ -75,6 +77,11 @@ def _names_in(spans: Iterable[str]) -> Iterator[tuple[str, str]]:
                 full = owner + name if name.startswith(".") else name
                 owner = full.rpartition(".")[0]
                 yield file, full
+
+
+def _file_of(written: str, *, beside: str) -> str:
+    """Return a file with its folder. `./` is that of the file `beside` it."""
+    return str(Path(beside).with_name(written[2:])) if written.startswith("./") else written
 
 
 @cache
@@ -125,8 +132,8 @@ def _contents(lines: Sequence[str], found: Iterable[Definition]) -> str:
 
 
 def rows_with(words: Sequence[str], rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that have all of `words`."""
-    return [row for row in rows if all(word.lower() in row.line.lower() for word in words)]
+    """Return the rows that have all of `words`, in their text or in a whole name."""
+    return [row for row in rows if all(word.lower() in f"{row.line} {row.names}".lower() for word in words)]
 
 
 def answer(row: Row, *, with_source: bool) -> Iterator[str]:
@@ -160,7 +167,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--list", action="store_true", help="no source, only where it is")
     given = parser.parse_args()
-    rows = rows_of(PAGE.read_text(encoding="utf-8"))
+    rows = [row for page in PAGES for row in rows_of(page.read_text(encoding="utf-8"))]
     if not given.words:
         print(*(row.question for row in rows), sep="\n")
         return 0

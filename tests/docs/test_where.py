@@ -26,7 +26,7 @@ def loaded() -> ModuleType:
 
 TOOL = loaded()
 PAGE = TOOL.PAGE.read_text(encoding="utf-8")
-ROWS = TOOL.rows_of(PAGE)
+ROWS = [row for page in TOOL.PAGES for row in TOOL.rows_of(page.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.question[:40])
@@ -34,6 +34,20 @@ def test_the_map_names_what_its_files_define(row: tuple[str, str, list[tuple[str
     _, _, names = row
     assert names
     assert [(file, name) for file, name in names if name and name not in TOOL.definitions(file)] == []
+
+
+def test_the_map_stays_short_enough_to_be_read_at_once() -> None:
+    assert len(PAGE) < 29_500
+
+
+def test_a_file_is_beside_the_one_before_it_and_has_the_class_of_its_name() -> None:
+    (row,) = TOOL.rows_of("| which | `sim/pipeline.py: ._route`; `./rows.py: ResultRows.write, .begin`; `replay.py: replay` |")
+    assert row.names == [
+        ("sim/pipeline.py", "Pipeline._route"),
+        ("sim/rows.py", "ResultRows.write"),
+        ("sim/rows.py", "ResultRows.begin"),
+        ("replay.py", "replay"),
+    ]
 
 
 def test_a_name_of_the_map_that_is_not_there_is_noticed() -> None:
