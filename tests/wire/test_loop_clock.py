@@ -90,6 +90,17 @@ def test_a_stall_counts_for_an_hour_at_most(cpu: list[float]) -> None:
     assert clock.time() == 10_000.0 - 3_600.0
 
 
+def test_a_timer_that_rings_when_its_deadline_is_due_is_not_set_again(cpu: list[float]) -> None:
+    loop: Any = Loop()
+    clock = clock_of_a_loop_that_used(cpu, loop)
+    loop.stand_still(3.372025)
+    loop.run_until(5.0)
+    for number in range(1_000):
+        due = clock.time() + 0.0137 * number
+        loop.run_until(clock.loop_time(due))
+        assert clock.next_look(due) == 0.0
+
+
 class Answers(App):
     async def __call__(self, exchange: Exchange) -> None:
         send_bytes(exchange, 200, await exchange.read_body(1000), b"text/plain")

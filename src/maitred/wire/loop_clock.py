@@ -26,6 +26,9 @@ from maitred.wire.clock import Clock
 BEAT_SECS: Final = 0.25
 STALL_SECS: Final = 0.5
 CATCH_UP_SECS: Final = 0.1
+TIMER_SECS: Final = 0.001
+"""How early a deadline may count as passed: a loop's timer may ring so early, and sums with `_lost` are rounded. A timer
+that is set again for the rest would be due at once, over and over."""
 MAX_STALL_SECS: Final = 3600.0  # who has waited for longer is gone
 log = logging.getLogger("maitred.wire")
 
@@ -60,7 +63,7 @@ class LoopClock:
     def next_look(self, due: float) -> float:
         """Return when a deadline is to be looked at again, or 0 if it has passed."""
         now = self.time()
-        if due > now:
+        if due > now + TIMER_SECS:
             return due
         return now + CATCH_UP_SECS if self.is_catching_up else 0.0
 
