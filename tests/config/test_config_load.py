@@ -194,7 +194,7 @@ def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type:
         (
             "MAITRED_FOO__BAR",
             "1",
-            "unknown key 'foo' (valid: admission, cluster, engine, gateway, instance, programs, routing)",
+            "unknown key 'foo' (valid: admission, cluster, engine, gateway, instance, programs, routing, scheduler)",
         ),
         ("MAITRED_GATEWAY__PORT", "\udcff", "this is not text (UTF-8)"),
         ("MAITRED_ENGINE__MODEL", "\udcff", "this is not text (UTF-8)"),

@@ -29,7 +29,7 @@ VECTORS = ROOT / "tests" / "vectors"
 ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
 
 ELSEWHERE = {
-    r"maitred (scheduler|serve) .*--link-secret-file .*": "they need one another; tests/gateway/test_cluster.py has both",
+    r"(?s)maitred (scheduler|serve) .*--link-secret-file .*": "they need one another; tests/gateway/test_cluster.py has both",
     r"curl -s localhost:(8082|7071)/.*": "they ask the same",
     r"\.ci/run": "it is what runs this test",
     r"make (test|check|format|docs|bench|compile|test-compiled|vllm-test|stress|world|run)\b.*": "a target of the Makefile; "
@@ -187,7 +187,7 @@ def _run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) ->
     return 0
 
 
-@pytest.mark.parametrize("command", [c for c in ALL if SERVER.match(c)])
+@pytest.mark.parametrize("command", [c for c in ALL if SERVER.match(c) and not _is_elsewhere(c)])
 def test_a_server_starts_and_stops(command: str, scene: Path) -> None:
     arguments = re.sub(r"--port \d+", "", command).removeprefix("maitred ")
     if "--tls-cert" in command:
