@@ -11,10 +11,11 @@ import pytest
 
 import maitred
 from maitred import ConfigError
-from maitred.instance import InstanceConfig
+from maitred.instance import InstanceConfig, LinearLatency
 from maitred.report import Slo
 from maitred.report.slowdown import slowdowns
 from maitred.report.steady_state import mean_of_batches, mser5, percentile_of_batches, share_of_batches, warmup_of
+from maitred.report.verdicts import VerdictKind
 from maitred.sim import ClusterConfig
 
 EVEN = {"input_tokens": "normal:500,50", "output_tokens": "uniform:150,250"}
@@ -135,3 +136,38 @@ def test_the_command_prints_it_and_writes_it(maitred: Any) -> None:
     assert told["rule"] == "as given"
     assert told["ttft_mean_ms"]["low"] < told["ttft_mean_ms"]["value"] < told["ttft_mean_ms"]["high"]
     assert "--warmup" in maitred(*flags, "--warmup", "x").err
+
+
+def test_what_the_end_of_a_run_may_have_cut_off_is_left_out() -> None:
+    """Of those that arrive last the long ones do not end: the rest is faster than all, and few are within the SLO."""
+    load: dict[str, Any] = {"rate": 10, "num_requests": 2_000, "input_tokens": 100, "output_tokens": "uniform:100,500"}
+    whole, cut = (
+        maitred.simulate(maitred.synthetic(**load), horizon_secs=horizon).assess(Slo(e2e_ms=60_000), warmup="none").steady_state
+        for horizon in (None, 60)
+    )
+    assert whole is not None
+    assert cut is not None
+    assert (whole.cut, cut.problem) == (0, "")
+    assert 20 < cut.cut < 120
+    assert cut.attainment is not None
+    assert cut.attainment.value == 1.0
+    assert whole.latencies["e2e"].mean is not None
+    assert cut.latencies["e2e"].mean is not None
+    assert cut.latencies["e2e"].mean.value == pytest.approx(whole.latencies["e2e"].mean.value, rel=0.05)
+
+
+def test_a_run_without_answers_has_no_steady_state() -> None:
+    load = maitred.synthetic(rate=10, num_requests=300, input_tokens=100)
+    steady = maitred.simulate(load, instance=InstanceConfig(total_kv_blocks=4)).assess().steady_state
+    assert steady is not None
+    assert steady.problem == "none of the requests has completed"
+
+
+def test_a_run_that_is_cut_off_early_claims_no_limit() -> None:
+    """Two seconds of answers that take twenty: what completed is short, and the batch has not turned over."""
+    load = maitred.synthetic(rate=1_000, num_requests=3_000)
+    instance = InstanceConfig(latency=LinearLatency((5000, 20, 20)))
+    told = maitred.simulate(load, instance=instance, horizon_secs=2).assess()
+    assert (told.utilisation.limit, told.utilisation.served, told.utilisation.headroom) == (None, None, None)
+    (diverges,) = (each.text for each in told.verdicts if each.kind is VerdictKind.DIVERGES)
+    assert "At about" not in diverges

@@ -222,7 +222,8 @@ def agents(seed: int, programs: int, children: int) -> Workload:
             "scheduler_interval_secs": st.sampled_from([0.004, 0.02, 5]),
             "displace_secs": st.sampled_from([0.01, 300]),
             "patience_secs": st.sampled_from([0, 0.01, 10]),
-            "max_wait_secs": st.sampled_from([0.02, 1800]),
+            # By ThunderAgent's rules parents that act can keep their children out until this time is over, tick after tick.
+            "max_wait_secs": st.sampled_from([0.02, 2]),
             "program_ttl_secs": st.sampled_from([0.02, 3600]),
             "max_waiting": st.sampled_from([2, 10_000]),
             "buffer_tokens": st.sampled_from([0, 20]),

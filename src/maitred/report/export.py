@@ -224,6 +224,7 @@ def steady_metrics(steady: SteadyState | None) -> dict[str, Any] | None:
         "rule": steady.rule,
         "left_out_requests": steady.left_out,
         "warmup_s": to_seconds(steady.warmup),
+        "cut_requests": steady.cut,
         "requests": steady.requests,
         "problem": steady.problem,
     }

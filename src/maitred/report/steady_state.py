@@ -15,6 +15,9 @@ of its capacity (M/M/1, 5,000 requests) that made means 7 % too small, against 0
 longer than the rest stays, unless prefixes are cached: caches begin empty, too. A number of seconds leaves out the requests
 that arrived within them, and `none` leaves out none.
 
+**The end.** Where a run ends before its requests, those that would have taken longest are cut off, and the others of their time
+are faster than all. So requests that arrived less than the longest time of a completed one before the end are left out, too.
+
 **Intervals** are of batch means (B. Schmeiser, Batch size effects in the analysis of simulation output, 1982): the requests
 that are left are cut into 10 batches in the order of arrival, and Student's t of their means gives the half width. Long batches
 are nearly independent. Those that still follow each other have a standard error that is larger by the factor of a first-order
@@ -41,7 +44,7 @@ from maitred.core.student_t import CONFIDENCE, Interval, t_quantile
 from maitred.core.units import Micros, from_seconds
 from maitred.report.latencies import Times, request_times
 from maitred.report.slo import Slo, meets_slo
-from maitred.sim import Results
+from maitred.sim import Outcome, Results
 
 Warmup: TypeAlias = str | float
 """How much is left out: `mser`, `none`, or a number of seconds."""
@@ -73,6 +76,8 @@ class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that arrived during the warm-up."""
     warmup: Micros
     """The end of the warm-up."""
+    cut: int = 0
+    """Requests that arrived so late that the end of the run may have cut off others of their time."""
     requests: int
     """Requests that are left."""
     problem: str = ""
@@ -104,12 +109,15 @@ def find_steady_state(
         return None
     times = request_times(results)
     first, rule = _first_row(results, times.ttft, times.tpot, warmup)
-    rest = slice(first, None)
+    last = max(first, _end_of_whole(results, times.e2e))
+    rest = slice(first, last)
     begins = int(results.arrival[first]) if 0 < first < len(results) else 0
-    steady = SteadyState(rule=rule, left_out=first, warmup=begins, requests=len(results) - first)
+    steady = SteadyState(rule=rule, left_out=first, warmup=begins, cut=len(results) - last, requests=last - first)
     problem = _problem(steady, warmup, len(results), diverges)
     if problem:
         return msgspec.structs.replace(steady, problem=problem)
+    if np.isnan(times.e2e[rest]).all():
+        return msgspec.structs.replace(steady, problem="none of the requests has completed")
     columns = {"ttft": times.ttft, "tpot": times.tpot, "e2e": times.e2e}
     columns |= {} if slowdown is None else {"slowdown": slowdown}
     return msgspec.structs.replace(
@@ -130,6 +138,14 @@ def _first_row(results: Results, ttft: Times, tpot: Times, warmup: Warmup) -> tu
     return max(_row_of(column, count) for column, count in zip((ttft, tpot), counts, strict=True)), "MSER-5"
 
 
+def _end_of_whole(results: Results, e2e: Times) -> int:
+    """Return the row from which on the end of the run may have cut off requests."""
+    completed = e2e[~np.isnan(e2e)]
+    if not len(completed) or not (results.outcome == Outcome.UNFINISHED).any():
+        return len(results)
+    return int(np.searchsorted(results.arrival, results.end - completed.max(), side="right"))
+
+
 def _row_of(column: Times, count: int) -> int:
     """Return the row after the first `count` values of a column that are there."""
     there = np.flatnonzero(~np.isnan(column))
@@ -140,12 +156,17 @@ def _problem(steady: SteadyState, warmup: Warmup, count: int, diverges: bool) ->
     if diverges:
         return "the queue grows without end"
     if count < LEAST_REQUESTS:
-        return f"{count:,} requests are too few ({LEAST_REQUESTS} at least)"
+        return f"{_requests(count)} too few ({LEAST_REQUESTS} at least)"
     if warmup == MSER and steady.left_out >= count // 2 - _GROUP:
         return "the run has not settled in its first half (a longer one would tell)"
     if steady.requests < LEAST_REQUESTS:
-        return f"{steady.requests:,} requests after the warm-up are too few ({LEAST_REQUESTS} at least)"
+        left = "after the warm-up" if not steady.cut else "between the warm-up and what the end of the run may have cut off"
+        return f"{_requests(steady.requests, left)} too few ({LEAST_REQUESTS} at least)"
     return ""
+
+
+def _requests(count: int, which: str = "") -> str:
+    return f"{count:,} {'request' if count == 1 else 'requests'}{which and ' '}{which} {'is' if count == 1 else 'are'}"
 
 
 def mser5(values: Times, *, may_be_slow: bool = False) -> int:

@@ -46,6 +46,8 @@ def steady_lines(steady: SteadyState) -> Iterator[str]:
         return
     left_out = f"without the first {steady.left_out:,} requests ({format_number(to_seconds(steady.warmup))} s)"
     whole = f"{left_out}, by the rule {steady.rule}" if steady.left_out else f"of all requests: {_nothing(steady.rule)}"
+    if steady.cut:
+        whole += f"; without the last {steady.cut:,}, of which the end of the run may have cut off some"
     yield f"Steady state: {whole}; intervals of 95 % by batch means."
 
 

@@ -45,6 +45,7 @@ from maitred.sim import ClusterConfig, Outcome, Results, Samples
 
 _LEAST_ARRIVALS = 50
 """Requests below which an arrival rate says nothing."""
+_MANY_CUT: Final = 0.1
 _TWO_DIGITS: Final = 0.1
 _TENTHS: Final = 10
 _UNEVEN: Final = 2.0
@@ -92,9 +93,10 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mean_request(counts: RequestCounts) -> RequestMix | None:
-    """Return the mean request, or None if none completed."""
+    """Return the mean request, or None if none completed, or if the end of the run has cut off a tenth of all or more: those
+    that completed are short ones then."""
     let_in = counts.arrived - counts.outcomes[Outcome.REJECTED] - counts.outcomes[Outcome.REFUSED]
-    if not counts.completed or let_in < 1:
+    if not counts.completed or let_in < 1 or counts.outcomes[Outcome.UNFINISHED] >= _MANY_CUT * let_in:
         return None
     return RequestMix(
         prompt=counts.prompt_tokens / let_in,

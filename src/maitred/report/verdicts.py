@@ -152,8 +152,8 @@ class QueueGrowth(msgspec.Struct, frozen=True):
     ended: float
     waiting: int
     """Requests that waited when the last one came."""
-    served: float
-    """Requests per second that the instances serve."""
+    served: float | None
+    """Requests per second that the instances serve; None if the run ends before it shows."""
 
 
 def find_growth(samples: Samples) -> QueueGrowth | None:
@@ -179,18 +179,22 @@ def find_growth(samples: Samples) -> QueueGrowth | None:
     middle = int(np.searchsorted(at, (at[begun] + at[-1]) / 2))
     served = float(samples.ended[last] - samples.ended[middle]) / max(float(at[-1] - at[middle]), 1e-6)
     over_all = float(samples.ended[-1] / max(samples.at[-1] / SECOND, 1e-6))
-    return QueueGrowth(float(at[begun]), arrived, ended, int(waiting[-1]), max(served, over_all))
+    # A run that is cut off before those that ran halfway have ended says nothing of what the instances serve.
+    has_turned = samples.ended[-1] - samples.ended[middle] >= samples.running[middle].sum()
+    shows = has_turned or samples.ended[-1] == samples.arrived[-1]
+    return QueueGrowth(float(at[begun]), arrived, ended, int(waiting[-1]), max(served, over_all) if shows else None)
 
 
 def _diverges(samples: Samples) -> Iterator[Verdict]:
     growth = find_growth(samples)
     if growth is None:
         return
+    level = "" if growth.served is None else f" At about {format_number(growth.served)}/s it would not grow."
     yield Verdict(
         VerdictKind.DIVERGES,
         f"The queue diverges: since {format_number(growth.since_s)} s {format_number(growth.arrived)} requests/s have arrived "
-        f"and {format_number(growth.ended)} have ended, and {growth.waiting:,} waited when the last one came. At about "
-        f"{format_number(growth.served)}/s it would not grow. The latencies hold for a run of this length only.",
+        f"and {format_number(growth.ended)} have ended, and {growth.waiting:,} waited when the last one came.{level} "
+        f"The latencies hold for a run of this length only.",
     )
 
 
