@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,21 @@ def test_no_rate_at_which_the_queue_grows_holds_however_generous_the_constraint(
     assert any(point.excess < 0 and point.rate < limit for point in growing)
     assert not any(point.holds for point in growing)
     assert "too short" not in str(result)
+
+
+def test_the_largest_rate_that_is_tried_is_no_end_of_the_interval() -> None:
+    result = capacity(workload=Load(rate=0.001, num_requests=20, output_tokens=20), seeds=2, num_instances=1, tolerance=0.3)
+    (option,) = result.options
+    assert option.rates is not None
+    assert option.rates[1] == inf
+    assert " to ? " in str(result)
+
+
+def test_a_constraint_that_no_size_meets_is_named_with_its_figure() -> None:
+    load = Load(rate=5, num_requests=20, output_tokens=1)
+    for text, why in (("ttft_p99_ms <= 0.001", "ttft_p99_ms is "), ("tpot_p99_ms <= 9", "tpot_p99_ms is not there")):
+        (option,) = capacity(workload=load, seeds=1, constraints=[text], max_instances=2).options
+        assert option.problem.startswith(f"2 instances do not hold today's rate (--max-instances): {why}")
 
 
 def test_runs_that_are_shorter_than_their_answers_are_told() -> None:

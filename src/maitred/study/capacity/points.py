@@ -56,7 +56,8 @@ class CapacityOption(msgspec.Struct, frozen=True, kw_only=True):
     highest_rate: float | None
     """The highest rate that these instances hold, in requests per second."""
     rates: tuple[float, float] | None = None
-    """The rate that surely holds (97.5 %), and the one that surely does not or is the limit; None of one seed."""
+    """The rate that surely holds (97.5 %), and the one that surely does not or is the limit; infinite if the largest rate that
+    is tried, 100 times today's, holds. None of one seed."""
     headroom: float | None
     """The highest rate, divided by that of today."""
     stretch: float | None = None

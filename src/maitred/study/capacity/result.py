@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -112,7 +112,9 @@ def _row(result: CapacityResult, option: CapacityOption, names: list[str]) -> It
     yield _size(option)
     yield f"{option.gpus:,}"
     yield format_number(option.highest_rate)
-    yield NO_VALUE if option.rates is None else " to ".join(map(format_number, option.rates))
+    yield (
+        NO_VALUE if option.rates is None else " to ".join("?" if isinf(rate) else format_number(rate) for rate in option.rates)
+    )
     yield NO_VALUE if option.headroom is None else f"{option.headroom:.2f}"
     yield _stretch(option.stretch)
     yield NO_VALUE if option.probability is None else f"{option.probability:.2f}"

@@ -34,7 +34,7 @@ as steps take at most 1.17 times as long. With e = 0.1 that is P(z < 1.7) = 0.95
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from math import ceil, floor, log
+from math import ceil, floor, inf, isinf, log
 from statistics import NormalDist
 from typing import Final, TypeAlias
 
@@ -106,7 +106,7 @@ class OptionSearch:
         self._size = plan.num_instances
         self._sizes: tuple[int, int] | None = None
         self._step: int | None = None
-        self._rates: tuple[int, int] | None = None
+        self._rates: tuple[int, float] | None = None
         self._stretch: int | None = None
 
     def probes(self) -> Probing:
@@ -153,6 +153,8 @@ class OptionSearch:
         if self._rates is None:
             return self._step is None or self._count < 2
         low, high = self._rates
+        if isinf(high):
+            return True  # no further run would end the interval
         width = (high - low) * log(1 + self._plan.tolerance)
         return width <= max(2 * self._plan.precision, 2 * log(1 + self._plan.tolerance))
 
@@ -197,9 +199,13 @@ class OptionSearch:
             search.tell(number, (yield from self._holds(Place(size, number), certainty)))
         return search.largest
 
-    def _beyond(self, size: int, step: int) -> int:
-        """Return the lowest step that surely does not hold: the next one, or the limit of the latency model."""
+    def _beyond(self, size: int, step: int) -> float:
+        """Return the lowest step that surely does not hold: the next one, or the limit of the latency model. It is not known
+        beyond the largest one that is tried."""
         most = floor(log(self._limits.of_size(size) / self._plan.traffic.rate) / log(1 + self._plan.tolerance))
+        tried = floor(log(_LARGEST_FACTOR) / log(1 + self._plan.tolerance))
+        if step >= tried:
+            return inf
         return step if step == most and not self._has_hits else step + 1
 
     def _find_stretch(self, size: int) -> Probing:
@@ -279,7 +285,7 @@ class OptionSearch:
             intervals={name: mean_interval(values) for name, values in measured.items() if len(values) == len(runs)},
         )
 
-    def _rate(self, step: int) -> float:
+    def _rate(self, step: float) -> float:
         return float(self._plan.traffic.rate * (1 + self._plan.tolerance) ** step)
 
     @property
@@ -300,8 +306,13 @@ class OptionSearch:
         return self._rate(place.step) * slower <= place.size * limit
 
     def _too_small(self) -> str:
-        most = f"{self._limits.instance:.3g} requests/s at most, bound by {self._limits.bound}"
-        return f"{self._plan.max_instances:,} instances do not hold today's rate (--max-instances): one takes {most}"
+        plan, largest = self._plan, self._points.get(Place(self._plan.max_instances))
+        why = f"one takes {self._limits.instance:.3g} requests/s at most, bound by {self._limits.bound}"
+        if largest is not None and largest.lasts:
+            worst = max(plan.constraints, key=lambda each: each.excess(largest.figures))
+            value = largest.figures[worst.metric]
+            why = f"{worst.metric} is {'not there' if value is None else f'{value:.4g}'}, and {worst.limit:g} is the limit"
+        return f"{plan.max_instances:,} instances do not hold today's rate (--max-instances): {why}"
 
     def _count_of(self, size: int) -> int:
         """Return the seeds of today's point."""
