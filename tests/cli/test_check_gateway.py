@@ -209,3 +209,30 @@ def test_prefill_and_decode_instances_that_no_simulation_takes_are_an_error(
     assert (result.code, result.out) == (2, "")
     assert problem in result.err
     assert maitred("simulate", "--config", path, "--rate", 1, "--num-requests", 1).code == 2
+
+
+LINK = "addresses: [10.0.0.5:7070, 10.0.0.6:7070], secret: a secret of a test"
+
+
+@pytest.mark.parametrize(
+    ("link", "code", "out", "err"),
+    [
+        (f"{LINK}, election: 'redis://:word@10.0.0.9'", 0, "plain, elected in redis://10.0.0.9, pages on 127.0.0.1:7071", ""),
+        (
+            LINK,
+            0,
+            "a gateway asks 10.0.0.5:7070, 10.0.0.6:7070; without one for 10 s: closed",
+            "scheduler.election is not given",
+        ),
+        ("addresses: [10.0.0.5:7070], secret: short", 2, "", "scheduler.secret: the secret has 5 characters"),
+        ("addresses: [10.0.0.5:7070], degraded: never", 2, "", "scheduler.degraded"),
+    ],
+)
+def test_the_link_of_a_set_up_is_looked_at(maitred: Any, tmp_path: Path, link: str, code: int, out: str, err: str) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(f"gateway: {{backends: [http://a:1]}}\nscheduler: {{{link}}}\n")
+    result = maitred("check", str(path))
+    assert result.code == code
+    assert out in result.out
+    assert err in result.err
+    assert "word" not in result.out.replace("password", "")

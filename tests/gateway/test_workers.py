@@ -27,6 +27,7 @@ from maitred.gateway.observe.record_file import RecordFile
 from maitred.gateway.observe.recording import RecordedRequest
 from maitred.gateway.observe.request_metrics import RequestMetrics
 from maitred.gateway.observe.state import GatewayCounters
+from maitred.gateway.workers import parent as parent_module
 from maitred.gateway.workers import supervisor
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion
 from maitred.gateway.workers.parent import ParentGateway
@@ -395,7 +396,9 @@ class Told:
             await asyncio.sleep(0.001)
 
 
-def test_pages_share_what_workers_are_asked_and_a_late_worker_hears_of_a_reload(tmp_path: Path) -> None:
+def test_pages_share_what_workers_are_asked_and_a_reload_ends_when_they_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         config = GatewayConfig(backends=("http://127.0.0.1:1",))
         parent = ParentGateway(config, reload=lambda: GatewaySettings(gateway=config), write_settings=lambda settings: None)
@@ -412,9 +415,19 @@ def test_pages_share_what_workers_are_asked_and_a_late_worker_hears_of_a_reload(
         assert {answer.status for answer in answers} == {200}
         assert sum(note.kind == NoteKind.COUNTS for note in worker.notes) <= 2
         assert not any(note.kind == NoteKind.RELOAD for note in worker.notes)
-        parent.request_reload()
+        reloading = asyncio.create_task(parent._reloader.reload())
         async with asyncio.timeout(5):
             await worker.heard(NoteKind.RELOAD)
+            assert not reloading.done()
+            worker.link.report(LinkNote(NoteKind.RELOAD, 1, b""))
+            await reloading
+            monkeypatch.setattr(parent_module, "_MOST_PAGE_BYTES", 100)
+            worker.link.report(LinkNote(NoteKind.PAGE, 31, question))
+            await worker.heard(NoteKind.PAGE, 31)
+            note = next(note for note in worker.notes if note.kind == NoteKind.PAGE and note.number == 31)
+            answer = msgspec.msgpack.decode(note.payload, type=PageAnswer)
+            assert (answer.status, answer.code) == (500, "page_too_large")
+            assert b"a gateway of several processes shows 100 at most" in answer.body
             late = Told(path, secret, "worker 2")
             await late.heard(NoteKind.RELOAD)
         await worker.link.close()

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -108,8 +108,8 @@ class ConfigReloader:
         self._read_settings = read_settings
         self._scheduler, self._intake, self._certificates = scheduler, intake, certificates
         self._results = results
-        self.on_reloaded: Callable[[GatewaySettings], object] | None = None
-        """Called with settings that are in force from now on."""
+        self.on_reloaded: Callable[[GatewaySettings], Awaitable[None]] | None = None
+        """Called with settings that are in force from now on, and waited for before the reload has ended."""
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         """What reloads as `request_reload` asks for it."""
@@ -187,7 +187,7 @@ class ConfigReloader:
         self._reconfigure(settings, certificates)
         self._settings = settings
         if self.on_reloaded is not None:
-            self.on_reloaded(settings)
+            await self.on_reloaded(settings)
         return reloaded
 
     async def follow(self, read_settings: Callable[[], GatewaySettings]) -> None:

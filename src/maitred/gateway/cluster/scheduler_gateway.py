@@ -16,6 +16,7 @@ from typing import Any
 from maitred.core.errors import ConfigError
 from maitred.core.units import Micros
 from maitred.gateway import error_responses
+from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.cluster.cluster_views import SchedulerView
 from maitred.gateway.routes import ROUTES
 from maitred.gateway.workers.parent import ParentGateway
@@ -84,6 +85,9 @@ class SchedulerGateway(ParentGateway):
         if exchange.path in ROUTES or not self._endpoints.answers(exchange.path):
             return self._refuse(exchange, error_responses.no_route(exchange.path))
         return super().__call__(exchange)
+
+    async def _on_reloaded(self, settings: GatewaySettings) -> None:
+        """Do nothing: each gateway reads its own configuration."""
 
     async def _gather(self) -> None:
         """Do nothing: gateways show what they have counted on their own pages."""

@@ -6,6 +6,7 @@ from the parent    RULES     the rules of admission in force
                    PAGE      an answer
                    RECORD    it has a row of the recording
 from a worker      READY     it serves
+                   RELOAD    it uses these settings, or has said why not
                    COUNTS    what it has counted; every second, and when it is asked
                    PAGE      a question: a request for a page, and who sees it
                    RECORD    a row of the recording (`recorded`)

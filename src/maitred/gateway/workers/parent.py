@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -28,13 +28,17 @@ from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Ru
 from maitred.gateway.workers.recorded import RecordOfWorkers
 from maitred.gateway.workers.shares import Gauges, LastShares, Share, Totals
 from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, SchedulerHost
-from maitred.wire.exchange import Exchange, body_too_large, send_error
+from maitred.wire.exchange import ApiError, Exchange, body_too_large, send_error
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
 
 log = logging.getLogger("maitred.gateway")
 _COUNTS_SECS: Final = 1.0
 """How long a page waits for what a worker has counted."""
+_RELOAD_SECS: Final = 5.0
+"""How long a reload waits for workers to use what was read."""
+_MOST_PAGE_BYTES: Final = 15 << 20
+"""The largest page that the link takes: it is one frame there."""
 
 
 class AskedExchange:
@@ -118,7 +122,9 @@ class ParentGateway(Gateway):
         self._answered: dict[GatewayId, int] = {}
         """The last question for counts that each process has answered."""
         self._last_question = 0
-        self._was_reloaded = False
+        self._followed: dict[GatewayId, int] = {}
+        """The last reload that each worker has followed."""
+        self._last_reload = 0
         self._has_answer = asyncio.Event()
         self._gathering = asyncio.Lock()
         self._next_gathering: asyncio.Task[None] | None = None
@@ -182,6 +188,9 @@ class ParentGateway(Gateway):
                 page = asyncio.get_running_loop().create_task(self._answer(gateway, note.number, question))
                 self._pages.add(page)
                 page.add_done_callback(self._pages.discard)
+            case NoteKind.RELOAD:
+                self._followed[gateway] = note.number
+                self._has_answer.set()
             case NoteKind.READY:
                 self.on_worker_ready(gateway[0])
             case NoteKind.RECORD if self._record is not None and self.host is not None:
@@ -189,8 +198,8 @@ class ParentGateway(Gateway):
 
     def _on_welcome(self, gateway: GatewayId) -> None:
         self._tell(NoteKind.RULES, 0, self._rules(), gateway)
-        if self._was_reloaded:  # It may have read the settings before, and had no link when it was told of the others.
-            self._tell(NoteKind.RELOAD, 0, b"", gateway)
+        if self._last_reload:  # It may have read the settings before, and had no link when it was told of the others.
+            self._tell(NoteKind.RELOAD, self._last_reload, b"", gateway)
 
     def _tell(self, kind: NoteKind, number: int, payload: bytes, gateway: GatewayId | None = None) -> None:
         if self.host is not None:
@@ -211,10 +220,27 @@ class ParentGateway(Gateway):
         """Say on the pages that this gateway is about to end."""
         self._shared.is_about_to_end = True
 
-    def _on_reloaded(self, settings: GatewaySettings) -> None:
+    async def _on_reloaded(self, settings: GatewaySettings) -> None:
+        """Have all workers use `settings`, and return when they do."""
         self._write_settings(settings)
-        self._was_reloaded = True
-        self._tell(NoteKind.RELOAD, 0, b"")
+        self._last_reload += 1
+        self._tell(NoteKind.RELOAD, self._last_reload, b"")
+        if not await self._all_answer(self._followed, self._last_reload, _RELOAD_SECS):
+            log.warning("a worker does not use the configuration yet that was reloaded")
+        self._followed = {each: self._followed[each] for each in self._present() if each in self._followed}
+
+    def _present(self) -> Sequence[GatewayId]:
+        return [] if self.host is None else self.host.gateway_ids
+
+    async def _all_answer(self, answered: Mapping[GatewayId, int], question: int, secs: float) -> bool:
+        """Wait until all workers that are connected have answered a question. Return False if `secs` were not enough."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                while any(answered.get(each, 0) < question for each in self._present()):
+                    self._has_answer.clear()
+                    await self._has_answer.wait()
+                return True
+        return False
 
     # Pages.
 
@@ -228,6 +254,11 @@ class ParentGateway(Gateway):
             log.exception("the page %s could not be made", question.path)
             asked, code = AskedExchange(question), "internal_error"
             send_error(cast(Exchange, asked), internal_error("gateway"), question.path)
+        if len(asked.answer) > _MOST_PAGE_BYTES:
+            too_large = _too_large(len(asked.answer))
+            log.error("%s: %s", question.path, too_large)
+            asked, code = AskedExchange(question), "page_too_large"
+            send_error(cast(Exchange, asked), too_large, question.path)
         answer = PageAnswer(asked.status, asked.headers, asked.answer, code)
         self._tell(NoteKind.PAGE, number, msgspec.msgpack.encode(answer), gateway)
 
@@ -250,12 +281,8 @@ class ParentGateway(Gateway):
         self._last_question += 1
         question = self._last_question
         self._tell(NoteKind.COUNTS, question, b"")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_COUNTS_SECS):
-                while any(self._answered.get(each, 0) < question for each in self.host.gateway_ids):
-                    self._has_answer.clear()
-                    await self._has_answer.wait()
-        present = self.host.gateway_ids
+        await self._all_answer(self._answered, question, _COUNTS_SECS)
+        present = self._present()
         self._answered = {each: self._answered[each] for each in present if each in self._answered}
         self._shares.add_up()
         self._shared.gauges = self._shares.gauges(present)
@@ -264,6 +291,11 @@ class ParentGateway(Gateway):
 
 def _at(gauges: Gauges, index: int) -> int:
     return gauges.upstream_connections[index] if index < len(gauges.upstream_connections) else 0
+
+
+def _too_large(num_bytes: int) -> ApiError:
+    message = f"this page has {num_bytes} bytes, and a gateway of several processes shows {_MOST_PAGE_BYTES} at most"
+    return ApiError(500, message, kind="server_error", code="page_too_large")
 
 
 def _ignore(*said: object) -> None:

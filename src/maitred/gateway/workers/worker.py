@@ -158,14 +158,15 @@ class WorkerGateway(Gateway):
                 rules = msgspec.msgpack.decode(note.payload, type=Rules)
                 self.scheduler.follow(rules.admission, rules.fallback)
             case NoteKind.RELOAD:
-                self._reloading = asyncio.get_running_loop().create_task(self._take_settings())
+                self._reloading = asyncio.get_running_loop().create_task(self._take_settings(note.number))
 
-    async def _take_settings(self) -> None:
+    async def _take_settings(self, number: int) -> None:
         """Use what the parent has read and found to be right."""
         try:
             await self._reloader.follow(self._read_settings)
         except Exception:  # such as a certificate that has gone since
             log.exception("this worker goes on with the configuration that it has")
+        self.scheduler.link.report(LinkNote(NoteKind.RELOAD, number, b""))
 
     async def _tell_counts(self) -> None:
         while True:
