@@ -100,3 +100,21 @@ def test_nothing_is_held_against_a_life_whose_lines_never_reached_the_disk(tmp_p
     stage.loop.run_until_complete(play())
     assert [life.may_lack_lines for life in stage.process.lives] == [True, False]
     assert list(check_end(stage)) == []
+
+
+def test_a_life_whose_lines_were_lost_with_those_of_the_next_one_may_lack_them(tmp_path: Path) -> None:
+    stage = Stage(Scenario(seed=1, clients=()), tmp_path)
+
+    async def play() -> None:
+        stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
+        for _ in range(2):
+            await stage.process.start()
+            await asyncio.sleep(1.0)
+            await stage.process.stop()
+        first, second = stage.process.lives
+        stage.process.lose_log_behind(first.num_log_bytes)
+        assert (first.may_lack_lines, second.may_lack_lines) == (False, True)
+        stage.process.lose_log_behind(first.num_log_bytes - 1)
+        assert first.may_lack_lines
+
+    stage.loop.run_until_complete(play())

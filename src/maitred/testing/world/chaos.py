@@ -180,6 +180,7 @@ async def _kill(stage: Stage, random: Random) -> None:
     stage.process.kill()
     if random.random() < 0.5:  # The machine has lost its power, and with it what was not on the disk.
         tear(stage.decision_log, random)
+        stage.process.lose_log_behind(stage.decision_log.stat().st_size)
     try:
         await asyncio.sleep(random.choice((0.01, 2.0)))
     finally:

@@ -34,7 +34,9 @@ class Life(msgspec.Struct, eq=False):
     ended_at: Micros | None = None
     was_killed: bool = False
     may_lack_lines: bool = False
-    """Whether the disk may not have taken its last decisions."""
+    """Whether the disk may not have taken its last decisions, or has lost them since."""
+    num_log_bytes: int = 0
+    """Size of the log of decisions at its end."""
 
 
 class GatewayProcess:
@@ -101,10 +103,16 @@ class GatewayProcess:
         life.may_lack_lines = True
         self._vanish()
 
+    def lose_log_behind(self, size: int) -> None:
+        """Take note that the log of decisions was cut short to `size` bytes: earlier lives may have written what is lost."""
+        for life in self.lives:
+            life.may_lack_lines |= life.num_log_bytes > size
+
     def _vanish(self) -> None:
         """Run nothing more of it, not even what its threads had to write, and close its files."""
         self._machine.kill()
         _close_files_in(self._folder)
+        self.lives[-1].num_log_bytes = sum(path.stat().st_size for path in self._folder.iterdir())
 
     def reload(self) -> None:
         """Send SIGHUP, if it is up."""
