@@ -104,18 +104,18 @@ class Cluster:
         )
 
     def leader(self) -> SchedulerGateway | None:
-        return next((each for each in self.schedulers if each.host and each.host.mode != "standby"), None)
+        return next((each for each in self.schedulers if each.host and each.host.leadership.mode != "standby"), None)
 
     async def kill(self, scheduler: SchedulerGateway) -> None:
         """Let a scheduler end as a process that is killed: nobody is told, and the system closes what it had."""
         host = scheduler.host
         assert host is not None
-        assert host.elector is not None
+        assert host.leadership.elector is not None
         assert host._server is not None
-        host.elector._task.cancel()  # type: ignore[union-attr]
-        if hasattr(host.elector._election, "_descriptor"):
-            await host.elector._election.resign()
-        host.elector._term = None
+        host.leadership.elector._task.cancel()  # type: ignore[union-attr]
+        if hasattr(host.leadership.elector._election, "_descriptor"):
+            await host.leadership.elector._election.resign()
+        host.leadership.elector._term = None
         host._server.close()
         for connection in [*host._connections.values()]:
             connection.close(b"")

@@ -112,7 +112,7 @@ async def shared_world(
             address = LinkAddress(str(Path(folder, "link")), None)
             host = scheduler.host(SECRET)
             await host.start(address.host)
-            host.lead_alone()
+            host.leadership.lead_alone()
             scheduler.start()
             here = SharedWorld(scheduler, host, backends)
             async with contextlib.AsyncExitStack() as stack:

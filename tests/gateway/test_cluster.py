@@ -37,7 +37,7 @@ def test_the_next_leader_grants_what_is_free_and_streams_go_on(tmp_path: Path) -
             await c.until(lambda: c.leader() is c.schedulers[0])
             await c.linked()
             assert c.schedulers[0].host is not None
-            assert c.schedulers[0].host.epoch == 2
+            assert c.schedulers[0].host.leadership.epoch == 2
             assert (await c.page("/ready", 2))["cluster"]["epoch"] == 2
             shown = {family.name: family for family in c.schedulers[0].metric_families()}
             assert sum(each.value for each in shown["maitred_cluster_gateway_slots"].samples) == SLOTS
@@ -63,10 +63,10 @@ def test_a_scheduler_that_ends_hands_over_and_one_that_is_started_anew_stands_by
             await c.linked()
             first, second = c.schedulers
             await c._stops.pop(first).aclose()  # as on SIGTERM
-            await c.until(lambda: second.host and second.host.mode == "leading")
+            await c.until(lambda: second.host and second.host.leadership.mode == "leading")
             third = await c.add_scheduler()
             assert third.host is not None
-            assert third.host.mode == "standby"
+            assert third.host.leadership.mode == "standby"
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200
 
@@ -88,8 +88,8 @@ def test_a_scheduler_alone_learns_what_its_gateways_hold_when_it_is_started_anew
             again = await c.add_scheduler(address)
             await c.linked()
             assert again.host is not None
-            assert again.host.mode == "learning"
-            await c.until(lambda: again.host and again.host.mode == "leading")
+            assert again.host.leadership.mode == "learning"
+            await c.until(lambda: again.host and again.host.leadership.mode == "leading")
             assert sum(each.holds_slot for each in again.host.requests) == 1, "the other slot is in use, as the engine says"
             engine.go_on.set()
             answers = [await each.read_response() for each in (*streams, late)]

@@ -62,18 +62,20 @@ def test_redis_names_the_leader_and_its_loss_is_none_of_the_requests(tmp_path: P
             first, second = c.schedulers
             assert (await (await c.start_request()).read_response())[0] == 200
             await c.kill(first)
-            await c.until(lambda: second.host and second.host.mode == "leading" and second.host.epoch == 2)
+            await c.until(
+                lambda: second.host and second.host.leadership.mode == "leading" and second.host.leadership.epoch == 2
+            )
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200
             await redis.aclose()
             assert second.host is not None
-            await c.until(lambda: second.host and second.host.mode == "standby")  # Its lease is over.
-            assert second.host.elector is not None
-            assert f"the store at redis://127.0.0.1:{port} cannot be asked" in str(second.host.elector.problem)
+            await c.until(lambda: second.host and second.host.leadership.mode == "standby")  # Its lease is over.
+            assert second.host.leadership.elector is not None
+            assert f"the store at redis://127.0.0.1:{port} cannot be asked" in str(second.host.leadership.elector.problem)
             late = await c.start_request()
             await stack.enter_async_context(redis_server(tmp_path, "--requirepass", "a-word", port=port))  # and empty
             assert (await late.read_response())[0] == 200
-            assert second.host.epoch == 3
+            assert second.host.leadership.epoch == 3
 
     run_on_sockets(scenario())
 
@@ -83,10 +85,12 @@ def test_a_wrong_password_of_redis_is_said_without_it(tmp_path: Path, caplog: py
         async with redis_server(tmp_path, "--requirepass", "a-word") as port, cluster() as c:
             scheduler = await c.add_scheduler(election=f"redis://:another@127.0.0.1:{port}")
             assert scheduler.host is not None
-            assert scheduler.host.elector is not None
-            assert f"the store at redis://127.0.0.1:{port} refuses the password" in str(scheduler.host.elector.problem)
+            assert scheduler.host.leadership.elector is not None
+            assert f"the store at redis://127.0.0.1:{port} refuses the password" in str(
+                scheduler.host.leadership.elector.problem
+            )
             assert "another" not in caplog.text
-            assert scheduler.host.mode == "standby"
+            assert scheduler.host.leadership.mode == "standby"
 
     run_on_sockets(scenario())
 

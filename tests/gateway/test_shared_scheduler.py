@@ -340,7 +340,7 @@ def test_slots_of_a_gateway_that_has_died_come_back_when_the_engine_shows_its_re
             link = w.gateways[0].scheduler.link  # type: ignore[attr-defined]
             link._task.cancel()  # It does not come back.
             link._writer.transport.abort()
-            await w.wait_until(lambda: w.host.has_orphans)
+            await w.wait_until(lambda: not w.host.end.settling.is_settled)
             w.host.note_death("gateway-0")
             polls = backend.metrics_polls
             await w.wait_until(lambda: backend.metrics_polls >= polls + 3)

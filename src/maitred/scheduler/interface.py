@@ -39,7 +39,7 @@ from maitred.scheduler.failures import (
     is_blameless,
     is_free,
 )
-from maitred.scheduler.link.gateway_books import GatewayId
+from maitred.scheduler.link.gateway_books import BookedGateway, GatewayId
 from maitred.scheduler.link.messages import Note as LinkNote
 from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE
 from maitred.scheduler.placements import MemoryLost, Place
@@ -64,6 +64,7 @@ __all__ = [
     "AnsweredError",
     "Backend",
     "BackendAbandoned",
+    "BookedGateway",
     "Candidate",
     "Circuit",
     "CircuitState",

@@ -167,7 +167,7 @@ def with_schedulers(gateways: int, schedulers: int) -> Launcher:
             async with contextlib.AsyncExitStack() as stack:
                 made = [_scheduler(alone, folder, f"scheduler {each}") for each in range(schedulers)]
                 pages = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in made]
-                assert [each.host.mode == "standby" for each in made] == [each > 0 for each in range(schedulers)]
+                assert [each.host.leadership.mode == "standby" for each in made] == [each > 0 for each in range(schedulers)]
                 addresses = [each.link_address for each in reversed(made)]
                 asking = [_linked(alone, addresses, f"gateway {each}") for each in range(gateways)]
                 urls = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in asking]

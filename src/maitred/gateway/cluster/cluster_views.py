@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from maitred.core.units import Micros, to_seconds
 from maitred.gateway.observe.metric_families import counter, gauge, histogram
 from maitred.gateway.observe.state import ClusterState, LinkedGatewayState
-from maitred.scheduler.interface import ModeTimes, RemoteScheduler, SchedulerHost
+from maitred.scheduler.interface import BookedGateway, ModeTimes, RemoteScheduler, SchedulerHost
 from maitred.wire.clock import Clock
 
 SCHEDULER_MODES: Final = ("standby", "learning", "leading")
@@ -26,22 +26,22 @@ class SchedulerView:
 
     def state(self) -> ClusterState:
         """Return its leadership, and its gateways."""
-        host, elector = self._host, self._host.elector
+        leadership, elector = self._host.leadership, self._host.leadership.elector
         leader = None if elector is None else elector.leader
         return ClusterState(
             role="scheduler",
             name=self._name,
-            mode=host.mode,
-            epoch=host.epoch or host.highest_epoch,
+            mode=leadership.mode,
+            epoch=leadership.epoch or leadership.highest_epoch,
             leader=None if leader is None else leader.address,
             problem=None if elector is None else elector.problem,
-            gateways=[LinkedGatewayState(*each) for each in host.gateway_views()],
+            gateways=[_gateway_state(each, self._clock.now()) for each in self._host.end.books.gateways.values()],
         )
 
     def families(self) -> Iterator[Metric]:
         """Yield its metrics."""
         host, state = self._host, self.state()
-        yield from _mode_families(host.modes, SCHEDULER_MODES, state.epoch, self._clock.now())
+        yield from _mode_families(host.leadership.modes, SCHEDULER_MODES, state.epoch, self._clock.now())
         slots, connected = Counter[str](), 0
         for gateway in state.gateways:
             slots[gateway.name] += gateway.in_flight
@@ -50,7 +50,7 @@ class SchedulerView:
         rows = (([name], n) for name, n in slots.items())
         yield gauge("maitred_cluster_gateway_slots", "Slots that a gateway holds.", ["gateway"], rows)
         text = "Slots of gateways that were gone which are free again, since this scheduler leads."
-        yield counter("maitred_cluster_reclaimed_slots", text, [], [([], host.num_reclaimed)])
+        yield counter("maitred_cluster_reclaimed_slots", text, [], [([], host.end.settling.num_reclaimed)])
 
 
 class GatewayView:
@@ -82,6 +82,17 @@ class GatewayView:
         yield counter("maitred_link_grants", "Slots that the scheduler has granted.", [], [([], end.num_grants)])
         text = "Preemptions that came after the first byte."
         yield counter("maitred_link_declined_preemptions", text, [], [([], end.num_declined)])
+
+
+def _gateway_state(gateway: BookedGateway, now: Micros) -> LinkedGatewayState:
+    in_flight = sum(request.holds_slot for request in gateway.requests.values())
+    return LinkedGatewayState(
+        name=gateway.id[0],
+        connected=gateway.connection is not None,
+        in_flight=in_flight,
+        waiting=len(gateway.requests) - in_flight,
+        heard_secs_ago=round(to_seconds(now - gateway.heard_at), 3),
+    )
 
 
 def _mode_families(times: ModeTimes, modes: Sequence[str], epoch: int, now: Micros) -> Iterator[Metric]:

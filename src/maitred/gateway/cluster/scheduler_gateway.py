@@ -60,14 +60,14 @@ class SchedulerGateway(ParentGateway):
 
     async def start(self, server: ServerContext) -> None:
         self.host = host = self.scheduler.host(self._link_port.secret, self._link_port.lease)
-        host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
+        host.on_note, host.on_welcome = self._on_note, self._on_welcome
         await self._accept(host)
         await super().start(server)
         assert self.link_address is not None
         advertised = self._link_port.advertise or self.link_address
         if not advertised.port and advertised.port is not None:
             advertised = LinkAddress(advertised.host, self.link_address.port)
-        await host.take_part(self._election, Candidate(self._link_port.name, str(advertised)))
+        await host.leadership.take_part(self._election, Candidate(self._link_port.name, str(advertised)))
         view = SchedulerView(self._link_port.name, host, self.machine.clock)
         self._snapshots.cluster = view.state
         self._collector.add(view.families)

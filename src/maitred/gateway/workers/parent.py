@@ -108,6 +108,7 @@ class ParentGateway(Gateway):
         """As `Gateway`. `write_settings` writes settings to where workers read them."""
         super().__init__(*args, make_scheduler=HostedScheduler, **named)
         self.host: SchedulerHost | None = None
+        self.scheduler.admission.on_rules = self._tell_rules
         self.on_worker_ready: Callable[[str], object] = _ignore
         """Called with the name of each worker that serves."""
         self._write_settings = write_settings
@@ -139,10 +140,10 @@ class ParentGateway(Gateway):
         if self._program_pages is not None:
             self._program_pages.start()
         self.host = host = self.scheduler.host(secret)
-        host.on_note, host.on_welcome, host.on_rules = self._on_note, self._on_welcome, self._tell_rules
+        host.on_note, host.on_welcome = self._on_note, self._on_welcome
         try:
             await host.start(path)
-            host.lead_alone()
+            host.leadership.lead_alone()
         except OSError as error:
             problem = f"the socket {path} for the workers cannot be made: {describe_os_error(error)}"
             raise ConfigError(

@@ -78,6 +78,11 @@ class SlotPools:
         """Return the pools of the models that a backend lists."""
         return list(dict.fromkeys(map(self.pool_of, backend.models)))
 
+    def only_pools(self) -> dict[int, str]:
+        """Return the pool of each backend that has models of no other, by the backend's index."""
+        pools = {backend.index: self.of_backend(backend) for backend in self._all_backends}
+        return {index: names[0] for index, names in pools.items() if len(names) == 1}
+
     def backends(self, pool: str) -> tuple[Backend, ...]:
         """Return the backends that serve a model of `pool` and take requests."""
         return self._serving.get(pool, ()) if pool else self._models.backends_serving(ANY_MODEL)

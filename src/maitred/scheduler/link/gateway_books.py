@@ -180,6 +180,11 @@ class GatewayBooks:
         """Yield the requests that hold slots at a backend. O(n)."""
         return (one for one in self.by_ticket.values() if one.backend == backend and one.holds_slot)
 
+    @property
+    def connected(self) -> list[BookedGateway]:
+        """The gateways that are connected."""
+        return [one for one in self.gateways.values() if one.connection is not None]
+
     def gone(self) -> list[BookedGateway]:
         """Return the gateways that are gone, and whose requests hold slots."""
         return [one for one in self.gateways.values() if one.connection is None]
@@ -188,7 +193,7 @@ class GatewayBooks:
         """Return the gateways that are connected, and have not been heard for a lease."""
         if now < self._heard_until:
             return ()
-        connected = [one for one in self.gateways.values() if one.connection is not None]
+        connected = self.connected
         self._heard_until = min((one.certain_from for one in connected if now < one.certain_from), default=now + self.lease)
         return [one for one in connected if now >= one.certain_from]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from maitred.admission import ReleaseReason
 from maitred.core.units import Micros
@@ -22,6 +22,16 @@ class SlotSettling:
         """What is still to be learned, or None."""
         self.num_reclaimed = 0
         """Sequences of gateways that were gone, whose slots are free again."""
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """The slots of each model, as the driver says."""
+        return self._slots.by_model
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every slot is free, or held by a request of a gateway that is connected."""
+        return self.learning is None and not self._unaccounted.backends()
 
     def count_ended(self, ended: Collection[BookedRequest], now: Micros) -> None:
         """Note that orphans are about to end."""

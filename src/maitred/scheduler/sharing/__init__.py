@@ -4,8 +4,10 @@ At the scheduler's end the parts of `Scheduler` decide as for one gateway, and e
 
     hosted_scheduler.py   the scheduler, with what listens
     host_connections.py   their connections, and the log of those that are cut
+    host.py               the sockets and the timer
+    leadership.py         whether it leads, as an election has it
     fleet_news.py         what gateways are told of the backends
-    host.py               the sockets, the timer, and what becomes of slots whose gateways are gone
+    orphan_watch.py       what becomes of slots whose gateways are gone
     hosted_admission.py   the driver of admission: decisions become messages
     fleet_placer.py       where a request goes, and what the fleet is told of it
     hosted_programs.py    the memories of agent programs' requests

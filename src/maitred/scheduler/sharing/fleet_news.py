@@ -1,19 +1,63 @@
-"""What a scheduler tells its gateways of the backends."""
+"""What a scheduler tells its gateways without being asked: how the backends are, and how the slots are shared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import msgspec
 
 from maitred.core.units import Micros
 from maitred.scheduler.backends.backend import Backend
-from maitred.scheduler.link.messages import BackendNews, Fleet
+from maitred.scheduler.backends.fleet_view import FleetView
+from maitred.scheduler.link.gateway_books import GatewayId
+from maitred.scheduler.link.messages import BackendNews, Fleet, Note
+from maitred.scheduler.link.scheduler_end import SchedulerEnd
+from maitred.scheduler.sharing.shares import SHARES, Shares
 
 
-def fleet_news(backends: Iterable[Backend], now: Micros) -> Fleet:
-    """Return what gateways need to know of the backends."""
-    return Fleet([_news(backend, now) for backend in backends])
+class FleetNews:
+    """Tells gateways of changes, in one message for all that have come in a turn of the loop."""
+
+    def __init__(self, fleet: FleetView, flush_soon: Callable[[], object]) -> None:
+        """`flush_soon` has `tell` called, and written what was said."""
+        self._fleet, self._flush_soon = fleet, flush_soon
+        self._is_due = True
+        """Whether gateways may have to be told of the backends."""
+        self._last, self._last_shares = Fleet([]), Shares()
+
+    def on_backend_polled(self, backend: Backend) -> None:
+        """Tell gateways what has become of a backend (`BackendObserver`)."""
+        self.note()
+
+    def on_backend_restarted(self, backend: Backend) -> None:
+        """Note nothing: what was in KV memory is the programs' concern, which are told themselves."""
+
+    def note(self) -> None:
+        """Note that gateways may have to be told of the backends."""
+        self._is_due = True
+        self._flush_soon()
+
+    def tell(self, end: SchedulerEnd, now: Micros) -> None:
+        """Tell the gateways at `end` what has changed."""
+        if self._is_due:
+            self._is_due = False
+            news = Fleet([_news(backend, now) for backend in self._fleet.backends])
+            if news != self._last:
+                self._last = news
+                end.tell(news)
+        shares = Shares(dict(end.settling.slots), len(end.books.connected) or 1)
+        if shares != self._last_shares:
+            self._last_shares = shares
+            end.tell(_note_of(shares))
+
+    def tell_all(self, end: SchedulerEnd, gateway: GatewayId) -> None:
+        """Tell a gateway that has come what the others have been told."""
+        end.tell(self._last, gateway)
+        end.tell(_note_of(self._last_shares), gateway)
+
+
+def _note_of(shares: Shares) -> Note:
+    return Note(SHARES, 0, msgspec.msgpack.encode(shares))
 
 
 def _news(backend: Backend, now: Micros) -> BackendNews:

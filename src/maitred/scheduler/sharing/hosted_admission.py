@@ -6,78 +6,71 @@ which asks the core. Requests come and go there, and not here. Compiled (`tools/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from maitred.admission import Admission, AdmissionConfig, LoadProbe
 from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.decisions import Decision
 from maitred.scheduler.drivers.admission import RealTimeAdmission
+from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from maitred.wire.clock import Clock
-
-
-class RequestHost(Protocol):
-    """What has the requests."""
-
-    @property
-    def requests(self) -> Collection[Any]:
-        """All requests that wait or hold a slot."""
-        ...
-
-    @property
-    def has_orphans(self) -> bool:
-        """Whether slots are held by requests of gateways that are gone."""
-        ...
-
-    def apply(self, decisions: Iterable[Decision]) -> None:
-        """Tell gateways what was decided."""
-        ...
-
-    def rules_changed(self) -> None:
-        """Note that other rules are in force."""
-        ...
-
-    def set_slots(self, pool: str, capacity: int, lead: Lead) -> None:
-        """Set the slots of a pool."""
-        ...
-
-    def forget_pool(self, pool: str) -> None:
-        """Remove a pool in which no request is."""
-        ...
 
 
 class HostedAdmission(RealTimeAdmission):
     """The only user of an admission core, beside the scheduler's end of the link."""
 
-    def __init__(self, core: Admission, clock: Clock, load_probe: LoadProbe, pool_of: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        core: Admission,
+        clock: Clock,
+        load_probe: LoadProbe,
+        pool_of: Callable[[str], str],
+        only_pools: Callable[[], Mapping[int, str]],
+    ) -> None:
+        """`only_pools` returns the pool of each backend that has only one. The others as for `RealTimeAdmission`."""
         super().__init__(core, clock, load_probe, pool_of)
-        self.load_probe, self.pool_of = load_probe, pool_of
-        self.host: RequestHost | None = None
-        """What has the requests; None until the scheduler is put together."""
+        self.load_probe, self.pool_of, self.only_pools = load_probe, pool_of, only_pools
+        self._end: SchedulerEnd | None = None
+        """None until the scheduler is put together."""
+        self._flush_soon: Callable[[], object] = _ignore
+        self.on_rules: Callable[[], object] = _ignore
+        """Called when other rules are in force."""
+
+    def join(self, end: SchedulerEnd, flush_soon: Callable[[], object]) -> None:
+        """Decide for the requests at the scheduler's end of the link. `flush_soon` has written what was said."""
+        self._end, self._flush_soon = end, flush_soon
 
     @property
     def leases(self) -> Collection[Any]:
-        return () if self.host is None else self.host.requests
+        return () if self._end is None else self._end.books.by_ticket.values()
 
     @property
     def reads_load(self) -> bool:
-        return self.core.reads_load or (self.host is not None and self.host.has_orphans)
+        return self.core.reads_load or (self._end is not None and not self._end.settling.is_settled)
 
     def resize_pool(self, pool: str, capacity: int, lead: Lead = NO_LEAD) -> None:
-        if self.host is not None:
-            self.host.set_slots(pool, capacity, lead)
+        if self._end is not None:
+            self._end.set_backends(self.only_pools())
+            self._end.set_slots(pool, capacity, self.clock.now(), lead)
+            self._flush_soon()
 
     def forget_pool(self, pool: str) -> bool:
-        if self.host is None or not self.core.is_unused(pool):
+        if self._end is None or not self.core.is_unused(pool):
             return False
-        self.host.forget_pool(pool)
+        self._end.forget_model(pool, self.clock.now())
+        self._flush_soon()
         return True
 
     def reconfigure(self, config: AdmissionConfig) -> None:
         self._apply_decisions(self.core.reconfigure(config, self.clock.now()))
-        if self.host is not None:
-            self.host.rules_changed()
+        self.on_rules()
 
     def _apply_decisions(self, decisions: Iterable[Decision]) -> None:
-        if self.host is not None:
-            self.host.apply(decisions)
+        if self._end is not None:
+            self._end.requests.apply(decisions, self.clock.now())
+            self._flush_soon()
+
+
+def _ignore() -> None:
+    pass

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from maitred.admission import Admission
 from maitred.core.units import Micros
-from maitred.scheduler.link.gateway_books import BookedRequest
 from maitred.scheduler.link.scheduler_end import GATEWAY_LEASE
 from maitred.scheduler.scheduler import LocalScheduler
 from maitred.scheduler.sharing.fleet_placer import FleetPlacer
@@ -24,12 +22,9 @@ class HostedScheduler(LocalScheduler):
         """Return what serves the gateways that know the secret, and may start requests for `lease` (µs) after a beat; once, and
         inside the loop that it runs in."""
 
-        def make_placer(
-            task: asyncio.Task[None], abandon: Callable[[BookedRequest], object], note_news: Callable[[], object]
-        ) -> FleetPlacer:
-            return FleetPlacer(
-                *(self.fleet, self._routed, self.router, self._clock, task, abandon, note_news), granted=self._granted
-            )
+        def make_placer(host: SchedulerHost, task: asyncio.Task[None]) -> FleetPlacer:
+            placed = self._routed, self.router, self._clock, task, host.abandon, host.news.note
+            return FleetPlacer(self.fleet, *placed, granted=self._granted)
 
         host = SchedulerHost(
             secret,
@@ -41,9 +36,8 @@ class HostedScheduler(LocalScheduler):
             programs=self.programs,
             lease=lease,
         )
-        self.admission.host = host
-        self.fleet.observe(host)
+        self.fleet.observe(host.news)
         return host
 
     def _make_admission(self, core: Admission) -> HostedAdmission:
-        return HostedAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of)
+        return HostedAdmission(core, self._clock, self.fleet.pool_load, self.fleet.pools.pool_of, self.fleet.pools.only_pools)
