@@ -12,6 +12,8 @@ import pytest
 
 from maitred.testing.world.draws import Draws
 from maitred.testing.world.loop import START, Deadlock, Livelock, VirtualLoop
+from maitred.testing.world.machine import MemoryMachine
+from maitred.testing.world.network import Network
 
 
 def test_the_clock_jumps_to_the_next_event_and_no_timer_is_early() -> None:
@@ -167,3 +169,43 @@ def test_callbacks_that_go_on_without_time_are_found() -> None:
     again()
     with pytest.raises(Livelock, match="no time passes"):
         loop.run_until_complete(asyncio.sleep(1))
+
+
+def test_a_paused_program_runs_nothing_until_it_goes_on_and_others_run() -> None:
+    loop, ran, network = VirtualLoop(), list[tuple[str, float]](), Network(VirtualLoop())
+    began_at = loop.time()
+
+    async def beat(name: str) -> None:
+        for _ in range(4):
+            await asyncio.sleep(1)
+            ran.append((name, round(loop.time() - began_at)))
+
+    async def main() -> None:
+        one, other = (MemoryMachine(loop, network, name, name) for name in ("one", "other"))
+        tasks = [machine.run(beat(machine.name)) for machine in (one, other)]
+        await asyncio.sleep(1.5)
+        loop.pause(one.place)
+        await asyncio.sleep(5)
+        loop.resume(one.place)
+        await asyncio.gather(*tasks)
+
+    loop.run_until_complete(main())
+    assert sorted(at for name, at in ran if name == "other") == [1, 2, 3, 4]
+    first, late, *others = (at for name, at in ran if name == "one")
+    assert (first, late) == (1, 6)
+    assert len(others) == 2
+
+
+def test_a_signal_goes_to_the_program_at_its_place() -> None:
+    loop, got, network = VirtualLoop(), list[str](), Network(VirtualLoop())
+
+    async def program(name: str) -> None:
+        loop.add_signal_handler(signal.SIGTERM, got.append, name)
+
+    async def main() -> None:
+        one, other = (MemoryMachine(loop, network, name, name) for name in ("one", "other"))
+        await asyncio.gather(*(machine.run(program(machine.name)) for machine in (one, other)))
+        loop.send_signal(signal.SIGTERM, other.place)
+
+    loop.run_until_complete(main())
+    assert got == ["other"]

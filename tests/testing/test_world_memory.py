@@ -42,7 +42,7 @@ def test_objects_do_not_grow_with_the_requests(faults: tuple[str, ...], tmp_path
     counts: list[Counter[str]] = []
 
     async def wave(number: int) -> None:
-        troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage)]
+        troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage, chaos.FAULTS)]
         clients = [Client(stage.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), stage.ledger) for plan in plans]
         await asyncio.gather(*(client.run() for client in clients))
         for trouble in troubles:

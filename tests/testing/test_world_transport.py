@@ -191,6 +191,25 @@ def test_a_cut_holds_bytes_in_each_direction_and_nobody_is_told(forth: bool, bac
     play(scene)
 
 
+@pytest.mark.parametrize("is_forth", [True, False])
+def test_a_way_that_is_cut_delivers_nothing_in_one_direction_and_no_connection_is_made(is_forth: bool) -> None:
+    async def scene(client: Recorder, server: Recorder, network: Network) -> None:
+        ways = ("10.0.0.1", "10.0.0.2")
+        network.cut_way(*(ways if is_forth else ways[::-1]))
+        client.transport.write(b"question")
+        server.transport.write(b"answer")
+        further = asyncio.create_task(network.loop.create_connection(Recorder, "10.0.0.2", 80))
+        await asyncio.sleep(10)
+        assert (server.text == b"", client.text == b"") == (is_forth, not is_forth)
+        assert not further.done()
+        network.mend_way(*(ways if is_forth else ways[::-1]))
+        await asyncio.sleep(10)
+        assert (server.text, client.text) == (b"question", b"answer")
+        assert further.done()
+
+    play(scene)
+
+
 def test_an_end_that_is_not_read_learns_of_a_hangup_only_if_it_asks() -> None:
     async def scene(client: Recorder, server: Recorder, network: Network) -> None:
         server.transport.pause_reading()

@@ -7,9 +7,9 @@ between two harms.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,20 +18,22 @@ from maitred.testing.world.machine import tear
 
 if TYPE_CHECKING:
     from maitred.testing.world.engines import Engine
-    from maitred.testing.world.stage import Stage
+    from maitred.testing.world.stage import Scene, Stage
     from maitred.testing.world.transport import Connection
 
-Harm: TypeAlias = "Callable[[Stage, Random], Awaitable[None]]"
+S = TypeVar("S", bound="Scene")
+Harm: TypeAlias = Callable[[S, Random], Awaitable[None]]
+"""Does harm once, and mends it."""
 
 
-def troubles(stage: Stage) -> Iterator[Coroutine[Any, Any, None]]:
-    """Yield what makes the faults of a scenario."""
+def troubles(stage: S, kinds: Mapping[str, tuple[Harm[S], float]]) -> Iterator[Coroutine[Any, Any, None]]:
+    """Yield what makes the faults of a scenario. `kinds` has each kind with the mean time between two harms, in seconds."""
     for name in stage.scenario.faults:
-        harm, mean_secs = FAULTS[name]
+        harm, mean_secs = kinds[name]
         yield _repeat(stage, name, harm, mean_secs / stage.scenario.fault_pace)
 
 
-async def _repeat(stage: Stage, name: str, harm: Harm, mean_secs: float) -> None:
+async def _repeat(stage: S, name: str, harm: Harm[S], mean_secs: float) -> None:
     random = stage.loop.draws.of(f"fault {name}")
     until = stage.loop.time() + stage.scenario.fault_secs
     while True:
@@ -42,22 +44,22 @@ async def _repeat(stage: Stage, name: str, harm: Harm, mean_secs: float) -> None
         await harm(stage, random)
 
 
-def _engine(stage: Stage, random: Random) -> Engine:
+def _engine(stage: Scene, random: Random) -> Engine:
     return random.choice(stage.engines)
 
 
-def _connection(stage: Stage, random: Random) -> Connection | None:
+def _connection(stage: Scene, random: Random) -> Connection | None:
     connections = list(stage.network.connections.values())
     return random.choice(connections) if connections else None
 
 
-async def _reset(stage: Stage, random: Random) -> None:
+async def _reset(stage: Scene, random: Random) -> None:
     connection = _connection(stage, random)
     if connection is not None:
         connection.reset()
 
 
-async def _cut(stage: Stage, random: Random) -> None:
+async def _cut(stage: Scene, random: Random) -> None:
     connection = _connection(stage, random)
     if connection is None:
         return
@@ -72,7 +74,7 @@ async def _cut(stage: Stage, random: Random) -> None:
             connection.reset()
 
 
-async def _silence(stage: Stage, random: Random) -> None:
+async def _silence(stage: Scene, random: Random) -> None:
     engine = _engine(stage, random)
     address = engine.machine.place.address
     connections = [each for each in stage.network.connections.values() if each.target[0] == address]
@@ -87,7 +89,7 @@ async def _silence(stage: Stage, random: Random) -> None:
             connection.heal()
 
 
-async def _crash(stage: Stage, random: Random) -> None:
+async def _crash(stage: Scene, random: Random) -> None:
     engine = _engine(stage, random)
     engine.crash()
     try:
@@ -96,7 +98,7 @@ async def _crash(stage: Stage, random: Random) -> None:
         engine.boot(random.choice((None, 1, 3, 8)))
 
 
-async def _die_at_byte(stage: Stage, random: Random) -> None:
+async def _die_at_byte(stage: Scene, random: Random) -> None:
     engine = _engine(stage, random)
     engine.dies_in_bytes = random.randint(1, 3_000)
     try:
@@ -106,7 +108,7 @@ async def _die_at_byte(stage: Stage, random: Random) -> None:
         engine.boot()
 
 
-async def _hang(stage: Stage, random: Random) -> None:
+async def _hang(stage: Scene, random: Random) -> None:
     engine = _engine(stage, random)
     engine.hangs = True
     try:
@@ -115,7 +117,7 @@ async def _hang(stage: Stage, random: Random) -> None:
         engine.hangs = False
 
 
-async def _fail(stage: Stage, random: Random) -> None:
+async def _fail(stage: Scene, random: Random) -> None:
     engine = _engine(stage, random)
     engine.fails = True
     try:
@@ -124,7 +126,7 @@ async def _fail(stage: Stage, random: Random) -> None:
         engine.fails = False
 
 
-async def _stall_health(stage: Stage, random: Random) -> None:
+async def _stall_health(stage: Scene, random: Random) -> None:
     engine = _engine(stage, random)
     engine.stalls_health = True
     try:
@@ -133,7 +135,7 @@ async def _stall_health(stage: Stage, random: Random) -> None:
         engine.stalls_health = False
 
 
-async def _lag(stage: Stage, random: Random) -> None:
+async def _lag(stage: Scene, random: Random) -> None:
     engine = _engine(stage, random)
     engine.set_lag(True)
     try:
@@ -209,7 +211,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         await doing
 
 
-async def _stand_still(stage: Stage, random: Random) -> None:
+async def _stand_still(stage: Scene, random: Random) -> None:
     began_at = stage.loop.micros
     stage.loop.stand_still(random.choice((0.3, 2.0, 40.0)))
     stage.stands.append((began_at, stage.loop.micros))
@@ -255,7 +257,7 @@ async def _operate(stage: Stage, what: str, engine: Engine) -> None:
         stage.ledger.violations.append(f"/admin/{what} has answered {status!r}")
 
 
-FAULTS: Final[dict[str, tuple[Harm, float]]] = {
+COMMON_FAULTS: Final[dict[str, tuple[Harm[Scene], float]]] = {
     "reset": (_reset, 3.0),
     "cut": (_cut, 5.0),
     "silence": (_silence, 15.0),
@@ -265,6 +267,11 @@ FAULTS: Final[dict[str, tuple[Harm, float]]] = {
     "fail": (_fail, 10.0),
     "stall health": (_stall_health, 10.0),
     "lag": (_lag, 10.0),
+    "stand still": (_stand_still, 10.0),
+}
+"""Faults of engines, connections and time."""
+FAULTS: Final[dict[str, tuple[Harm[Stage], float]]] = {
+    **COMMON_FAULTS,
     "drain": (_drain, 10.0),
     "reload": (_reload, 5.0),
     "kill": (_kill, 10.0),
@@ -272,5 +279,4 @@ FAULTS: Final[dict[str, tuple[Harm, float]]] = {
     "slow disk": (_slow_disk, 10.0),
     "full disk": (_full_disk, 10.0),
     "hung disk": (_hung_disk, 10.0),
-    "stand still": (_stand_still, 10.0),
 }

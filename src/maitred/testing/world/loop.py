@@ -15,7 +15,8 @@ Time passes only between turns; work takes none. A loop that has neither callbac
 would wait for ever: `Deadlock` says which tasks wait, and where. One that runs callbacks without end at one instant is found as
 well: `Livelock`.
 
-No thread is ever started (`threads`). A program that is killed runs no more (`drop`).
+No thread is ever started (`threads`). A program that is killed runs no more (`drop`); of one that is paused, what comes and
+falls due meanwhile runs when it goes on (`pause`, `resume`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class VirtualLoop(ThreadlessLoop):
         """Callbacks that had run when the clock jumped last."""
         self._order = self.draws.of("order")
         self._rank = self._order.random
-        self._signal_handlers: dict[int, asyncio.Handle] = {}
+        self._signal_handlers: dict[tuple[Place | None, int], asyncio.Handle] = {}
+        self._paused: dict[Place, list[asyncio.Handle]] = {}
+        """What is to run of each program that is paused, in the order in which it would have run."""
         self._is_stopping = self._is_running = self._is_closed = False
         self._task_factory: Any = None
         self._exception_handler: Any = None
@@ -199,14 +202,23 @@ class VirtualLoop(ThreadlessLoop):
         """Run nothing more of the program at a place: none of its callbacks, timers and tasks, and no handler of a signal."""
         handles = [*self._ready, *(event[3] for event in self._events), *self._signal_handlers.values()]
         for handle in handles:
-            if handle._context.get(PLACE) is place:  # type: ignore[attr-defined]
+            if _place_of(handle) is place:
                 handle.cancel()
-        self._signal_handlers = {sig: handle for sig, handle in self._signal_handlers.items() if not handle.cancelled()}
+        self._paused.pop(place, None)
+        self._signal_handlers = {key: handle for key, handle in self._signal_handlers.items() if not handle.cancelled()}
         self.drop_threads(place)
         for task in place.tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 self.killed.append(task)
+
+    def pause(self, place: Place) -> None:
+        """Run nothing of the program at a place until `resume`, as after SIGSTOP. Its clock goes on."""
+        self._paused.setdefault(place, [])
+
+    def resume(self, place: Place) -> None:
+        """Let a program go on, as after SIGCONT, with all that has come and fallen due meanwhile; nothing for one that runs."""
+        self._ready.extend(self._paused.pop(place, ()))
 
     def stand_still(self, secs: float) -> None:
         """Let time pass without running anything, as if the machine had been stopped: what falls due meanwhile is late."""
@@ -220,7 +232,7 @@ class VirtualLoop(ThreadlessLoop):
 
     def pending_at(self, place: Place) -> list[asyncio.Handle]:
         """Return those of the program at a place."""
-        return [handle for handle in self.pending() if handle._context.get(PLACE) is place]  # type: ignore[attr-defined]
+        return [handle for handle in self.pending() if _place_of(handle) is place]
 
     def _turn(self) -> None:
         ready = self._ready
@@ -234,7 +246,9 @@ class VirtualLoop(ThreadlessLoop):
             raise Livelock(f"at {self._secs:.6f} s no time passes; among what runs: {list(ready)[:3]}")
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle._cancelled:
+            if self._paused and (held := self._paused.get(_place_of(handle))) is not None:  # type: ignore[arg-type]
+                held.append(handle)
+            elif not handle._cancelled:
                 self.num_events += 1
                 handle._run()
         if self.after_turn is not None:
@@ -337,18 +351,19 @@ class VirtualLoop(ThreadlessLoop):
 
     def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
         """Call `callback` for each `send_signal` of this number."""
-        self._signal_handlers[sig] = asyncio.Handle(callback, args, self)
+        self._signal_handlers[PLACE.get(), sig] = asyncio.Handle(callback, args, self)
 
     def remove_signal_handler(self, sig: int) -> bool:
         """Call nothing for this signal any more, and return whether something was called."""
-        return self._signal_handlers.pop(sig, None) is not None
+        return self._signal_handlers.pop((PLACE.get(), sig), None) is not None
 
-    def send_signal(self, sig: int) -> None:
-        """Send a signal to the program that runs in this loop. Raises ValueError if the program handles no such signal, which
-        would end it."""
-        if sig not in self._signal_handlers:
+    def send_signal(self, sig: int, place: Place | None = None) -> None:
+        """Send a signal to the program at a place; None: to the only one that handles it. Raises ValueError if the program
+        handles no such signal, which would end it."""
+        handlers = [handle for key, handle in self._signal_handlers.items() if key[1] == sig and place in (None, key[0])]
+        if len(handlers) != 1:
             raise ValueError(f"signal {sig} would end the program: it has no handler")
-        self._ready.append(self._signal_handlers[sig])
+        self._ready.append(handlers[0])
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Keep in `errors`, and log, what nothing has caught."""
@@ -367,3 +382,9 @@ class VirtualLoop(ThreadlessLoop):
     def get_exception_handler(self) -> Any:
         """Return the handler, or None."""
         return self._exception_handler
+
+
+def _place_of(handle: asyncio.Handle) -> Place | None:
+    """Return where a callback runs."""
+    place: Place | None = handle._context.get(PLACE)  # type: ignore[attr-defined]
+    return place

@@ -2,6 +2,7 @@
 
     look up    a name leads to the addresses in `hosts`; the look-up of another one fails
     connect    takes a round trip. Where nothing listens it is refused; a machine in `silent` never answers
+    ways       from one address to another; one that is cut delivers nothing until it is mended
     backlog    a listener keeps that many connections which its program has not accepted. While it is full, a client asks again
                after 1, 2, 4, ... seconds, as TCP does
 
@@ -166,6 +167,8 @@ class Network:
         """Addresses of machines that answer nothing, and refuse nothing."""
         self.connections: dict[int, Connection] = {}
         """Connections that are open, by number."""
+        self.cut_ways: set[tuple[str, str]] = set()
+        """Ways, each from one address to another, on which nothing arrives."""
         self._listeners: dict[Address, MemoryListener] = {}
         self._numbers = itertools.count()
         self._ports = itertools.count(_FIRST_EPHEMERAL_PORT)
@@ -185,6 +188,30 @@ class Network:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         listener = self._listeners[address] = MemoryListener(self, place, address, backlog)
         return listener
+
+    def cut_way(self, source: str, target: str) -> None:
+        """Deliver nothing from one address to another, until `mend_way`. Nobody is told."""
+        self.cut_ways.add((source, target))
+        for connection in self.connections.values():
+            ends = connection.source[0], connection.target[0]
+            if ends == (source, target):
+                connection.cut(back=False)
+            elif ends == (target, source):
+                connection.cut(forth=False)
+
+    def mend_way(self, source: str, target: str) -> None:
+        """Deliver what was held up on a way, and what follows."""
+        self.cut_ways.discard((source, target))
+        for connection in self.connections.values():
+            ends = connection.source[0], connection.target[0]
+            if ends == (source, target):
+                connection.forth.release()
+            elif ends == (target, source):
+                connection.back.release()
+
+    def _is_cut(self, one: str, other: str) -> bool:
+        """Return whether one of the ways between two addresses is cut, so that no connection can be made."""
+        return bool(self.cut_ways) and ((one, other) in self.cut_ways or (other, one) in self.cut_ways)
 
     def close_listeners(self, place: Place) -> None:
         """Listen no more at a place."""
@@ -244,7 +271,8 @@ class Network:
         while True:
             await asyncio.sleep(self.link.delay())
             listener = self._listeners.get(target)
-            is_silent = target[0] in self.silent or (listener is not None and listener.is_full)
+            is_silent = target[0] in self.silent or self._is_cut(place.address, target[0])
+            is_silent |= listener is not None and listener.is_full
             if not is_silent:
                 break
             if self.loop.time() + waits > began_at + GIVE_UP_SECS:

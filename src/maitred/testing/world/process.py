@@ -83,7 +83,7 @@ class GatewayProcess:
         """End it by SIGTERM, and return when it has ended."""
         life, loop = self.lives[-1], self._loop
         self.is_up, life.stopping_at = False, loop.micros
-        loop.send_signal(signal.SIGTERM)
+        loop.send_signal(signal.SIGTERM, self._machine.place)
         await self._serving
         life.ended_at = loop.micros
         self.on_ended()
@@ -117,7 +117,7 @@ class GatewayProcess:
     def reload(self) -> None:
         """Send SIGHUP, if it is up."""
         if self.is_up:
-            self._loop.send_signal(signal.SIGHUP)
+            self._loop.send_signal(signal.SIGHUP, self._machine.place)
 
     def was_killed_within(self, since: Micros, until: Micros) -> bool:
         """Return whether it was killed between two instants."""
@@ -131,8 +131,12 @@ class GatewayProcess:
         )
 
     async def _serve(self, is_ready: asyncio.Event) -> None:
-        settings = self._read_settings()
-        self.gateway = Gateway(
+        self.gateway = self.make_gateway(self._read_settings())
+        await serve_gateway(self.gateway, self.gateway.open_ports(), lambda *urls: is_ready.set())
+
+    def make_gateway(self, settings: GatewaySettings) -> Gateway:
+        """Return the gateway of a life, as `maitred serve` makes it."""
+        return Gateway(
             settings.gateway,
             settings.admission,
             settings.routing,
@@ -142,7 +146,6 @@ class GatewayProcess:
             log_output=self._log,
             machine=self._machine,
         )
-        await serve_gateway(self.gateway, self.gateway.open_ports(), lambda *urls: is_ready.set())
 
 
 def _close_files_in(folder: Path) -> None:

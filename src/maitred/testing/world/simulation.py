@@ -102,7 +102,7 @@ class Simulation:
         stage.settings = stage.scenario.settings([engine.url for engine in stage.engines], str(stage.decision_log))
         await stage.process.start()
         stage.loop.after_turn = self._after_turn
-        troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage)]
+        troubles = [stage.loop.create_task(trouble) for trouble in chaos.troubles(stage, chaos.FAULTS)]
         await asyncio.gather(*(client.run() for client in stage.clients))
         for trouble in troubles:
             trouble.cancel()  # and each mends what it has done

@@ -1,4 +1,8 @@
-"""Stage: all that takes part in a scenario, and what has been seen of it so far."""
+"""What takes part in a scenario, and what has been seen of it so far.
+
+Scene    the network, engines, what clients send, and faults
+Stage    with one gateway, which schedules for itself, and clients of it
+"""
 
 from __future__ import annotations
 
@@ -92,11 +96,11 @@ class WireTap(Tap):
             self._trace(f"{connection.loop.time():.6f} {connection.number} {end} is closed: {error}")
 
 
-class Stage:
-    """A scenario, and all that takes part in it."""
+class Scene:
+    """A scenario without its gateways."""
 
-    def __init__(self, scenario: Scenario, folder: Path, trace: Callable[[str], object] | None = None) -> None:
-        """`folder` is the disk of the gateway. `trace` is given a line for each read."""
+    def __init__(self, scenario: Scenario, trace: Callable[[str], object] | None = None) -> None:
+        """`trace` is given a line for each read."""
         self.scenario, self.trace = scenario, trace
         self.loop = VirtualLoop(scenario.seed)
         self.tap = WireTap(trace)
@@ -104,8 +108,6 @@ class Stage:
         self.engines = [self._make_engine(number) for number in range(scenario.num_engines)]
         self.ledger = Ledger()
         self.log = KeptLog()
-        self.decision_log = folder / "decisions.jsonl"
-        self.machine = MemoryMachine(self.loop, self.network, "gateway", GATEWAY)
         self.stands: list[tuple[Micros, Micros]] = []
         """Spans of time in which no program ran."""
         self.reasons: Counter[str] = Counter()
@@ -116,11 +118,6 @@ class Stage:
         """The same, by the state of the requests that they met."""
         self.settings: GatewaySettings
         """The configuration as its files have it."""
-        self.process = GatewayProcess(self.loop, self.machine, folder, self.log, scenario.seed, lambda: self.settings)
-        self.clients = [
-            Client(self.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), self.ledger)
-            for number, plan in enumerate(scenario.clients)
-        ]
 
     def note_fault(self, name: str) -> None:
         """Count a fault, and the states of the requests that it meets."""
@@ -145,6 +142,21 @@ class Stage:
         engine = Engine(machine, config, instance)
         self.tap.engines[machine.place.address, 8000] = engine
         return engine
+
+
+class Stage(Scene):
+    """A scenario, and all that takes part in it."""
+
+    def __init__(self, scenario: Scenario, folder: Path, trace: Callable[[str], object] | None = None) -> None:
+        """`folder` is the disk of the gateway. `trace` is given a line for each read."""
+        super().__init__(scenario, trace)
+        self.decision_log = folder / "decisions.jsonl"
+        self.machine = MemoryMachine(self.loop, self.network, "gateway", GATEWAY)
+        self.process = GatewayProcess(self.loop, self.machine, folder, self.log, scenario.seed, lambda: self.settings)
+        self.clients = [
+            Client(self.loop, f"{plan.kind}{number}", plan, (GATEWAY, PORT), self.ledger)
+            for number, plan in enumerate(scenario.clients)
+        ]
 
 
 def _state_of(sent: Sent, at_engines: Collection[str]) -> str:

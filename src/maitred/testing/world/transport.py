@@ -31,10 +31,13 @@ Address: TypeAlias = tuple[str, int]
 
 
 class Tap:
-    """Sees the bytes of all connections as they are read. A subclass does something with them."""
+    """Sees the bytes of all connections as they are sent and read. A subclass does something with them."""
 
     def on_read(self, connection: Connection, is_forth: bool, data: bytes) -> None:
         """Take note of what one read has brought; `is_forth` says whether it comes from the end that connected."""
+
+    def on_write(self, connection: Connection, is_forth: bool, data: bytes) -> None:
+        """Take note of what one end sends, before any of it arrives."""
 
     def on_lost(self, connection: Connection, is_forth: bool, error: Exception | None) -> None:
         """Take note that an end is closed; `is_forth` says whether it is the one that connected."""
@@ -193,6 +196,7 @@ class MemoryTransport(asyncio.Transport):
         if self._outgoing.is_closed:  # The other end answers with a reset.
             self._incoming.reset()
             return
+        self.connection.tap.on_write(self.connection, self._outgoing.is_forth, data)
         self._outgoing.write(bytes(data))
         if not self._is_write_paused and self._outgoing.unsent_bytes > self._high:
             self._is_write_paused = True
