@@ -57,11 +57,11 @@ def test_two_ends_with_one_secret_open_the_channel_and_hand_on_what_is_said() ->
     shake(gateway, scheduler)
     assert gateway.is_open
     assert scheduler.is_open
-    gateway.say(Beat(1, 0))
+    gateway.say(Beat(1))
     gateway.say(Release(4, 1, "drained"))  # type: ignore[arg-type]
     scheduler.say(BeatAnswer(1, 3))
 
-    assert scheduler.feed(gateway.take_bytes()) == [Beat(1, 0), Release(4, 1, "drained")]  # type: ignore[arg-type]
+    assert scheduler.feed(gateway.take_bytes()) == [Beat(1), Release(4, 1, "drained")]  # type: ignore[arg-type]
     assert gateway.feed(scheduler.take_bytes()) == [BeatAnswer(1, 3)]
     assert gateway.take_bytes() == b""
 
@@ -119,7 +119,7 @@ def test_another_version_is_told_before_anything_else() -> None:
     ("said", "fault"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "a frame of 1195725856 bytes, where 1024 are allowed: is the peer an end of a link?"),
-        (frame(Beat(1, 0)), "Beat is out of place: the channel is GREETING"),
+        (frame(Beat(1)), "Beat is out of place: the channel is GREETING"),
         (frame(Proof(b"")), "Proof is out of place: the channel is GREETING"),
         (frame(Greeting(VERSION, b"short")), "a nonce of 5 bytes, where 32 are due"),
         (b"\0\0\0\1\xc1", f"a frame that is none of version {VERSION}: "),
@@ -174,7 +174,7 @@ def test_a_frame_that_is_too_long_is_neither_sent_nor_taken() -> None:
     gateway, scheduler = pair(limits=ChannelLimits(frame_bytes=500))
     shake(gateway, scheduler)
     for _ in range(5):
-        gateway.say(Beat(1, 0))
+        gateway.say(Beat(1))
         gateway.say(Note("page", 1, b"x" * 200))
     assert len(scheduler.feed(gateway.take_bytes())) == 10  # in several frames
     gateway.say(Farewell("x" * 600))
@@ -197,14 +197,14 @@ def test_it_does_not_matter_how_the_bytes_come(sizes: list[int]) -> None:
     shake(gateway, scheduler)
     data = b""
     for number in range(len(sizes)):
-        gateway.say(Beat(number, 0))
+        gateway.say(Beat(number))
         data += gateway.take_bytes()
     heard = []
     for size in [*sizes, len(data)]:
         heard += scheduler.feed(data[:size])
         data = data[size:]
 
-    assert heard == [Beat(number, 0) for number in range(len(sizes))]
+    assert heard == [Beat(number) for number in range(len(sizes))]
 
 
 @given(data=st.binary(max_size=200), is_open=st.booleans())

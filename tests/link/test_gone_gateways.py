@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from link_pair import BULK, DEFAULT, DRAINED, INTERACTIVE, Pair
 
-from maitred.core.units import SECOND
+from maitred.core.units import SECOND, from_seconds, to_seconds
 from maitred.scheduler.link.messages import RequestTerms
 from maitred.scheduler.link.scheduler_end import SchedulerMode
 
@@ -82,10 +82,28 @@ def test_a_reading_counts_those_that_were_certainly_there_as_soon_as_their_gatew
     p.at(4.5)
 
     assert reading(p, 0, 7) == [], "7 may all be of the dead one"
-    assert p.at(5.5) == [], "b beats at 5 s, and may have known the answer of 4 s then"
-    assert p.at(6.5) == ["b 5 granted 0"]
+    assert p.at(4.54) == [], "b has been asked what had ended before, and is still reading"
+    assert p.at(4.56) == ["b 5 granted 0"]
     assert p.held() == {"a": 3, "b": 6}
     assert p.submit("b", 6) == ["b 6 waits no_slot"]
+
+
+def test_short_streams_of_others_do_not_hold_up_the_slots_of_a_dead_gateway() -> None:
+    """Each of b's streams takes 200 ms, and there are always two. An engine of 3 that has 2 has no request of a's any more."""
+    p = Pair(3, gateways=("a", "b"))
+    p.submit("a", 0)
+    number = 0
+    kill(p, "a")
+    while p.now < from_seconds(4):
+        if number >= 2:
+            p.release("b", number - 2)
+        p.submit("b", number)
+        p.first_byte("b", number)
+        number += 1
+        p.at(to_seconds(p.now) + 0.02)
+        reading(p, 0, 2)
+        p.at(to_seconds(p.now) + 0.08)
+    assert p.held() == {"b": 2}
 
 
 def test_slots_that_no_engine_shows_gone_are_reclaimed_after_a_minute() -> None:

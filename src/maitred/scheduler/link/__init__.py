@@ -1,6 +1,7 @@
 """The link between one scheduler and its gateways, where they are processes of their own (`docs/cluster.md`). Sans-IO.
 
     messages.py         what is said, as data
+    failure_kinds.py    what is said of backends that fail
     prompt_hashes.py    what is said of prompts
     channel.py          one connection: who the peer is, frames, and their bounds
     authentication.py   the proofs by a shared secret

@@ -16,7 +16,6 @@ A gateway is a name and a boot: two processes of one name, one after the other o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -32,7 +31,6 @@ GatewayId: TypeAlias = tuple[str, str]
 UNKNOWN_GATEWAY: Final[GatewayId] = ("", "")
 """Stands for gateways that may hold slots, and of which no name is known."""
 ConnectionId: TypeAlias = int
-_MOST_ANSWERS: Final = 8
 
 
 class BookedMemory:
@@ -94,7 +92,7 @@ class BookedRequest:
 class BookedGateway:
     """One gateway."""
 
-    __slots__ = ("_answers", "connection", "heard_at", "id", "known_until", "last_number", "lease", "memories", "requests")
+    __slots__ = ("connection", "heard_at", "id", "known_until", "last_number", "lease", "memories", "requests")
 
     def __init__(self, id: GatewayId, lease: Micros) -> None:  # noqa: A002 - as everywhere
         self.id = id
@@ -104,26 +102,20 @@ class BookedGateway:
         self.heard_at: Micros = 0
         """When its last beat or hello was received, µs."""
         self.known_until: Micros = 0
-        """All that it said before this instant, µs, has come."""
-        self._answers: deque[tuple[int, Micros]] = deque(maxlen=_MOST_ANSWERS)
+        """All that it had to say before this instant, µs, has come."""
         self.last_number = -1
         """The highest number of a request that it has named: a submission of an earlier one comes twice."""
         self.requests: dict[int, BookedRequest] = {}
         self.memories: dict[int, BookedMemory] = {}
         """The memories of its requests of agent programs, by their numbers."""
 
-    def on_beat(self, number: int, heard: int, now: Micros) -> None:
-        """Note a beat, which is answered at once, and of which answer it knows."""
-        self.heard_at = now
-        for answered, at in self._answers:
-            if answered == heard:
-                self.known_until = max(self.known_until, at)
-        self._answers.append((number, now))
+    def on_marked(self, instant: Micros, now: Micros) -> None:
+        """Note the answer to a mark of this instant."""
+        self.known_until = max(self.known_until, min(instant, now))
 
     def connect(self, connection: ConnectionId, now: Micros) -> None:
         """Note that it has said hello."""
         self.connection, self.heard_at = connection, now
-        self._answers.clear()
 
     def die(self, now: Micros) -> None:
         """Note that its process has ended: it starts nothing from now on."""

@@ -7,6 +7,7 @@
     HELLO     Welcome, of the highest epoch seen or a later  OPEN      has a lease, counted from the hello
     OPEN      a BeatAnswer                                   OPEN      has a lease, counted from that beat
     OPEN      Grant, Queue, Reject, Preempt                  OPEN      obeys, if it is of this attempt and epoch
+    OPEN      Mark                                           OPEN      answers a little later
     any       the lease is over, or there is none in time    DOWN      starts nothing; `Closed` asks for a new connection
     any       Welcome or Grant of an earlier epoch, a fault  DOWN      likewise
     any       `lost`                                         DOWN
@@ -32,10 +33,11 @@ from typing import Final
 from maitred.admission import ReleaseReason
 from maitred.core.errors import InvariantError
 from maitred.core.histogram import DURATION_BOUNDS, Histogram
-from maitred.core.units import SECOND, Micros
+from maitred.core.units import MILLISECOND, SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.events import Abandoned, Closed, FleetTold, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
+from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_memories import GatewayMemories
 from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent, within_prompt_limit
 from maitred.scheduler.link.messages import (
@@ -46,11 +48,12 @@ from maitred.scheduler.link.messages import (
     Declined,
     EndProgram,
     Failed,
-    FailureKind,
     FirstByte,
     Fleet,
     Grant,
     Hello,
+    Mark,
+    Marked,
     Memory,
     Note,
     Outcome,
@@ -69,6 +72,8 @@ from maitred.scheduler.link.messages import (
 
 BEAT_INTERVAL: Final[Micros] = SECOND
 """The time between two beats, µs."""
+_MARK_DELAY: Final[Micros] = 50 * MILLISECOND
+"""From a mark to its answer: meanwhile the ends of responses are read that backends had sent when the mark came."""
 _WELCOME_TIMEOUT: Final[Micros] = 3 * SECOND
 """How long a connection may take until the first lease, µs. A beat that is unanswered is bounded by the lease."""
 
@@ -108,7 +113,9 @@ class GatewayEnd:
         self._hello_sent_at: Micros = 0
         self._beats: deque[tuple[int, Micros]] = deque()
         """Beats that are not answered yet, with when they were sent."""
-        self._last_beat = self._last_answer = 0
+        self._marks: deque[tuple[Mark, Micros]] = deque()
+        """Marks that are not answered yet, with when they came."""
+        self._last_beat = 0
         self._next_beat_at: Micros = 0
 
     @property
@@ -123,6 +130,7 @@ class GatewayEnd:
         self._channel = Channel(Side.GATEWAY, self._secret, nonce, self._limits)
         self.state, self._connected_at, self.lease_until = EndState.GREETING, now, None
         self._beats.clear()
+        self._marks.clear()
 
     def lost(self) -> None:
         """Note that the connection is gone."""
@@ -166,6 +174,8 @@ class GatewayEnd:
             return ()
         if now >= self.lease_until:
             return [self._go_down("the lease is over: no beat was answered in time")]
+        while self._marks and now >= self._marks[0][1] + _MARK_DELAY:
+            self._say(Marked(self._marks.popleft()[0].instant))
         if now >= self._next_beat_at:
             self._beat(now)
         return ()
@@ -176,7 +186,8 @@ class GatewayEnd:
             return None
         if self.lease_until is None:
             return self._connected_at + _WELCOME_TIMEOUT
-        return min(self.lease_until, self._next_beat_at)
+        mark_due = self._marks[0][1] + _MARK_DELAY if self._marks else self._next_beat_at
+        return min(self.lease_until, self._next_beat_at, mark_due)
 
     def may_start(self, now: Micros) -> bool:
         """Return whether a grant would be obeyed at `now`."""
@@ -269,6 +280,8 @@ class GatewayEnd:
         match message:
             case BeatAnswer():
                 self._on_beat_answer(message, now)
+            case Mark():
+                self._marks.append((message, now))
             case Grant():
                 return self._on_grant(message, now)
             case Queue():
@@ -279,15 +292,17 @@ class GatewayEnd:
                 return self._on_preempt(message)
             case Abandon():
                 return self._on_abandon(message)
-            case Fleet():
-                return [FleetTold(message.backends)]
-            case Memory():
-                return [message] if self._memories.note(message) else ()
-            case Note():
-                return [message]
+            case Fleet() | Memory() | Note():
+                return self._pass_on(message)
             case _:
                 return [self._go_down(f"{type(message).__name__} is not for a gateway")]
         return ()
+
+    def _pass_on(self, message: Fleet | Memory | Note) -> Sequence[LinkEvent]:
+        """Return what the owner of this end is told by the owner of the other one."""
+        if isinstance(message, Fleet):
+            return [FleetTold(message.backends)]
+        return () if isinstance(message, Memory) and not self._memories.note(message) else [message]
 
     def _on_welcome(self, welcome: Welcome) -> Sequence[LinkEvent]:
         if welcome.is_sole and self.has_several and self._channel is not None:
@@ -305,7 +320,6 @@ class GatewayEnd:
         while self._beats and self._beats[0][0] <= answer.number:
             number, sent_at = self._beats.popleft()
             if number == answer.number:
-                self._last_answer = number
                 self.answer_times.observe(now - sent_at)
                 self._prolong_lease(sent_at)
 
@@ -358,7 +372,7 @@ class GatewayEnd:
             self._channel.say(message)
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:
-        self.state, self._hello_sent_at, self._last_answer = EndState.HELLO, now, 0
+        self.state, self._hello_sent_at = EndState.HELLO, now
         requests = within_prompt_limit([request.introduce(now) for request in self._requests.values()])
         memories = self._memories.introduce(now)
         channel.say(Hello(self.name, self.boot, self.epoch, requests, memories, [*self.backends]))
@@ -367,7 +381,7 @@ class GatewayEnd:
         self._last_beat += 1
         self._beats.append((self._last_beat, now))
         self._next_beat_at = now + BEAT_INTERVAL
-        self._say(Beat(self._last_beat, self._last_answer))
+        self._say(Beat(self._last_beat))
 
     def _prolong_lease(self, sent_at: Micros) -> None:
         self.lease_until = sent_at + self._lease

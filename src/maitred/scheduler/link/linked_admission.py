@@ -25,6 +25,7 @@ from maitred.admission import EMPTY_LOAD, Action, Admission, LoadProbe, ReleaseR
 from maitred.core.decisions import Decision
 from maitred.core.request import PriorityClass, Request
 from maitred.core.units import Micros
+from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, GatewayBooks
 from maitred.scheduler.link.linked_programs import LinkedPrograms
 from maitred.scheduler.link.messages import (
@@ -32,7 +33,6 @@ from maitred.scheduler.link.messages import (
     AnyMessage,
     Declined,
     Failed,
-    FailureKind,
     FirstByte,
     Grant,
     LiveRequest,
@@ -118,7 +118,9 @@ class LinkedAdmission:
         """`models` are the pools that the core has slots for. `say` sends a message to a gateway that is connected. `pool_of`
         returns the pool of a model, and `load_probe` the load of its backends."""
         self.core = core
-        self._books, self._placer, self._models, self._epoch, self._say = books, placer, models, epoch, say
+        self._books, self._placer, self._models, self._say = books, placer, models, say
+        self.epoch = epoch
+        """That of all grants."""
         self._pool_of, self._load_probe = pool_of, load_probe
         self._programs = programs
         self._handlers: Mapping[type, Callable[[BookedGateway, Any, Micros], None]] = {
@@ -322,7 +324,7 @@ class LinkedAdmission:
             self.end(request, ReleaseReason.FAILED, now)
             return
         request.backend, rank = place
-        self._say(request.gateway, Grant(request.number, request.attempt, self._epoch, request.backend, rank))
+        self._say(request.gateway, Grant(request.number, request.attempt, self.epoch, request.backend, rank))
 
     def _leave(self, request: BookedRequest, end: ReleaseReason, now: Micros) -> None:
         """Note that a request is at its backend no more, if it is at one."""

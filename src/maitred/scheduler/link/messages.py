@@ -18,9 +18,10 @@ import msgspec
 from maitred.admission import Refusal, ReleaseReason
 from maitred.core.units import Micros
 from maitred.programs import Usage
+from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -183,24 +184,6 @@ class Declined(Message, frozen=True, tag=14):
     attempt: int
 
 
-class FailureKind(IntEnum):
-    """How a backend has failed a request, as far as it matters to where the request goes next."""
-
-    OTHER = 0
-    ANSWERED = 1
-    """It has answered with an error: it may have the request once more, where no other backend is left."""
-    BUSY = 2
-    """It has answered that it has no room."""
-    BROKEN = 3
-    """It has closed the connection, as the end of a process looks."""
-    NO_CONNECTION = 4
-    """As many connections as may be open carry other requests."""
-    ABANDONED = 5
-    """It was given up before it answered, and may have the request again."""
-    USAGE_REFUSED = 6
-    """It rejects what the gateway has added to the request, and gets it again without that."""
-
-
 class Failed(Message, frozen=True, tag=15):
     """Its backend has failed a request, which asks for another."""
 
@@ -223,22 +206,12 @@ class Beat(Message, frozen=True, tag=17):
     """The gateway lives."""
 
     number: int
-    heard: int
-    """The last beat of which the answer has come on this connection, or 0. All that the gateway had said when the scheduler
-    gave that answer comes before this beat."""
 
 
-class OutcomeKind(IntEnum):
-    """What a gateway says of a backend."""
+class Marked(Message, frozen=True, tag=44):
+    """The answer to a mark. All that the gateway had to say of what had ended before the mark came was said before this."""
 
-    FAILURE = 0
-    """It has failed a request."""
-    BUSY = 1
-    """It has no room at present."""
-    REST = 2
-    """It has asked to be left alone for a time."""
-    UNREACHABLE = 3
-    """No connection could be made."""
+    instant: Micros
 
 
 class Outcome(Message, frozen=True, tag=18):
@@ -344,6 +317,13 @@ class BeatAnswer(Message, frozen=True, tag=25):
     epoch: int
 
 
+class Mark(Message, frozen=True, tag=28):
+    """Say `Marked` when what your backends had sent before this has been read."""
+
+    instant: Micros
+    """On the scheduler's clock; it means nothing to the gateway."""
+
+
 class Abandon(Message, frozen=True, tag=26):
     """The backend of a request is given up. If its response has not begun, the gateway stops it there and asks again."""
 
@@ -393,7 +373,7 @@ class Note(Message, frozen=True, tag=30):
 
 ProgramMessage: TypeAlias = BeginProgram | ProgramTokens | EndProgram
 GatewayMessage: TypeAlias = (
-    Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Outcome | Progress | ProgramMessage
+    Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Marked | Outcome | Progress | ProgramMessage
 )
-SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer | Abandon | Fleet | Memory
+SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer | Mark | Abandon | Fleet | Memory
 AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | SchedulerMessage | Note

@@ -37,7 +37,7 @@ from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, C
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
 from maitred.scheduler.link.linked_programs import LinkedPrograms, MemoryHost
-from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Fleet, Hello, Note, Standing, Welcome
+from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Fleet, Hello, Mark, Marked, Note, Standing, Welcome
 from maitred.scheduler.link.model_slots import ModelSlots
 from maitred.scheduler.link.slot_settling import SlotSettling
 from maitred.scheduler.link.unaccounted import Unaccounted
@@ -196,7 +196,7 @@ class SchedulerEnd:
         are gone, because its engine does not say of which model is what has gone."""
         self._slots.model_at = dict(models)
 
-    def tell(self, message: Fleet | Note, to: GatewayId | None = None) -> None:
+    def tell(self, message: Fleet | Note | Mark, to: GatewayId | None = None) -> None:
         """Tell something to a gateway, or to all that are connected."""
         for gateway in self.books.gateways.values():
             if to is None or gateway.id == to:
@@ -260,6 +260,8 @@ class SchedulerEnd:
             self.unaccounted.note_strangers(backend, running, now)
         self.settling.free(self.unaccounted.on_reading(backend, running, asked_at, now), now)
         self.settling.review(now)
+        if self.unaccounted.backends():
+            self.tell(Mark(now))
 
     def advance(self, now: Micros) -> None:
         """Do what is due by `now`."""
@@ -321,7 +323,11 @@ class SchedulerEnd:
         elif self.requests.take(gateway, message, now) or self.programs.take(gateway, message, now):
             pass  # The most by far.
         elif isinstance(message, Beat):
-            self._on_beat(gateway, message, now)
+            gateway.heard_at = now
+            self._say(gateway, BeatAnswer(message.number, self.requests.epoch))
+        elif isinstance(message, Marked):
+            gateway.on_marked(message.instant, now)
+            self.settling.free(self.unaccounted.review(), now)
         elif isinstance(message, Note) and self.on_note is not None:
             self.on_note(gateway.id, message)
         else:
@@ -366,12 +372,6 @@ class SchedulerEnd:
             if self.learning is not None:
                 self.learning.on_held(request.terms.model, request.ticket.sequences)
             strangers[request.backend] = max(0, strangers[request.backend] - request.ticket.sequences)
-
-    def _on_beat(self, gateway: BookedGateway, beat: Beat, now: Micros) -> None:
-        assert self.epoch is not None
-        gateway.on_beat(beat.number, beat.heard, now)
-        self._say(gateway, BeatAnswer(beat.number, self.epoch))
-        self.settling.free(self.unaccounted.review(), now)
 
     def _part(self, link: GatewayConnection, connection: ConnectionId, now: Micros) -> None:
         """Let go of the gateway of a connection that is no more."""

@@ -10,17 +10,18 @@ An engine says how many sequences are there (`running`, with those that wait in 
 
     unaccounted ≤ running - (live requests that were certainly there)
 
-A live request was certainly there if its response had begun before the engine was asked, and it is still held now, and its
-gateway has said nothing before the reading that is still on its way (`BookedGateway.known_until`): else its release might be.
+A live request was certainly there if its response had begun before the engine was asked, and it is still held when its gateway
+has nothing more to say of what was before the reading (`BookedGateway.known_until`). Gateways are asked for that with each
+reading (`Mark`), so of a response that takes longer than a reading and an answer it is known.
 Only orphans count of which the gateway could start nothing any more when the engine was asked (`BookedGateway.certain_from`).
 
 So it is known of *some* orphans that they are gone (`absent`), and not of which. Their slots are used, and they stay in the
 books until all are gone, or until their gateways are back and say which.
 
 *Example.* 8 slots; gateway a holds 3 and dies, and b holds 5, which stream. The next reading says 7: 7 may all be unaccounted,
-so nothing is freed. A second later b beats, and still holds its 5: at most 2 of those 7 were a's, so one of a's 3 is absent,
-and there are 9 slots with 8 held. If a is back then and names only one of its 3, the other two end, and the absent one is
-one of these.
+so nothing is freed. Soon b has answered the mark of that instant, and still holds its 5: at most 2 of those 7 were a's, so one
+of a's 3 is absent, and there are 9 slots with 8 held. If a is back then and names only one of its 3, the other two end, and the
+absent one is one of these.
 """
 
 from __future__ import annotations

@@ -54,9 +54,8 @@ class OrphanWatch:
 
     async def _ask(self, backend: Backend) -> None:
         """Ask a backend how many requests it has, if it says so."""
-        before, asked_at = backend.load, self._clock.now()
-        await self._watch.poll_now(backend)
-        load = backend.load
-        if load is not None and load is not before and load.running is not None:
+        asked_at = self._clock.now()  # Not that of a poll in flight, whose answer may be older.
+        load = await self._watch.metrics_reader(backend).read(samples_only=True)
+        if load is not None and load.running is not None:
             self._end.on_reading(backend.index, load.running + (load.waiting or 0), asked_at, self._clock.now())
             self._flush_soon()

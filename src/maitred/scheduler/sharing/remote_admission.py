@@ -17,7 +17,7 @@ from maitred.core.decisions import Decision
 from maitred.core.request import Request, RequestId
 from maitred.core.units import Micros
 from maitred.scheduler.drivers.admission import AdmissionRejected, RealTimeAdmission, SlotLease
-from maitred.scheduler.link.messages import FailureKind
+from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.placements import MemoryLost
 from maitred.wire.clock import Clock
 

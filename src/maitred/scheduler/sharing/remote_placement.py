@@ -11,7 +11,7 @@ from maitred.core.contracts import Router
 from maitred.core.units import Micros
 from maitred.scheduler.backends.fleet_view import FleetView
 from maitred.scheduler.failures import AnsweredError, BackendAbandoned, FailedAttempts, UsageRefused
-from maitred.scheduler.link.messages import FailureKind
+from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.placements import Place, ProgramPlacement, RoutedPlacement
 from maitred.scheduler.requests import ScheduledRequest
 from maitred.scheduler.sharing.remote_admission import RemoteAdmission
