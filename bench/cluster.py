@@ -14,8 +14,8 @@ requests keeps it full, and chats (class `interactive`) come at random. The same
                  another one, at random instants
 
 and of each is printed: TTFT of the chats, tokens per second of bulk, the most requests that the engine had at once; and where
-something has failed: requests that failed beyond those that a killed process had (told by the ports of its connections), streams
-that broke off beyond these, how long after the fault a chat that came after it had its first byte, and the longest time
+something has failed: requests that failed beyond those that a killed process had (told by the ports of its connections),
+streams that broke off beyond these, how long after the fault a chat that came after it had its first byte, and the longest time
 between the first bytes of two chats from the fault on. `lead` is what the gateway keeps at the engine beyond the limit that it
 has learned (docs/admission.md), so at most 8 + lead may be there.
 """
