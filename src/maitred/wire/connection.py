@@ -141,7 +141,9 @@ class UpstreamConnection(asyncio.Protocol):
         if len(events) == 1 and type(events[0]) is bytes:  # the usual piece of a stream
             self._response.on_body(events[0], True)
         elif len(events) == 3 and events[2] is END and type(events[0]) is ResponseHead:  # a whole response, the usual one
-            self._take_whole(events[0], cast(bytes, events[1]))
+            body = events[1]
+            assert type(body) is bytes
+            self._take_whole(events[0], body)
         else:
             self._handle_events(events)
 

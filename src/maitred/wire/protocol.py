@@ -98,7 +98,9 @@ class ServerConnection(asyncio.Protocol):
             return
         events = self._framing.receive_data(data)
         if len(events) == 3 and events[2] is END and type(events[0]) is RequestHead:  # a whole request, the usual one
-            self._start_exchange(events[0]).on_whole_body(cast(bytes, events[1]))
+            body = events[1]
+            assert type(body) is bytes
+            self._start_exchange(events[0]).on_whole_body(body)
         elif len(events) == 2 and events[1] is END and type(events[0]) is RequestHead:  # the same without a body
             self._start_exchange(events[0]).on_body_end()
         elif events:

@@ -345,9 +345,9 @@ class ServerFraming(MessageFraming):
                 self.keep_alive = False  # HTTP/1.0 knows no chunks: the end of the connection is that of the body
         if not self.keep_alive:
             lines.append(b"connection: close")
-        head = b"\r\n".join(lines)
+        head, line_ends = b"\r\n".join(lines), len(lines) - 1
         # A line end in a value would add headers, or a whole response, to what this connection sends.
-        if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+        if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
             raise FramingMisuse("a header with a line end in it")
         return head + b"\r\n\r\n"
 

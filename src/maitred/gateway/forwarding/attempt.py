@@ -17,12 +17,11 @@ from maitred.gateway.forwarding.held_answer import HeldAnswer
 from maitred.gateway.forwarding.proxy_request import ProxyRequest
 from maitred.gateway.forwarding.response_forwarder import ResponseForwarder
 from maitred.scheduler.interface import Backend, FleetView, UpstreamRequest
-from maitred.wire.clock import Clock
 from maitred.wire.errors import UpstreamError
 from maitred.wire.response import UpstreamResponse
 
 
-class Attempt:
+class Attempt(UpstreamRequest):
     """One of a request. `response` is set when it has come."""
 
     def __init__(
@@ -33,15 +32,14 @@ class Attempt:
         backend: Backend,
         proxied: ProxyRequest,
         now: Micros,
-        clock: Clock,
     ) -> None:
         """The request is sent to `backend` at `now`. `router` is told of the end; None: it has not chosen the backend."""
-        self._fleet, self._outcomes, self._router, self._proxied, self._clock = fleet, outcomes, router, proxied, clock
+        super().__init__(backend, proxied.request, proxied.task)
+        self._fleet, self._outcomes, self._router = fleet, outcomes, router
         self.response: UpstreamResponse | None = None
-        self.sent = sent = UpstreamRequest(backend, proxied.request, proxied.task)
-        fleet.add_request(sent, now)
-        sent.record = record = proxied.record
-        record.on_sent(backend, now, None if sent.own is None else sent.note_events)
+        fleet.add_request(self, now)
+        self._of_request = self.record = record = proxied.record
+        record.on_sent(backend, now, None if self.own is None else self.note_events)
 
     def __enter__(self) -> Attempt:
         return self
@@ -50,28 +48,27 @@ class Attempt:
         """Return an answer that another backend may better. It stays open until it is closed."""
         response, self.response = self.response, None
         assert response is not None
-        return HeldAnswer(self.sent, forwarder, response, self._clock.wall())
+        return HeldAnswer(self, forwarder, response, self._of_request.clock.wall())
 
     def _count(self, error: BaseException) -> None:
         """Count a failure of the backend. Raises BackendAbandoned for the cancellation that is one."""
-        sent = self.sent
         if isinstance(error, asyncio.CancelledError):
-            if sent.catch():
-                raise self._outcomes.on_abandoned(sent) from None
+            if self.catch():
+                raise self._outcomes.on_abandoned(self) from None
         elif isinstance(error, UpstreamError):
-            sent.has_failed = True
-            self._outcomes.on_failure(sent, error)
+            self.has_failed = True
+            self._outcomes.on_failure(self, error)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Leave the backend, however the attempt has ended."""
-        sent = self.sent
         try:
             if error is not None:
                 self._count(error)
         finally:
             if self.response is not None:  # If it is not complete, this closes the connection: the engine stops working on it.
                 self.response.close()
-            ended_at = self._proxied.record.ended_at or self._clock.now()
-            self._fleet.remove_request(sent, ended_at)
+            record = self._of_request
+            ended_at = record.ended_at or record.clock.now()
+            self._fleet.remove_request(self, ended_at)
             if self._router is not None:
-                self._router.on_request_end(self._proxied.request, sent.backend.index, ended_at)
+                self._router.on_request_end(self.request, self.backend.index, ended_at)

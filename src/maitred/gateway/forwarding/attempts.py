@@ -143,12 +143,11 @@ class Attempts:
         """Send the request to one backend at `now`, and its response to the client. Raises UpstreamError while nothing has been
         sent, and ApiError if the request loses its slot before its first byte."""
         record, router = proxied.record, self._router if proxied.memory_lease is None else None
-        with Attempt(self._fleet, self._outcomes, router, place[0], proxied, now, self._clock) as attempt:
-            sent = attempt.sent
+        with Attempt(self._fleet, self._outcomes, router, place[0], proxied, now) as sent:
             if proxied.failed is not None:
                 self._counters.retries += 1
                 sent.may_be_abandoned = proxied.failed.num_abandoned < self._config.max_attempts
-            attempt.response = response = await self._request(place, proxied)
+            sent.response = response = await self._request(place, proxied)
             if response.status == _NOT_FOUND and proxied.may_be_elsewhere:
                 raise NotFoundThere(f"{place[0].url} answers 404")
             forwarder = self._forwarder(response, proxied, writer)
@@ -159,7 +158,7 @@ class Attempts:
                 if STREAM_OPTIONS in forwarder.withheld:
                     raise self._withdraw_usage(sent, proxied)
             if response.status in RETRYABLE_STATUSES or (record.error is not None and forwarder.can_be_replaced):
-                raise attempt.hold(forwarder)
+                raise sent.hold(forwarder)
             self._outcomes.on_answer(sent, is_whole=not record.is_stream)
             sent.is_committed = True
             self._commit(proxied, forwarder)

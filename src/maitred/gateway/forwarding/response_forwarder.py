@@ -231,11 +231,11 @@ class ResponseForwarder:
 
     def _client_headers(self, part: _ClientPart) -> Headers:
         """Return the headers of the response for the client, with the request id of the gateway."""
-        received = self._response.headers
+        received, status = self._response.headers, self._response.status
         headers = [received[place] for place in part.places]
-        if self._response.status >= _BAD_REQUEST:
+        if status >= _BAD_REQUEST:
             headers = cap_retry_after(headers, self._record.clock.wall())
-        if self._response.status in (204, 304):  # Such a response has no body, whatever its head says.
+        elif status in (204, 304):  # Such a response has no body, whatever its head says.
             headers = [header for header in headers if header[0] != b"content-length"]
         if self.reader is not None and self.reader.changes_body:
             headers = [header for header in headers if header[0] not in _HEADERS_FIXING_BODY]

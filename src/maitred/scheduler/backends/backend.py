@@ -166,29 +166,35 @@ class AnswerTimes(Protocol):
 class UpstreamRequest(CancelScope):
     """A request at a backend. If it is cancelled, the backend has failed it: it is *abandoned*."""
 
+    # What is seldom read before it is set stands in the class: to read it there is dear.
+    is_committed = False
+    """Whether its response goes to the client: the request is not taken away from its backend any more."""
+    may_be_abandoned = True
+    """Whether it may be taken away from a backend that is down: it was not too often."""
+    is_unanswered_probe = False
+    """Whether it is a probe of which no answer has come: no other one is sent meanwhile."""
+    record: AnswerTimes | None = None
+    """What is known of its answer."""
+    is_complete = False
+    """Whether its answer came whole, with status 200."""
+    has_failed = False
+    """Whether the backend failed it."""
+
     def __init__(self, backend: Backend, request: Request, task: asyncio.Task[None]) -> None:
         self.task = task
         self.backend = backend
         self.request = request
-        self.model = request.model
         self.is_stranded = False
         """Whether admission knows that the slot of the request goes with it, since its backend takes no new requests."""
-        self.is_committed = False
-        """Whether its response goes to the client: the request is not taken away from its backend any more."""
-        self.may_be_abandoned = True
-        """Whether it may be taken away from a backend that is down: it was not too often."""
         self.is_probe = False
         """Whether its answer decides about a half-open backend."""
-        self.is_unanswered_probe = False
-        """Whether it is a probe of which no answer has come: no other one is sent meanwhile."""
-        self.record: AnswerTimes | None = None
-        """What is known of its answer."""
         self.own: OwnRequest | None = None
         """Its record for learned slots, or None if the slots of the backend are not learned."""
-        self.is_complete = False
-        """Whether its answer came whole, with status 200."""
-        self.has_failed = False
-        """Whether the backend failed it."""
+
+    @property
+    def model(self) -> str:
+        """The model that it asks for."""
+        return self.request.model
 
     def waits_since(self, instant: Micros) -> bool:
         """Return whether it was sent at `instant` or before, and nothing of its answer has come."""
