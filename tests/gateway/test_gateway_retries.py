@@ -314,19 +314,38 @@ def test_an_answer_that_is_held_is_let_go_with_its_client() -> None:
     run(scenario())
 
 
+def observed_by(gateway: Any) -> list[Any]:
+    """Return the records of the requests that end from now on."""
+    observed: list[Any] = []
+    end = gateway._observer.end
+    gateway._observer.end = lambda record, exchange: (observed.append(record), end(record, exchange))[1]
+    return observed
+
+
 def test_the_access_log_has_the_answer_that_was_passed_on() -> None:
     async def scenario() -> None:
         first, second = Backend(says("500 I")), Backend()
         async with world(first, second, health_interval_secs=30.0) as w:
             await second.stop()
-            observed: list[Any] = []
-            observer = w.gateway._observer
-            end = observer.end
-            observer.end = lambda record, exchange: (observed.append(record), end(record, exchange))[1]  # type: ignore[method-assign]
+            observed = observed_by(w.gateway)
             assert (await w.request())[0] == 500
             await w.wait_until(lambda: observed)
             record = observed[0]
             assert (record.backend.url, record.outcome, record.num_bytes) == (first.url, "status_500", len(PROBLEM))
+
+    run(scenario())
+
+
+def test_a_stream_that_is_passed_on_counts_with_the_event_that_its_first_piece_has_a_part_of() -> None:
+    """The gateway reads the usage, which it has asked for, and sends only whole events."""
+
+    async def scenario() -> None:
+        pieces = b'data: {"error":{"message":"EngineCore died","code":500}}\n\ndata: {"us', b'age":null,"choices":[]}\n\n'
+        async with world(Backend(streams(*pieces)), programs={}, max_attempts=1) as w:
+            observed = observed_by(w.gateway)
+            assert (await w.request(body={"model": "m", "messages": [], "stream": True}))[::2] == (200, b"".join(pieces))
+            await w.wait_until(lambda: observed)
+            assert observed[0].num_bytes == len(b"".join(pieces))
 
     run(scenario())
 

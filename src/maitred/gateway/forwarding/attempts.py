@@ -132,7 +132,7 @@ class Attempts:
                 raise error_responses.upstream_busy(rest)
             raise error_responses.upstream_failed(failed.failure if failed is not None and serving else None)
         forwarder, record = answer.forwarder, proxied.record
-        record.on_passed_on(answer.sent.backend, forwarder.withheld, is_stream=forwarder.is_stream)
+        record.on_passed_on(answer.sent.backend, forwarder.arrived, is_stream=forwarder.is_stream)
         self._commit(proxied, forwarder)
         further = forwarder.forward()
         if further is None:

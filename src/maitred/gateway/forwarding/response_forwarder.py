@@ -102,6 +102,12 @@ class ResponseForwarder:
         return self._withheld
 
     @property
+    def arrived(self) -> bytes:
+        """What has come of the body, and has not been sent yet, with the beginning of an event whose end comes as a piece by
+        itself."""
+        return self._withheld if self.reader is None else self._withheld + self.reader.held_back
+
+    @property
     def is_stream(self) -> bool:
         """Whether the response is a stream of events that the client has asked for."""
         return self._is_stream
@@ -214,8 +220,7 @@ class ResponseForwarder:
 
     def _note_first_data(self) -> None:
         self._has_data = True
-        held_back = b"" if self.reader is None else self.reader.held_back  # Its end comes as a piece by itself.
-        self._record.on_first_data(self._withheld + held_back if held_back else self._withheld)
+        self._record.on_first_data(self._withheld if self.reader is None else self.arrived)
 
     def _note_first_data_sent(self) -> None:
         record, lease = self._record, self._proxied.memory_lease
