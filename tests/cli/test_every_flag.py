@@ -32,6 +32,7 @@ BY_QUEUES: Final = f"{BUSY} --num-instances 4 --routing-policy weighted --routin
 TIGHT: Final = f"{BLIS} --enable-prefix-caching --total-kv-blocks 16"
 FULL: Final = f"{BUSY} --total-kv-blocks 40 --max-model-len 400"
 TIERED: Final = f"{FULL} --config blis.yaml --kv-cpu-blocks 100"
+FAILING: Final = f"{BUSY} --num-instances 3 --mtbf 0.02 --mttr 0.5"
 AGENTS: Final = (
     f"--programs 6 --turns 5 --start-tokens uniform:200,400 --input-tokens 40 --output-tokens 30 --tool-time-ms 20000 {TIMED}"
 )
@@ -90,6 +91,11 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "config": (BUSY, "--config c.yaml"),
     "num_instances": (BUSY, "--num-instances 2"),
     "slots": (BUSY, "--slots learned"),
+    "mtbf": (BUSY, "--mtbf 0.02"),
+    "mttr": (FAILING, "--mttr 0.001"),
+    "max_attempts": (FAILING, "--max-attempts 1"),
+    "slow_instances": (BUSY, "--slow-instances 1"),
+    "slow_factor": (f"{BUSY} --slow-instances 1", "--slow-factor 3"),
     "routing_policy": (f"{BUSY} --num-instances 4", "--routing-policy power-of-two"),
     "routing_scorers": (BY_QUEUES, "--routing-scorers load-balance:1"),
     "admission_latency": (LOAD, "--admission-latency 7"),

@@ -287,6 +287,14 @@ CLUSTER: Final = FlagGroup(
     KeyFlag("cluster.snapshot_refresh_interval_ms", "µs", name="--snapshot-refresh-interval", in_micros=True),
     KeyFlag("cluster.cache_signal_delay_ms", "µs", name="--cache-signal-delay", in_micros=True),
 )
+FAILURES: Final = FlagGroup(
+    "Failures: instances that stop, and slow ones",
+    KeyFlag("cluster.failures.mtbf_secs", "SECS", name="--mtbf"),
+    KeyFlag("cluster.failures.mttr_secs", "SECS", name="--mttr"),
+    KeyFlag("cluster.failures.max_attempts", "N"),
+    KeyFlag("cluster.failures.slow_instances", "N"),
+    KeyFlag("cluster.failures.slow_factor", "FACTOR"),
+)
 DISAGGREGATION: Final = FlagGroup(
     "Prefill and decode instances: prompts are computed in some, answers in others",
     KeyFlag("cluster.disaggregation.prefill_instances", "N"),
@@ -311,6 +319,7 @@ ADMISSION: Final = FlagGroup(
 SIMULATE: Final = (
     *WORKLOAD,
     CLUSTER,
+    FAILURES,
     DISAGGREGATION,
     ADMISSION,
     FLOW_CONTROL,

@@ -267,7 +267,8 @@ def _breakdown(summary: Summary, by: By) -> Iterator[tuple[str, dict[str, float 
 
 def _instance_figures(engine: InstanceSummary) -> dict[str, float | None]:
     fetched = {"kv_fetched_blocks": engine.fetched_blocks} if engine.fetched_blocks else {}
-    return {"steps": engine.steps, **fetched, "utilisation": engine.utilisation, **_spread_ms("itl", engine.itl)}
+    available = {} if engine.availability is None else {"availability": engine.availability}
+    return {"steps": engine.steps, **fetched, "utilisation": engine.utilisation, **available, **_spread_ms("itl", engine.itl)}
 
 
 def _targets(targets: Targets) -> dict[str, float | None]:
@@ -284,6 +285,7 @@ def _figures(summary: Summary, group: GroupSummary) -> dict[str, float | None]:
         "dropped_unservable": count[Outcome.REFUSED],
         "timed_out_requests": count[Outcome.TIMED_OUT],
         "aborted_requests": count[Outcome.ABORTED],
+        "failed_requests": count[Outcome.FAILED],
         "unfinished_requests": count[Outcome.UNFINISHED],
         "still_queued": count[Outcome.UNFINISHED] - group.still_running,
         "still_running": group.still_running,

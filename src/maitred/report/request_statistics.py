@@ -75,7 +75,7 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     """How often instances freed the KV of these requests."""
     retries: int
-    """How often admission took a slot back and let the request wait for another."""
+    """How often a request began anew: admission took its slot back, or its instance failed."""
     longest_wait: Micros
     """The longest time from an arrival until the request ran for the first time, or ended without having run."""
     within_slo: int | None

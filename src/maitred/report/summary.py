@@ -75,6 +75,8 @@ class InstanceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks fetched from main memory."""
     utilisation: float | None
     """Share of the run in which it ran steps, 0..1; the mean if there are several instances."""
+    availability: float | None = None
+    """Share of the time in which it served, as opposed to being down, 0..1; None if it never failed."""
     itl: LatencyStatistics | None
 
 
@@ -214,10 +216,12 @@ def _instance_summary(instances: Sequence[InstanceTotals], duration: Micros) -> 
     available = duration * len(instances)
     # A step may outlast the run if its last client leaves.
     busy = sum(min(totals.busy, duration) for totals in instances)
+    serving, down = (sum(getattr(totals, name) for totals in instances) for name in ("serving", "down"))
     return InstanceSummary(
         steps=sum(totals.steps for totals in instances),
         fetched_blocks=sum(totals.fetched_blocks for totals in instances),
         utilisation=busy / available if available else None,
+        availability=serving / (serving + down) if down else None,
         itl=sketch_statistics(gaps),
     )
 

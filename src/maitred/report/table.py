@@ -203,16 +203,17 @@ def _outcomes(summary: Summary) -> list[TableRow]:
 
 
 def _work(summary: Summary) -> list[TableRow]:
-    """Return rows for peak concurrency, retries, waits, prefix hits, preemptions and wasted tokens, as far as there are any."""
-    total, peak = summary.total, summary.peak_concurrency
+    """Return rows for what happened to requests beside their outcomes, as far as there is anything."""
+    total, peak, available = summary.total, summary.peak_concurrency, summary.all_instances.availability
 
-    def in_flight(group: GroupSummary) -> str:
-        return f"{peak:,}" if group is total else NO_VALUE
+    def of_all(figure: Callable[[], str]) -> Callable[[GroupSummary], str]:
+        return lambda group: figure() if group is total else NO_VALUE
 
     lines: list[tuple[bool | int | None, TableRow]] = [
-        (peak, ("most in flight", in_flight)),
+        (peak, ("most in flight", of_all(lambda: f"{peak:,}"))),
         (total.retries, ("retries", lambda group: f"{group.retries:,}")),
         (total.longest_wait >= SECOND, ("longest wait s", lambda group: format_number(to_seconds(group.longest_wait)))),
+        (available is not None, ("availability", of_all(lambda: format_share(available)))),
         (total.cached_tokens, ("prefix hits", lambda group: format_share(group.hit_rate or 0))),
         (not summary.is_measured, ("KV preemptions", lambda group: f"{group.preemptions:,}")),
         (total.wasted_tokens, ("wasted tokens", lambda group: f"{group.wasted_tokens:,}")),

@@ -293,8 +293,10 @@ def _refused(results: Results, total: GroupSummary, setup: RunSetup) -> Iterator
     parts = [*(_by_endpoint(total) if setup.measured else _by_cluster(results, total, section_of(setup, InstanceConfig)))]
     if count := total.outcomes[Outcome.TIMED_OUT]:
         parts.append(f"{count:,} left by their clients at the deadline (timeout)")
+    if count := total.outcomes[Outcome.FAILED]:
+        parts.append(f"{count:,} lost with an instance that failed, or none served (mtbf_secs, max_attempts)")
     if parts:
-        lost = sum(total.outcomes[kind] for kind in (Outcome.REFUSED, Outcome.REJECTED, Outcome.TIMED_OUT))
+        lost = sum(total.outcomes[kind] for kind in (Outcome.REFUSED, Outcome.REJECTED, Outcome.TIMED_OUT, Outcome.FAILED))
         share = lost / max(total.arrived, 1)
         yield Verdict(VerdictKind.REFUSED, f"{share:.1%} of the requests were not served: {'; '.join(parts)}.")
 

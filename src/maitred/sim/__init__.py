@@ -12,8 +12,10 @@
     program_statistics.py    makespans, pauses, imbalance
     admission_driver.py  the admission core in front of the router
     slot_learning.py     learned slots in virtual time
-    lifecycle.py         what both may do to a request
+    lifecycle.py         what these may do to a request
     fleet.py             the instances, and when each is due next
+    membership.py        which of them serve, and the time in each state
+    failures.py          instances that fail and come back
     replica.py           one of them, as routers see it
     snapshots.py         the same when routers see a stale state
     disaggregation.py    prefill and decode in separate instances
@@ -22,6 +24,7 @@
     timeline_log.py      what happened to single requests beside the instants in their rows
     samples.py           the state of the instances at regular instants
     config.py            ClusterConfig: instances, slots, delays, P/D
+    fleet_config.py      the sections of it that are about what happens to instances
 
 Time is an integer number of microseconds, and events at one instant have a fixed order. So one seed gives one result, byte for
 byte, with skipped steps or without.

@@ -152,6 +152,7 @@ class AdmissionDriver:
         decisions = self.core.release(request_id, ReleaseReason.SLOT_PREEMPTED, now)
         if any(decision.subject == request_id for decision in decisions):
             state.retries += 1
+            state.attempts = 1
             state.admitted_at = state.queued_at = NEVER
         else:
             self._lifecycle.finish(state, Outcome.PREEMPTED, now, None, replica)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.admission.terms.config import MAX_SECS, MAX_SLOTS
 from maitred.compat.instance_rules import instance_rules
@@ -14,6 +15,7 @@ from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms
 from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig, Signals
+from maitred.sim.fleet_config import FailureConfig
 
 MAX_INSTANCES = 10_000
 """More instances than any router has; a larger number is a typing mistake."""
@@ -109,6 +111,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     go on. Learned slots follow, reported ones stay. Only with `flavour: vllm`."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     """Prefill in some instances, decode in others."""
+    failures: FailureConfig = FailureConfig()
+    """Instances that fail, and instances that are slow."""
 
     def __post_init__(self) -> None:
         for name in _DELAY_KEYS:
@@ -120,6 +124,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"capacity must be from 1 to {MAX_SLOTS:,} slots, not {self.capacity}")
         if self.capacity is not None and self.slots == "learned":
             raise ValueError("capacity and slots: learned contradict each other (leave one of them out)")
+        if self.failures.slow_instances > self.num_instances:
+            raise ValueError(f"slow_instances {self.failures.slow_instances} are more than num_instances {self.num_instances}")
 
     def warnings(self, *, is_admission_off: bool, reads: Signals) -> Iterator[str]:
         """Yield a warning for each key without effect. `reads` is what the router looks at."""
@@ -129,11 +135,18 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             yield "snapshot_refresh_interval_ms has no effect with a router that goes by requests in flight, which it knows"
         if self.cache_signal_delay_ms and not reads & Signals.CACHES:
             yield "cache_signal_delay_ms has no effect with a router that does not look at prefix caches"
+        yield from self.failures.warnings()
         if not self.disaggregation:
             plain = DisaggregationConfig()
             for name in DisaggregationConfig.__struct_fields__:
                 if getattr(self.disaggregation, name) != getattr(plain, name):
                     yield f"disaggregation.{name} has no effect without prefill_instances and decode_instances"
+
+    def instance_configs(self, instance: InstanceConfig) -> list[InstanceConfig]:
+        """Return the configuration of each instance by its index; equal ones are one object."""
+        slow = self.failures.slow_instances
+        scaled = replace(instance, latency_scale=instance.latency_scale * self.failures.slow_factor)
+        return [instance] * (self.num_instances - slow) + [scaled] * slow
 
     @property
     def limits_slots(self) -> bool:

@@ -3,8 +3,8 @@ arrivals beside them.
 
 At one instant events come in the order of their kind, then of their target:
 
-    arrival  <  admission decides  <  routing  <  deadline in front of an instance  <  timer of admission
-             <  timer and decisions of programs  <  KV transfer ends  <  entry into a wait queue
+    arrival  <  an instance fails or serves again  <  admission decides  <  routing  <  deadline in front of an instance
+             <  timer of admission  <  timer and decisions of programs  <  KV transfer ends  <  entry into a wait queue
              <  event of an instance  <  change of limits  <  look for learned slots  <  sample  <  steps begin
 
 The order never depends on the order of the pushes, because that depends on the number of skipped steps. A request that enters
@@ -50,27 +50,29 @@ class SimEventKind(IntEnum):
     """The kinds of events, in their order at one instant; arrivals precede them all. The comment of each says what its target
     is."""
 
-    DECISION = 0
+    FLEET = 0
+    """An instance fails, or serves again. The target is its index."""
+    DECISION = 1
     """The admission latency is over. The target is a `DelayLine` id, as for ROUTING, TRANSFER and ENTRY."""
-    ROUTING = 1
+    ROUTING = 2
     """The routing latency is over."""
-    DEADLINE = 2
+    DEADLINE = 3
     """The deadline of a request that is in no instance yet. The target is its id."""
-    ADMISSION = 3
+    ADMISSION = 4
     """The timer of the admission core. The target is 0."""
-    PROGRAMS = 4
+    PROGRAMS = 5
     """The timer of the programs core, and its decisions about what has ended at this instant. The target is 0."""
-    TRANSFER = 5
+    TRANSFER = 6
     """The KV of a prompt has reached its decode instance."""
-    ENTRY = 6
+    ENTRY = 7
     """The queueing delay is over: the request enters the wait queue of its instance."""
-    INSTANCE = 7
+    INSTANCE = 8
     """Something happens in an instance. The target is its index."""
-    LIMIT = 8
+    LIMIT = 9
     """All instances have another limit. The target is the index of the change."""
-    SLOTS = 9
+    SLOTS = 10
     """A look at all instances, for learned slots. The target is 0."""
-    SAMPLE = 10
+    SAMPLE = 11
     """A sample of all instances is due. The target is 0."""
 
 

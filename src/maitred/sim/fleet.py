@@ -17,26 +17,30 @@ from maitred.admission import fleet_load
 from maitred.compat.instance_rules import instance_rules
 from maitred.core.contracts import FleetLoad, InstanceView
 from maitred.core.units import Micros, from_seconds
-from maitred.instance import InstanceConfig
+from maitred.instance import Instance, InstanceConfig
 from maitred.instance.step_meter import ItlLog
 from maitred.sim.config import ClusterConfig, LimitChange
 from maitred.sim.event_queue import EventQueue, SimEventKind
+from maitred.sim.membership import InstanceState, Membership
 from maitred.sim.replica import NOT_DUE, BlockHashMemo, Replica
 from maitred.sim.results import InstanceTotals, Ints, ItlGaps, itl_gaps_of
 from maitred.sim.snapshots import make_snapshots
 
 
 class SimulatedFleet:
-    """Equal instances, by their index."""
+    """The instances, by their index."""
 
     def __init__(
         self, cluster: ClusterConfig, instance: InstanceConfig, seed: int, event_queue: EventQueue, *, log_itl: bool = False
     ) -> None:
         """With `log_itl` the gaps between tokens are recorded per request (`itl_gaps`)."""
         self._event_queue = event_queue
-        memo, latency = BlockHashMemo(), instance.latency_model()
-        count, rules = cluster.num_instances, instance_rules(instance)
-        self._overhead = latency.overheads.per_output_token
+        memo, count, rules = BlockHashMemo(), cluster.num_instances, instance_rules(instance)
+        self._configs = cluster.instance_configs(instance)
+        # Equal instances share one object each.
+        latencies = {id(config): config.latency_model() for config in self._configs}
+        self._overhead = latencies[id(self._configs[0])].overheads.per_output_token
+        self._new_instance, self._seed, self._num_restarts = rules.new_instance, seed, 0
         self.limits: list[int] = []
         """The limits that are scheduled, by the index of their events."""
         self._limit_at_start = instance.max_num_seqs
@@ -44,20 +48,25 @@ class SimulatedFleet:
         # A dict: the order of a set depends on addresses, and equal runs must resume instances in the same order.
         self.dirty: dict[Replica, None] = {}
         """Instances to which something happened at this instant, in that order; their next event must be found again."""
+        logs: Sequence[ItlLog | None] = [None] * count if self._itl_logs is None else self._itl_logs
         self.replicas = [
-            Replica(index, rules.new_instance(instance, Random(f"{seed}/instance/{index}")), event_queue, memo, latency, log)
-            for index, log in enumerate(self._itl_logs or [None] * count)
+            Replica(index, self._start(config, str(index)), event_queue, memo, latencies[id(config)], log)
+            for index, (config, log) in enumerate(zip(self._configs, logs, strict=True))
         ]
         self.starts_in_turn = rules.starts_in_turn
         """Whether steps begin at the turn of the instance, so that its next event must be found at once."""
         self._snapshots = make_snapshots(self.replicas, cluster, rules)
         self.views: Sequence[InstanceView] = self.replicas if self._snapshots is None else self._snapshots.views
-        """What routers and admission see of the instances."""
+        """What routers and admission see of the instances that serve."""
+        self.membership: Membership | None = None
+        """Which instances serve, or None if all of them always do."""
+        self._omits_first_tokens = False
         self.has_snapshots = self._snapshots is not None
         """Whether `refresh_views` must be called before every decision that uses `views`."""
 
     def omit_first_tokens(self) -> None:
         """Let no instance return FIRST_TOKEN events from now on, because nothing waits for them."""
+        self._omits_first_tokens = True
         for replica in self.replicas:
             replica.instance.omit_first_tokens()
 
@@ -85,9 +94,32 @@ class SimulatedFleet:
         self.refresh_views(now)
         return fleet_load(self.views)
 
-    def totals(self, counts: Ints) -> tuple[InstanceTotals, ...]:
-        """Return the totals of each instance. `counts` are those of `ResultRows.totals_by_instance`."""
-        return tuple(replica.totals(*of) for replica, of in zip(self.replicas, counts.tolist(), strict=True))
+    def restart(self, replica: Replica) -> None:
+        """Put an instance with an empty cache into the place of one that has failed, and that no request is in."""
+        self._num_restarts += 1
+        instance = self._start(self._configs[replica.index], f"{replica.index}/restart/{self._num_restarts}")
+        if self._omits_first_tokens:
+            instance.omit_first_tokens()
+        replica.restart(instance)
+        self.dirty[replica] = None
+
+    def _start(self, config: InstanceConfig, name: str) -> Instance:
+        """Return an instance that nothing is in, with a random stream of its own."""
+        return self._new_instance(config, Random(f"{self._seed}/instance/{name}"))
+
+    def totals(self, counts: Ints, end: Micros) -> tuple[InstanceTotals, ...]:
+        """Return the totals of each instance, with `counts` of `ResultRows.totals_by_instance` and the `end` of the run."""
+        return tuple(
+            replica.totals(*self._times_of(replica.index, end), *of)
+            for replica, of in zip(self.replicas, counts.tolist(), strict=True)
+        )
+
+    def _times_of(self, index: int, end: Micros) -> tuple[Micros, Micros]:
+        """Return for how long an instance has served, and has been down."""
+        if self.membership is None:
+            return end, 0
+        time_in = self.membership.time_in
+        return time_in(index, InstanceState.SERVING, end), time_in(index, InstanceState.DOWN, end)
 
     def itl_gaps(self) -> ItlGaps | None:
         """Close the logs, and return the gaps between tokens per request, or None if they were not recorded."""

@@ -1,4 +1,4 @@
-"""What the drivers of admission and of programs may do to the requests of the simulator. The pipeline implements it."""
+"""What the drivers of admission, programs and failures may do to requests. The pipeline implements it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maitred.sim.results import Outcome
 
 
 class RequestLifecycle(Protocol):
-    """What either of them needs."""
+    """What each of them needs."""
 
     live: dict[RequestId, RequestState]
     """The requests that have arrived and not ended."""
@@ -27,6 +27,14 @@ class RequestLifecycle(Protocol):
         replica: Replica | None = None,
     ) -> None:
         """End a request, and write its row."""
+        ...
+
+
+class InstanceLifecycle(RequestLifecycle, Protocol):
+    """The effects of what happens to instances."""
+
+    def lose_instance(self, replica: Replica, now: Micros) -> None:
+        """Take all requests out of an instance that has failed, and route again those that may be."""
         ...
 
 

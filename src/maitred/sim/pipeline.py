@@ -85,9 +85,6 @@ class Pipeline:
         self._rows = rows
         self._delay_line = delay_line
         self._admission, self._programs = stages.admission, stages.programs
-        for driver in (stages.admission, stages.programs):
-            if driver is not None:
-                driver.attach(self)
         self._disaggregation, self._slots, self._delays = stages.disaggregation, stages.slots, stages.delays
         self._checks_on_arrival = stages.delays.check is ServabilityCheck.ON_ARRIVAL
         self._may_wait = not stages.take_no_time
@@ -99,6 +96,10 @@ class Pipeline:
         """When the last request ended."""
         self.timeline_log: TimelineLog | None = None
         """What the times of single requests are written to, or None."""
+        self._failures = stages.failures
+        for driver in (stages.admission, stages.programs, stages.failures):
+            if driver is not None:
+                driver.attach(self)
         self._turn: Replica | None = None
         """The instance whose events are being handled."""
         self._withdrawn: set[RequestId] = set()
@@ -189,6 +190,10 @@ class Pipeline:
         assert self._disaggregation is not None
         self._disaggregation.finish_transfer(delay_id, now)
 
+    def on_fleet_due(self, index: int, now: Micros) -> None:
+        assert self._failures is not None
+        self._failures.on_due(index, now)
+
     def on_admission_timer(self, _: int, now: Micros) -> None:
         assert self._admission is not None
         self._admission.on_timer(now)
@@ -232,6 +237,9 @@ class Pipeline:
         request, fleet = state.request, self._fleet
         if fleet.has_snapshots:
             fleet.refresh_views(now)
+        if not fleet.views:
+            self._fail(state, now)
+            return
         if self._disaggregation is None:
             views = fleet.views if self._slots is None else self._slots.preferred(fleet.views)
             replica = fleet.replicas[self._router.choose(request, views, now).instance]
@@ -314,6 +322,30 @@ class Pipeline:
             self._dirty[replica] = None
         self._detach(state, now)
         state.prefilled = None
+
+    def lose_instance(self, replica: Replica, now: Micros) -> None:
+        """Take all requests out of an instance that has failed, and route again those whose clients have seen nothing."""
+        lost = [state for state in self.live.values() if state.replica is replica]
+        # Found before any is withdrawn, which may commit a step that ends others.
+        seqs = [replica.instance.sequence(each.request.id) if each.stage is _IN_INSTANCE else None for each in lost]
+        for state in lost:
+            self.withdraw(state, now)
+        self._fleet.restart(replica)
+        assert self._failures is not None
+        for state, seq in zip(lost, seqs, strict=True):
+            shown = state.request.stream and seq is not None and seq.first_token_at is not None and seq.first_token_at < now
+            if shown or state.attempts >= self._failures.max_attempts:
+                self._fail(state, now, seq if shown else None, replica)
+            else:
+                state.attempts += 1
+                state.retries += 1
+                self._route(state, now)
+
+    def _fail(self, state: RequestState, now: Micros, seq: SequenceState | None = None, replica: Replica | None = None) -> None:
+        """End a request that no instance will answer, or not to its end."""
+        self.finish(state, Outcome.FAILED, now, seq, replica)
+        if self._admission is not None:
+            self._admission.release(state.request.id, ReleaseReason.FAILED, now)
 
     def _notify_router(self, request: Request, replica: Replica, now: Micros) -> None:
         """Tell the router that chose `replica` that the request has left it."""

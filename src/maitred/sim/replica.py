@@ -46,7 +46,9 @@ class Replica:
 
     __slots__ = (
         "_block_hash_memo",
+        "_earlier_lives",
         "_event_queue",
+        "_itl_log",
         "_meter",
         "deferred_events",
         "in_flight",
@@ -74,21 +76,40 @@ class Replica:
         """The instant of its valid entry in the event queue; entries at other instants are obsolete."""
         self.deferred_events: list[InstanceEvent] = []
         """Events that came up before the turn of the instance."""
-        self._meter = StepMeter(latency, itl_log)
+        self._earlier_lives = 0, 0, 0
+        """Steps, KV preemptions and fetched blocks of the instances that have failed in this place."""
+        self._meter, self._itl_log = StepMeter(latency, itl_log), itl_log
         instance.observe(self._meter, itl_log)
 
-    def totals(self, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> InstanceTotals:
-        """Return the totals of the instance, with these counts of the requests that were routed to it."""
-        instance, meter = self.instance, self._meter
+    def restart(self, instance: Instance) -> None:
+        """Put an empty instance into the place of one that has failed, and that no request is in."""
+        steps, preemptions, fetched = self._lives()
+        self._earlier_lives = steps, preemptions, fetched
+        self.instance = instance
+        self.deferred_events.clear()
+        instance.observe(self._meter, self._itl_log)
+
+    def _lives(self) -> tuple[int, int, int]:
+        """Return the steps, KV preemptions and fetched blocks of all instances that have been in this place."""
+        instance, (steps, preemptions, fetched) = self.instance, self._earlier_lives
+        return steps + instance.num_steps, preemptions + instance.num_preemptions, fetched + instance.fetched_blocks
+
+    def totals(
+        self, serving: Micros, down: Micros, requests: int, prompt_tokens: int, cached_tokens: int, output_tokens: int
+    ) -> InstanceTotals:
+        """Return the totals of the instance, with these times and counts of the requests that were routed to it."""
+        meter, (steps, preemptions, fetched) = self._meter, self._lives()
         return InstanceTotals(
-            steps=instance.num_steps,
+            steps=steps,
             busy=meter.busy_time,
-            preemptions=instance.num_preemptions,
+            preemptions=preemptions,
             requests=requests,
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             output_tokens=output_tokens,
-            fetched_blocks=instance.fetched_blocks,
+            fetched_blocks=fetched,
+            serving=serving,
+            down=down,
             itl=meter.itl_sketch,
         )
 

@@ -51,7 +51,9 @@ class RequestState:
     prefilled: SequenceState | None = None
     """The final state of its sequence in the prefill instance, or None if there was none."""
     retries: int = 0
-    """How often admission took its slot back and let it wait for another."""
+    """How often it began anew: admission took its slot back and let it wait for another, or its instance failed."""
+    attempts: int = 1
+    """How many instances it has been sent to since it has its slot."""
 
     def __init__(self, job: Job, row: int) -> None:
         self.job = job

@@ -37,6 +37,8 @@ class Outcome(IntEnum):
     """Its deadline passed."""
     ABORTED = 4
     """Its instance stopped it."""
+    FAILED = 7
+    """Its instance failed and it could not be tried elsewhere, or no instance served."""
     UNFINISHED = 5
     """It was still in the cluster at the horizon."""
 
@@ -60,6 +62,10 @@ class InstanceTotals(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     fetched_blocks: int = 0
     """KV blocks fetched from main memory."""
+    serving: Micros = 0
+    """Time in which requests were routed to it."""
+    down: Micros = 0
+    """Time between its failures and its returns."""
     itl: QuantileSketch
     """Gaps between consecutive tokens of a request, as the client sees them, in µs."""
 
@@ -190,7 +196,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: NDArray[np.int32]
     """How often its instance freed its KV."""
     retries: NDArray[np.int32]
-    """How often admission took its slot back and let it wait for another. The other columns describe its last attempt."""
+    """How often it began anew: admission took its slot back and let it wait for another, or its instance failed. The other
+    columns describe its last attempt."""
     tenants: tuple[str, ...] = ("",)
     """Names of tenants. The first one stands for requests without a tenant."""
     models: tuple[str, ...] = ("",)

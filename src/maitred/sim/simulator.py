@@ -27,6 +27,7 @@ from maitred.sim.config import ClusterConfig, request_delays
 from maitred.sim.direct_pipeline import make_pipeline
 from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import INDEX_BITS, INDEX_MASK, NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
+from maitred.sim.failures import make_failures
 from maitred.sim.fleet import SimulatedFleet
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
@@ -85,7 +86,9 @@ def simulate(
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed, log) if cluster.disaggregation else None
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
-    pipeline = make_pipeline(event_queue, arrivals, router, fleet, rows, line, Stages(delays, driver, agents, pools, slots))
+    failures = make_failures(cluster, instance, programs, fleet, arrivals, event_queue, seed)
+    stages = Stages(delays, driver, agents, pools, slots, failures)
+    pipeline = make_pipeline(event_queue, arrivals, router, fleet, rows, line, stages)
     sampler = None if sample_every is None else Sampler(sample_every, event_queue, arrivals, pipeline, fleet)
     timeline_log = None if sampler is None or sink is not None else _attach_timelines(pipeline, driver)
     fleet.schedule_limit_changes(cluster.limit_changes)
@@ -119,7 +122,7 @@ def _collect_results(
     rejections = sum((each.rejections for each in (driver, agents) if each is not None), Counter[str]())
     return replace(
         rows.results(end),
-        instances=fleet.totals(rows.totals_by_instance()),
+        instances=fleet.totals(rows.totals_by_instance(), end),
         samples=None if sampler is None else sampler.samples(),
         itl_gaps=fleet.itl_gaps(),
         programs=None if agents is None else agents.statistics.columns(end),
@@ -184,6 +187,7 @@ def _run(
 def _handlers(pipeline: Pipeline, fleet: SimulatedFleet, sampler: Sampler | None) -> Sequence[_Handler]:
     """Return the handlers, by event kind."""
     handlers: dict[SimEventKind, _Handler] = {
+        SimEventKind.FLEET: pipeline.on_fleet_due,
         SimEventKind.DECISION: pipeline.on_admission_due,
         SimEventKind.ROUTING: pipeline.on_routing_due,
         SimEventKind.DEADLINE: pipeline.on_deadline,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from maitred.sim.admission_driver import AdmissionDriver
 from maitred.sim.config import RequestDelays
 from maitred.sim.disaggregation import Disaggregation
+from maitred.sim.failures import Failures
 from maitred.sim.programs_driver import ProgramsDriver
 from maitred.sim.slot_learning import SimulatedSlots
 
@@ -22,14 +23,17 @@ class Stages:
         programs: ProgramsDriver | None = None,
         disaggregation: Disaggregation | None = None,
         slots: SimulatedSlots | None = None,
+        failures: Failures | None = None,
     ) -> None:
         """Without `admission` every request may enter, and without `programs` every one may hold memory; `programs` is then the
-        router, too. Without `disaggregation` every instance does prefill and decode. Without `slots` they are told."""
+        router, too. Without `disaggregation` every instance does prefill and decode. Without `slots` they are told,
+        and without `failures` no instance fails."""
         self.delays = delays
         self.admission = admission
         self.programs = programs
         self.disaggregation = disaggregation
         self.slots = slots
+        self.failures = failures
         self.take_no_time: bool = (admission or programs or disaggregation) is None and delays == RequestDelays()
         """Whether a request is in an instance within the event of its arrival."""
         self.want_first_tokens: bool = (admission or programs or slots) is not None
