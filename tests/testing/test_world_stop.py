@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
 
 from maitred.testing.world.behaviours import Client, ClientPlan
 from maitred.testing.world.clients import ClientConnection, Fate, Sent
+from maitred.testing.world.invariants import check_ended
 from maitred.testing.world.scenario import GATEWAY, PORT, Scenario
 from maitred.testing.world.stage import Stage
+
+REFUSED: Final = "SIGHUP changes nothing: this gateway is shutting down"
 
 
 class Scene:
@@ -221,3 +225,40 @@ def test_a_request_whose_body_does_not_come_before_the_end_is_told_so(tmp_path: 
     scene.play(play())
     (line,) = (msgspec.json.decode(line) for line in scene.stage.log.lines if b"polite-1" in line)
     assert (line["status"], line["error"]) == (503, "shutting_down")
+
+
+def test_a_reload_that_waits_for_a_disk_ends_with_its_gateway(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, ClientPlan(kind="polite"))
+    process, disk = scene.stage.process, scene.stage.machine.disk
+    process.on_ended = lambda: scene.stage.ledger.violations.extend(check_ended(scene.stage))
+
+    async def play() -> None:
+        disk.slow_secs = 60.0
+        process.reload()
+        await asyncio.sleep(0.1)
+        disk.heal()  # What was begun before takes its time all the same.
+        await scene.stop()
+
+    scene.play(play())
+    assert scene.stage.ledger.violations == []
+
+
+def test_a_sighup_while_a_gateway_closes_its_files_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(tmp_path, ClientPlan(kind="polite"))
+    stage = scene.stage
+
+    async def play() -> None:
+        connection = await scene.connect()
+        stage.machine.disk.is_hung = True
+        await scene.client.ask(connection, streams=False)
+        stopping = scene.stop()
+        await asyncio.sleep(1.0)
+        reloads = stage.process.gateway.counters.reloads
+        assert not stopping.done()
+        assert REFUSED not in caplog.messages
+        stage.loop.send_signal(signal.SIGHUP)
+        await stopping
+        assert not reloads
+
+    scene.play(play(), announces_end=False)
+    assert caplog.messages.count(REFUSED) == 1

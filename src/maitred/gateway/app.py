@@ -220,6 +220,7 @@ class Gateway(App):
 
     async def stop(self) -> None:
         """Release all resources, after the last request has ended."""
+        await self._reloader.close()
         self._descriptors.stop()
         self._loop_lag.stop()
         self._idle_checks.stop()
@@ -302,7 +303,10 @@ class Gateway(App):
 
     def request_reload(self) -> None:
         """Open anew the files that are written for long, and start to reload the configuration (SIGHUP). The log says how it
-        went."""
+        went. A gateway that is closing its files does neither."""
+        if self._reloader.is_closed:
+            log.warning("SIGHUP changes nothing: this gateway is shutting down")
+            return
         self._outputs.reopen()
         self._reloader.request_reload()
 

@@ -32,6 +32,7 @@ from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.scheduler.interface import Scheduler
+from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
 RELOADABLE_KEYS: Final = (
@@ -113,12 +114,23 @@ class ConfigReloader:
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         """What reloads as `request_reload` asks for it."""
-        self._is_requested = False
+        self._is_requested = self._is_closed = False
         self._reading = BoundedThread("the files of the configuration", READ_SECS)
 
     def in_force(self) -> GatewaySettings:
         """Return the settings in force; those of admission are what it has fallen back to, if it has."""
         return msgspec.structs.replace(self._settings, admission=self._scheduler.admission.core.config)
+
+    async def close(self) -> None:
+        """End a reload that is under way, and reload no more. A disk that hangs holds up no end: what was being read is dropped
+        when it comes."""
+        self._is_closed = True
+        await end_tasks(self._task)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is reloaded any more."""
+        return self._is_closed
 
     def request_reload(self) -> None:
         """Start a reload, without waiting for it.
@@ -161,6 +173,8 @@ class ConfigReloader:
         return reloaded
 
     async def _reload(self) -> ReloadResult:
+        if self._is_closed:
+            raise ConfigError("this gateway is shutting down", hint="the next start reads the files as they are then")
         if self._read_settings is None:
             raise ConfigError(
                 "there is no configuration to read again", hint="this gateway was given its settings by a program"

@@ -73,8 +73,7 @@ class SchedulerGateway(ParentGateway):
         self._collector.add(view.families)
 
     async def stop(self) -> None:
-        if self.host is not None:
-            await self.host.close()
+        await self.close_host()
         await super().stop()
 
     def listeners(self) -> Sequence[Listener]:

@@ -31,6 +31,7 @@ from maitred.scheduler.interface import GatewayId, HostedScheduler, LinkNote, Sc
 from maitred.wire.exchange import ApiError, Exchange, body_too_large, send_error
 from maitred.wire.messages import Headers
 from maitred.wire.refusals import internal_error
+from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
 _COUNTS_SECS: Final = 1.0
@@ -154,15 +155,22 @@ class ParentGateway(Gateway):
 
     async def close(self) -> None:
         """Release everything, after the last worker has ended."""
+        await self._reloader.close()
         self._idle_checks.stop()
         if self.host is not None:
             await self._hear_the_last()
-            await self.host.close()
+        await self.close_host()
         await self.scheduler.close()
         if self._program_pages is not None:
             await self._program_pages.close()
         await self._client.close()
         await self._outputs.close()
+
+    async def close_host(self) -> None:
+        """Schedule for nobody any more, and make no page."""
+        if self.host is not None:
+            await self.host.close()
+        await end_tasks(*self._pages)
 
     async def _hear_the_last(self) -> None:
         """Wait until all is read that workers have said before they ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +23,7 @@ from maitred.scheduler.interface import LinkNote, RemoteScheduler
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError, Exchange
 from maitred.wire.server_context import ServerContext
+from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
 _COUNTS_SECS: Final = 1.0
@@ -120,17 +121,15 @@ class WorkerGateway(Gateway):
         if self._relay is not None:
             self._relay.send = self.scheduler.link.report
         self._is_ready = False
-        self._telling: asyncio.Task[None] | None = None
-        self._reloading: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """What tells the counts, and what follows reloads: a loop keeps no task alive."""
 
     async def start(self, server: ServerContext) -> None:
         await super().start(server)
-        self._telling = asyncio.create_task(self._tell_counts())
+        self._begin(self._tell_counts())
 
     async def stop(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.wait({self._telling})
+        await end_tasks(*self._tasks)
         self._tell(0)
         await super().stop()
 
@@ -158,7 +157,13 @@ class WorkerGateway(Gateway):
                 rules = msgspec.msgpack.decode(note.payload, type=Rules)
                 self.scheduler.follow(rules.admission, rules.fallback)
             case NoteKind.RELOAD:
-                self._reloading = asyncio.get_running_loop().create_task(self._take_settings(note.number))
+                self._begin(self._take_settings(note.number))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside requests, until this worker ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _take_settings(self, number: int) -> None:
         """Use what the parent has read and found to be right."""

@@ -31,6 +31,7 @@ from maitred.scheduler.engines.readings import MetricsReader
 from maitred.wire.client import UpstreamClient
 from maitred.wire.clock import Clock
 from maitred.wire.errors import ConnectError, LocalError, PoolTimeout
+from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
 
@@ -87,9 +88,7 @@ class FleetWatch:
 
     async def close(self) -> None:
         """Poll no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        await end_tasks(self._task)
 
     def reconfigure(self, config: FleetConfig) -> None:
         """Use the keys of this configuration for all polls from now on."""

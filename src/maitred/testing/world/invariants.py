@@ -22,6 +22,7 @@ from maitred.testing.world.books import Books
 from maitred.testing.world.clients import Fate, Sent, is_late_head
 from maitred.testing.world.engine_books import EngineBooks
 from maitred.testing.world.streams import Stream
+from maitred.testing.world.threads import ThreadWork
 from maitred.testing.world.transport import MemoryTransport
 from maitred.wire.loop_clock import LoopClock
 
@@ -64,10 +65,11 @@ def check_ended(stage: Stage) -> Iterator[str]:
     for task in place.tasks:
         if not task.done():
             yield f"a task is left: {task.get_coro()!r}"
-    if stage.machine.disk.is_well:  # Otherwise a thread may still be writing.
-        for handle in stage.loop.pending_at(place):
-            if not isinstance(_owner(handle), LoopClock | Stream | MemoryTransport):
-                yield f"a timer is left: {handle!r}"
+    for handle in stage.loop.pending_at(place):
+        owner = _owner(handle)
+        is_late_thread = isinstance(owner, ThreadWork) and owner.met_trouble
+        if not (is_late_thread or isinstance(owner, LoopClock | Stream | MemoryTransport)):
+            yield f"a timer is left: {handle!r}"
     descriptors = place.descriptors.num_used - 3  # standard input, output, error
     leases = len(gateway.scheduler.admission.leases)
     parked = gateway.state().parked_body_bytes

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 from maitred.testing.world.loop import VirtualLoop
 from maitred.testing.world.network import MemoryListener, Network
 from maitred.testing.world.place import PLACE, Place
+from maitred.testing.world.threads import ThreadFate
 from maitred.wire.clock import Clock
 from maitred.wire.machine import BACKLOG, ListeningSocket, Machine
 
@@ -49,13 +50,13 @@ class Disk:
         self.slow_secs, self.is_full, self.is_hung = 0.0, False, False
         self._loop.release_threads(self)
 
-    def begin(self, work: Callable[..., object]) -> float | OSError | None:
-        """Return how long a piece of work takes, or what it raises, or None if it is held up."""
+    def begin(self) -> ThreadFate:
+        """Return what becomes of work that begins now."""
+        trouble = None if self.is_well else self
         if self.is_hung:
-            return None
-        if self.is_full:
-            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self._loop.thread_delay() + self.slow_secs
+            return ThreadFate(None, trouble=trouble)
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if self.is_full else None
+        return ThreadFate(self._loop.thread_delay() + self.slow_secs, error, trouble)
 
 
 def tear(path: Path, random: Random, most: int = 4_096) -> int:
@@ -125,10 +126,9 @@ class MemoryMachine(Machine):
         """Return the number that the next descriptor will have. Raises OSError if none is left."""
         return self.place.descriptors.lowest_free()
 
-    def _thread_fate(self, work: Callable[..., object]) -> tuple[object, float | OSError | None]:
-        """Return what may hold up a piece of work, and its fate."""
+    def _thread_fate(self, work: Callable[..., object]) -> ThreadFate:
         is_look_up = getattr(work, "__self__", None) is self
-        return self.disk, self._loop.thread_delay() if is_look_up else self.disk.begin(work)
+        return ThreadFate(self._loop.thread_delay()) if is_look_up else self.disk.begin()
 
 
 class MemorySocketWatch:

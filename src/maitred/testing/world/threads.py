@@ -9,17 +9,53 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from functools import partial
 from random import Random
-from typing import Any, TypeAlias, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, TypeVarTuple, Unpack
 
 from maitred.testing.world.place import PLACE, Place
 from maitred.testing.world.unsupported import UnsupportedCalls
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-ThreadFate: TypeAlias = Callable[[Callable[..., object]], tuple[object, float | OSError | None]]
-"""Returns what may hold up a piece of work; and its duration in seconds, what it raises, or None if it is held up."""
+
+
+class ThreadFate(NamedTuple):
+    """What becomes of a piece of work that is given to a thread."""
+
+    secs: float | None
+    """How long it takes; None: it does not begin before `VirtualLoop.release_threads` is called with what holds it up."""
+    error: OSError | None = None
+    """What it raises in the place of doing anything."""
+    trouble: object = None
+    """What is the matter with what it works on, and may hold it up; None: nothing is."""
+
+
+FateOfWork: TypeAlias = Callable[[Callable[..., object]], ThreadFate]
+"""Returns the fate of a function."""
+
+
+class ThreadWork(Generic[T]):
+    """A piece of work in a thread: its function is called when the thread ends. Nothing can end it before."""
+
+    def __init__(self, done: asyncio.Future[T], call: Callable[[], T]) -> None:
+        self._done, self._call = done, call
+        self.met_trouble = False
+        """Whether it was late or failed because of what it works on."""
+
+    def end(self) -> None:
+        """Call the function, and give its outcome to who waits for it, if anybody still does."""
+        try:
+            result = self._call()
+        except Exception as error:
+            self.fail(error)
+        else:
+            if not self._done.done():
+                self._done.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Give an error to who waits for the outcome."""
+        if not self._done.done():
+            self._done.set_exception(error)
 
 
 class ThreadlessLoop(UnsupportedCalls):
@@ -27,7 +63,7 @@ class ThreadlessLoop(UnsupportedCalls):
 
     def __init__(self, delays: Random) -> None:
         """`delays` draws how long work takes."""
-        self.thread_fate: contextvars.ContextVar[ThreadFate | None] = contextvars.ContextVar("thread_fate", default=None)
+        self.thread_fate: contextvars.ContextVar[FateOfWork | None] = contextvars.ContextVar("thread_fate", default=None)
         """What decides on work in threads; None: it takes `thread_delay`."""
         self._thread_delay = delays
         self._held_threads: list[tuple[object, contextvars.Context, Callable[[], object]]] = []
@@ -36,7 +72,7 @@ class ThreadlessLoop(UnsupportedCalls):
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
         """Call `func` in this thread after a delay that the seed draws, and return the future of what it returns."""
         done: asyncio.Future[T] = self.create_future()
-        self._begin_thread(done, func, args)
+        self._begin_thread(ThreadWork(done, lambda: func(*args)), func)
         return done
 
     def release_threads(self, holder: object) -> None:
@@ -48,16 +84,16 @@ class ThreadlessLoop(UnsupportedCalls):
             else:
                 self._held_threads.append((holds, context, begin))
 
-    def _begin_thread(self, done: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
+    def _begin_thread(self, work: ThreadWork[Any], func: Callable[..., object]) -> None:
         decide = self.thread_fate.get(None)
-        holder, fate = (None, self.thread_delay()) if decide is None else decide(func)
-        if fate is None:
-            begin = partial(self._begin_thread, done, func, args)
-            self._held_threads.append((holder, contextvars.copy_context(), begin))
-        elif isinstance(fate, OSError):
-            self.call_later(self.thread_delay(), _fail, done, fate)
+        fate = ThreadFate(self.thread_delay()) if decide is None else decide(func)
+        work.met_trouble |= fate.trouble is not None
+        if fate.secs is None:
+            self._held_threads.append((fate.trouble, contextvars.copy_context(), lambda: self._begin_thread(work, func)))
+        elif fate.error is not None:
+            self.call_later(fate.secs, work.fail, fate.error)
         else:
-            self.call_later(fate, _call_into, done, func, args)
+            self.call_later(fate.secs, work.end)
 
     def thread_delay(self) -> float:
         """Return for how many seconds the next piece of work in a thread takes: mostly little, at times much."""
@@ -66,19 +102,3 @@ class ThreadlessLoop(UnsupportedCalls):
     def drop_threads(self, place: Place) -> None:
         """Begin nothing of what a program had to do that was held up."""
         self._held_threads = [held for held in self._held_threads if held[1].get(PLACE) is not place]
-
-
-def _fail(done: asyncio.Future[T], error: Exception) -> None:
-    if not done.done():
-        done.set_exception(error)
-
-
-def _call_into(done: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
-    """Call `func`, and give its outcome to `done`, unless that was cancelled."""
-    try:
-        result = func(*args)
-    except Exception as error:
-        _fail(done, error)
-    else:
-        if not done.done():
-            done.set_result(result)
