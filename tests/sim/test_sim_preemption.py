@@ -213,13 +213,13 @@ def test_who_is_admitted_too_late_beside_a_victim_is_not_forgotten() -> None:
 
 
 def test_who_waits_in_the_instance_goes_on_when_a_victim_leaves_it() -> None:
-    """0 runs and 2 waits behind it; 3 goes to the other instance. 0 leaves at 1000, in a step that ends at 1030."""
+    """0 runs and 2 waits behind it; 3 goes to the other instance behind 1. 0 leaves at 1000, in a step that ends at 1030."""
     instance = msgspec.structs.replace(INSTANCE, max_num_seqs=1)
     waiting = Job(Request(id=2, arrival=300, prompt_tokens=50), 2)
-    jobs = [bulk(0, stream=False, output=100), bulk(1), waiting, chat(3, 1000, output=50)]
+    jobs = [bulk(0, stream=False, output=100), bulk(1, output=11), waiting, chat(3, 1000, output=50)]
     lines: list[bytes] = []
-    cluster, routing = ClusterConfig(num_instances=2, capacity=2), RoutingConfig(policy="round-robin")
+    cluster, routing = ClusterConfig(num_instances=2, capacity=3), RoutingConfig(policy="round-robin")
     results = simulate(jobs, cluster, instance, routing, admission(), log=DecisionLog(lines.append))
     assert results.instance.tolist() == [0, 1, 0, 1]
     assert (results.scheduled[2], results.first_token[2]) == (1030, 1180)
-    assert told(lines)[-4:-1] == [(1150, "first_byte", 3), (1180, "first_byte", 2), (1290, "release", 2)]
+    assert told(lines)[-5:-1] == [(1180, "first_byte", 2), (1250, "release", 1), (1290, "release", 2), (1400, "first_byte", 3)]

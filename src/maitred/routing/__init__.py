@@ -8,6 +8,7 @@ registered under the name that users type (`ROUTERS`), and so are the scorers th
     hashing.py        routers that find the instance by a hash
     load_bound.py     how much busier an instance may be before its prefix or session is left
     scorers.py        the scorers; scorer_weights.py: how they are written with weights
+    free_slots.py     which instances a router is shown where slots are a limit
     per_fleet.py      what a router keeps of a fleet
     core.py           a router that writes a log of what it read and chose; inputs.py: its lines as data
     block_sizes.py    which sizes of blocks a router asks prompts for
@@ -20,6 +21,7 @@ from maitred.routing.base import ROUTERS, BaseRouter, RouterInfo, Signals, signa
 from maitred.routing.block_sizes import asked_block_sizes
 from maitred.routing.config import RoutingConfig
 from maitred.routing.core import open_router
+from maitred.routing.free_slots import with_free_slots
 from maitred.routing.scorers import SCORERS, BaseScorer, Scorer, ViewScorer
 
 __all__ = [
@@ -35,4 +37,5 @@ __all__ = [
     "asked_block_sizes",
     "open_router",
     "signals_read",
+    "with_free_slots",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import ceil
 
 import msgspec
 
@@ -70,6 +71,12 @@ class AdmissionDriver:
         self._lifecycle: AdmissionLifecycle
         self.timeline_log: TimelineLog | None = None
         """Is told of the decisions, if it is not None."""
+
+    def slots_of_instances(self, num_instances: int) -> Sequence[int] | None:
+        """Return the slots of each of equal instances, rounded up, or None where slots are no limit of an instance."""
+        if self._config.mode != "priority":
+            return None
+        return [ceil(self._capacity / num_instances)] * num_instances
 
     def attach(self, lifecycle: AdmissionLifecycle) -> None:
         """Set the object that carries out the effects of decisions. Call this once, before any request arrives."""

@@ -19,6 +19,7 @@ from maitred.core.contracts import FleetLoad, InstanceView
 from maitred.core.units import Micros, from_seconds
 from maitred.instance import Instance, InstanceConfig
 from maitred.instance.step_meter import ItlLog
+from maitred.routing import with_free_slots
 from maitred.sim.config import ClusterConfig, LimitChange
 from maitred.sim.event_queue import EventQueue, SimEventKind
 from maitred.sim.membership import InstanceState, Membership
@@ -63,6 +64,8 @@ class SimulatedFleet:
         self._omits_first_tokens = False
         self.has_snapshots = self._snapshots is not None
         """Whether `refresh_views` must be called before every decision that uses `views`."""
+        self.slots: Sequence[int] | None = None
+        """The slots of each instance, by its index, where they limit what routers send there (`routing.free_slots`)."""
 
     def omit_first_tokens(self) -> None:
         """Let no instance return FIRST_TOKEN events from now on, because nothing waits for them."""
@@ -88,6 +91,15 @@ class SimulatedFleet:
         """Copy the state of the instances into `views`, if a refresh is due. Call this before a decision that uses them."""
         if self._snapshots is not None:
             self._snapshots.refresh(now)
+
+    @property
+    def candidates(self) -> Sequence[InstanceView]:
+        """The instances that a router is shown."""
+        return self.views if self.slots is None else with_free_slots(self.views, self._slots_of)
+
+    def _slots_of(self, view: InstanceView) -> int:
+        assert self.slots is not None
+        return self.slots[view.index]
 
     def load(self, model: str, now: Micros) -> FleetLoad:
         """Return the load of the fleet as `views` show it, for admission. All instances serve every model. O(instances)."""

@@ -241,8 +241,7 @@ class Pipeline:
             self._fail(state, now)
             return
         if self._disaggregation is None:
-            views = fleet.views if self._slots is None else self._slots.preferred(fleet.views)
-            replica = fleet.replicas[self._router.choose(request, views, now).instance]
+            replica = fleet.replicas[self._router.choose(request, fleet.candidates, now).instance]
         else:
             replica = self._disaggregation.place(state, now)
         state.replica = replica

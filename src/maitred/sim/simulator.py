@@ -85,6 +85,7 @@ def simulate(
     router = agents or open_router(routing or RoutingConfig(), f"{seed}/routing", log)
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed, log) if cluster.disaggregation else None
+    fleet.slots = None if driver is None else driver.slots_of_instances(cluster.num_instances)
     slots = make_slot_learning(cluster, fleet, driver, event_queue, log)
     failures = make_failures(cluster, instance, programs, fleet, arrivals, event_queue, seed)
     stages = Stages(delays, driver, agents, pools, slots, failures)

@@ -2,8 +2,8 @@
 
 Each instance has a controller of its own (`admission.learned_slots`), and every model has the sum of their slots. While
 requests are in flight, all instances are looked at every 100 ms, as the live gateway does; a controller gets a reading when
-one is due, and a tick otherwise. A look changes nothing in an instance. Routers see the instances with fewer requests in
-flight than slots, or all if there are none.
+one is due, and a tick otherwise. A look changes nothing in an instance. Routers are shown instances with free slots, as
+everywhere (`routing.free_slots`).
 
 *Example.* An instance with `max_num_seqs: 16` starts with 8 slots. 100 bulk requests arrive at 0. Soon 8 run and none waits: 12
 slots, and then 18. Two looks at 16 running and 2 waiting: 16 slots, and the other 82 requests stay in front, where their class
@@ -11,8 +11,6 @@ counts.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 
@@ -25,7 +23,6 @@ from maitred.admission.learned_slots import (
     SlotController,
 )
 from maitred.admission.terms.lead import sum_leads
-from maitred.core.contracts import InstanceView
 from maitred.core.decisions import DecisionLog
 from maitred.core.errors import ConfigError
 from maitred.core.request import Request, RequestId
@@ -73,15 +70,10 @@ class SimulatedSlots:
     def __init__(
         self, fleet: SimulatedFleet, driver: AdmissionDriver, event_queue: EventQueue, log: DecisionLog | None
     ) -> None:
-        self._driver = driver
+        self._fleet, self._driver = fleet, driver
         self._event_queue = event_queue
         self._engines = [_LearnedEngine(replica, SlotController(backend=replica.index, log=log)) for replica in fleet.replicas]
         self._is_ticking = False
-
-    def preferred(self, views: Sequence[InstanceView]) -> Sequence[InstanceView]:
-        """Return those of `views` with fewer requests in flight than slots; all if there are none, or if all have."""
-        open_views = [view for view in views if view.in_flight < self._engines[view.index].controller.slots]
-        return views if not open_views or len(open_views) == len(views) else open_views
 
     def on_sent(self, request: Request, replica: Replica, now: Micros) -> None:
         """Count a request that is routed to `replica`, and begin to look if none was in flight."""
@@ -113,7 +105,8 @@ class SimulatedSlots:
                 changed = self._look(engine, demand, now) or changed
         if changed:
             controllers = [engine.controller for engine in self._engines]
-            self._driver.resize(sum(c.slots for c in controllers), now, sum_leads(c.lead for c in controllers))
+            slots = self._fleet.slots = [controller.slots for controller in controllers]
+            self._driver.resize(sum(slots), now, sum_leads(c.lead for c in controllers))
         busy = [engine.controller.look_interval for engine in self._engines if engine.requests]
         self._is_ticking = bool(busy)
         if busy:

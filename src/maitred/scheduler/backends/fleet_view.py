@@ -32,6 +32,7 @@ from maitred.admission import fleet_load
 from maitred.core.contracts import FleetLoad
 from maitred.core.errors import InvariantError
 from maitred.core.units import Micros
+from maitred.routing import with_free_slots
 from maitred.scheduler.backends.backend import Backend, BackendObserver, UpstreamRequest
 from maitred.scheduler.backends.ejection_driver import RealTimeEjection
 from maitred.scheduler.backends.served_models import ServedModel, ServedModels
@@ -99,12 +100,10 @@ class FleetView:
         return self._models.backends_serving(model)
 
     def with_free_slots(self, backends: Sequence[Backend]) -> Sequence[Backend]:
-        """Return those of `backends` that have fewer sequences in flight than slots, or all of them if none has. Slots are
-        given out per model, so nothing else keeps a backend to its own number."""
+        """Return those of `backends` that a router is shown (`routing.free_slots`)."""
         if not self.prefers_free_slots or len(backends) < 2:
             return backends
-        free = [backend for backend in backends if backend.in_flight < self.pools.backend_slots(backend).slots]
-        return free if 0 < len(free) < len(backends) else backends
+        return with_free_slots(backends, self.pools.num_slots)
 
     def may_serve(self, model: str) -> bool:
         """Return whether a backend has served `model`, or one that has never been up might."""

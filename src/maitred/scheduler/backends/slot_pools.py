@@ -133,6 +133,10 @@ class SlotPools:
         source = sources.pop() if len(sources) == 1 else "mixed" if sources else "none"
         return ModelSlots(sum(offer.slots for offer in offers), source)
 
+    def num_slots(self, backend: Backend) -> int:
+        """Return how many slots one backend offers all pools."""
+        return self.backend_slots(backend).slots
+
     def backend_slots(self, backend: Backend, pool: str | None = None) -> ModelSlots:
         """Return the slots that one backend offers each pool; of learned slots, which pools share, those of `pool`, or all."""
         if self._config.slots_per_backend is not None:
