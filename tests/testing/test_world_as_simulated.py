@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,8 +34,12 @@ WIRE = LinkConfig(delay=0, split_share=0.0, min_kernel_bytes=1 << 20, max_kernel
 
 @pytest.fixture(autouse=True)
 def exact_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have engines end their steps when they are due: on a real loop they end half a grain later."""
-    monkeypatch.setattr(pacer, "TIMER_GRAIN_SECS", 0.0)
+    """Have engines end their steps when they are due, to the microsecond: on a real loop they end half a grain later."""
+
+    def call_at(self: pacer.MachineClock, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_at(round(when, 6), callback)
+
+    monkeypatch.setattr(pacer.MachineClock, "call_at", call_at)
 
 
 def make_jobs(seed: int, mean_gap: float, count: int = 60) -> list[Job]:
@@ -114,7 +118,7 @@ def decisions_of_a_simulation(scenario: Scenario, jobs: Sequence[Job]) -> list[b
     )
     latency = msgspec.structs.replace(latency_of(scenario), alpha=(ENTRY, 0.0, 0.0))
     instance = InstanceConfig(latency=latency, max_num_seqs=LIMIT)
-    simulate(jobs, cluster, instance, settings.routing, settings.admission, log=DecisionLog(lines.append))
+    simulate(jobs, cluster, instance, settings.routing, settings.admission, seed=scenario.seed, log=DecisionLog(lines.append))
     return lines
 
 

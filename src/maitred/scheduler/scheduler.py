@@ -107,7 +107,7 @@ class LocalScheduler(Scheduler):
         """Raises ConfigError."""
         config, client, clock, decisions, programs = parts.config, parts.client, parts.clock, parts.decisions, parts.programs
         self._clock, self._random = clock, client.machine.random
-        self.router = open_router(parts.routing, parts.seed, decisions, clock.now())
+        self.router = open_router(parts.routing, f"{parts.seed}/routing", decisions, clock.now())
         self.signals = signals_read(self.router)
         self.fleet = fleet = FleetView(config, clock)
         router_reads_load = bool(self.signals & (Signals.LOAD | Signals.MEMORY))
