@@ -30,6 +30,7 @@ import signal
 import statistics
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from random import Random
@@ -114,6 +115,7 @@ async def play(options: argparse.Namespace, name: str, harm: Harm | None) -> str
         if options.logs:
             for pid in (*processes.schedulers, *processes.gateways):
                 print(pid, processes.log_text(pid))
+            print(*Counter(one.answer for one in load.sent if not one.is_whole).items(), sep="\n")
         return describe(load, fault, began + options.warm_up, until, most_in_use(processes))
 
 

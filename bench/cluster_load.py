@@ -23,6 +23,8 @@ class Sent:
     first_at: float | None = None
     ended_at: float | None = None
     is_whole: bool = False
+    answer: bytes = b""
+    """How what came begins."""
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Load:
                     one.first_at = time.monotonic()
                 if got.endswith(b"\r\n0\r\n\r\n") or b"HTTP/1.1 200" not in got[:20]:
                     break
-            one.is_whole = b"[DONE]" in got
+            one.is_whole, one.answer = b"[DONE]" in got, got[:400]
             writer.close()
         one.ended_at = time.monotonic()
         if not one.is_whole:

@@ -21,6 +21,8 @@ from pathlib import Path
 from processes import MAITRED
 
 HERE = Path(__file__).parent
+_LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 
 
 def ports_of(pid: int, *, of_peers: bool) -> set[int]:
@@ -31,7 +33,9 @@ def ports_of(pid: int, *, of_peers: bool) -> set[int]:
             with contextlib.suppress(OSError):
                 inodes.add(str(each.readlink()).removeprefix("socket:[").removesuffix("]"))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[2 if of_peers else 1].rpartition(":")[2], 16) for row in rows if row[9] in inodes} - {0}
+    listening = {row[1] for row in rows if row[9] in inodes and row[3] == _LISTENS}
+    found = [row for row in rows if row[9] in inodes or (row[1] in listening and row[9] == "0")]  # or in its queue
+    return {int(row[2 if of_peers else 1].rpartition(":")[2], 16) for row in found} - {0}
 
 
 class Cut(Flag):

@@ -34,11 +34,15 @@ from maitred.gateway.workers.parent import ParentGateway
 from maitred.gateway.workers.recorded import RecordOfWorkers, RecordRelay
 from maitred.gateway.workers.settings import WorkerFolder
 from maitred.gateway.workers.shares import LastShares, Totals
+from maitred.gateway.workers.stand_in import StandIn
 from maitred.gateway.workers.supervisor import Supervisor
 from maitred.gateway.workers.worker import AskedPages
 from maitred.scheduler.interface import Dialer, GatewayId, KnownAddresses, LinkAddress, LinkNote
 from maitred.scheduler.sharing.link_client import LinkClient
+from maitred.wire.exchange import Exchange
 from maitred.wire.machine import Machine
+from maitred.wire.server import App, Listener, OpenPort, running_server
+from maitred.wire.server_context import ServerContext
 from maitred.workload import open_trace
 from maitred.workload.formats.maitred import Measured
 
@@ -433,6 +437,69 @@ def test_pages_share_what_workers_are_asked_and_a_reload_ends_when_they_follow_i
         await worker.link.close()
         await late.link.close()
         await parent.close()
+
+    run_on_sockets(scenario())
+
+
+def test_workers_are_told_which_of_them_serve(tmp_path: Path) -> None:
+    def named(worker: Told) -> list[list[str]]:
+        return [msgspec.msgpack.decode(note.payload) for note in worker.notes if note.kind == NoteKind.SERVING]
+
+    async def scenario() -> None:
+        parent = ParentGateway(GatewayConfig(backends=("http://127.0.0.1:1",)), write_settings=lambda settings: None)
+        path, secret = str(tmp_path / "link"), b"secret"
+        await parent.open(path, secret)
+        first, second = Told(path, secret, "worker 1"), Told(path, secret, "worker 2")
+        for worker in (first, second):
+            await worker.heard(NoteKind.RULES)
+            worker.link.report(LinkNote(NoteKind.READY, 0, b""))
+        async with asyncio.timeout(5):
+            await first.heard(NoteKind.SERVING, 2)
+        assert ["worker 1", "worker 2"] in named(first)
+        await second.link.close()
+        async with asyncio.timeout(5):
+            await first.heard(NoteKind.SERVING, 3)
+        assert named(first)[-1] == ["worker 1"]
+        await first.link.close()
+        await parent.close()
+
+    run_on_sockets(scenario())
+
+
+def test_a_worker_accepts_for_others_while_they_do_not_serve() -> None:
+    async def scenario() -> None:
+        machine = Machine()
+        other = machine.listen("127.0.0.1", 0)
+        port = other.getsockname()[1]
+        stand_in: list[StandIn] = []
+
+        class Pages(App):
+            async def start(self, server: ServerContext) -> None:
+                stand_in.append(StandIn({"worker 2": [OpenPort(other, Listener("127.0.0.1", 0, self))]}))
+                stand_in[0].start(server)
+
+            async def __call__(self, exchange: Exchange) -> None:
+                exchange.start_response(200, [], b"here", False)
+
+        async def ask() -> int:
+            client = ClientConnection(*await asyncio.open_connection("127.0.0.1", port))
+            await client.send_request("/", None, "GET")
+            status = (await client.read_response())[0]
+            client.writer.close()
+            return status
+
+        async with running_server(Pages()):
+            waiting = asyncio.create_task(ask())
+            stand_in[0].follow(["worker 1", "worker 2"])
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            stand_in[0].follow(["worker 1"])
+            assert await waiting == 200
+            stand_in[0].follow(["worker 1", "worker 2"])
+            stand_in[0].follow(["worker 1"])
+            assert await ask() == 200
+        with pytest.raises(ConnectionRefusedError):  # Nobody has the socket any more, or clients would wait in its queue.
+            await ask()
 
     run_on_sockets(scenario())
 

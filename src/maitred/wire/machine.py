@@ -130,6 +130,10 @@ class SystemListener(socket.socket):
         """Tells whether a connection waits."""
         self._queue.register(self, select.POLLIN)
 
+    def twin(self) -> SystemListener:
+        """Return the same socket under another descriptor, which is closed by itself."""
+        return SystemListener(socket.socket(fileno=os.dup(self.fileno())))
+
     def accept_waiting(self) -> socket.socket | None:
         if not self._queue.poll(0):  # To accept in vain is 15 times as dear: the system makes a socket first.
             return None

@@ -171,6 +171,14 @@ def open_ports(listeners: Sequence[Listener], machine: Machine | None = None) ->
     return ports
 
 
+def make_acceptor(server: ServerContext, port: OpenPort) -> Acceptor | TlsAcceptor:
+    """Return what accepts the connections of a port for a server, once it is started."""
+    make_protocol = partial(ServerConnection, server, port.listener.handler)
+    if port.listener.certificate is not None:
+        return TlsAcceptor(port.socket, server, make_protocol, port.listener.certificate)
+    return Acceptor(port.socket, server.loop, make_protocol, server.descriptors.mark)
+
+
 class _Server:
     def __init__(self, app: App, machine: Machine, drain_secs: float, delay_secs: float = 0.0) -> None:
         self.told_to_stop = asyncio.Event()
@@ -179,24 +187,15 @@ class _Server:
         self._is_announced = False
         """Whether the end is to be announced for `_delay_secs`."""
         self._context = ServerContext(asyncio.get_running_loop(), app.send_timeout_secs, machine)
-        self._acceptors: list[Acceptor | TlsAcceptor] = []
         self._told_twice = asyncio.Event()
 
     async def start(self, ports: Sequence[OpenPort]) -> None:
         """Accept connections."""
         await self._app.start(self._context)
-        context = self._context
         for port in ports:
-            make_protocol = partial(ServerConnection, context, port.listener.handler)
-            acceptor = self._make_acceptor(port, make_protocol)
-            self._acceptors.append(acceptor)
+            acceptor = make_acceptor(self._context, port)
+            self._context.acceptors.append(acceptor)
             await acceptor.start()
-
-    def _make_acceptor(self, port: OpenPort, make_protocol: Callable[[], ServerConnection]) -> Acceptor | TlsAcceptor:
-        context, certificate = self._context, port.listener.certificate
-        if certificate is not None:
-            return TlsAcceptor(port.socket, context, make_protocol, certificate)
-        return Acceptor(port.socket, context.loop, make_protocol, context.descriptors.mark)
 
     async def announce_stop(self) -> None:
         """Serve on for a while, as a server that is not ready, if SIGTERM has said to stop."""
@@ -212,9 +211,9 @@ class _Server:
 
     async def stop(self) -> None:
         """Accept no more connections, let requests in flight end, and close everything."""
-        for acceptor in self._acceptors:
-            acceptor.close()
         context = self._context
+        for acceptor in context.acceptors:
+            acceptor.close()
         for handshake in tuple(context.handshakes):  # Nothing was asked there yet, and nobody would drain what they become.
             handshake.abort()
         context.closes_idle = True

@@ -21,6 +21,14 @@ _TELL_SECS: Final = 60.0
 log = logging.getLogger("maitred.wire")
 
 
+class Closable(Protocol):
+    """What accepts connections."""
+
+    def close(self) -> None:
+        """Accept no more."""
+        ...
+
+
 class DescriptorOwner(Protocol):
     """What holds the descriptor of a connection from a client."""
 
@@ -65,6 +73,8 @@ class ServerContext:
         # Dictionaries, which keep their order, rather than sets, whose order is that of addresses in memory: what the gateway
         # does must follow from what it was told.
         self.connections: dict[OpenConnection, None] = {}
+        self.acceptors: list[Closable] = []
+        """What accepts connections, until the server stops."""
         self.handshakes: dict[DescriptorOwner, None] = {}
         """Connections over TLS that are not made yet."""
         self._unwatched: dict[OpenConnection, None] = {}

@@ -3,6 +3,7 @@
 notes.py       what they say to each other past the scheduler's link
 shares.py      what each worker counts, and how the parent adds it up
 recorded.py    the traffic that they record, as one file
+stand_in.py    who accepts the connections of a worker that does not serve
 worker.py      a gateway that asks the parent for decisions, and for every page that shows the whole
 parent.py      the scheduler, the pages and the files of all workers
 settings.py    the folder in which workers find the parent's socket and their settings

@@ -5,6 +5,7 @@ from the parent    RULES     the rules of admission in force
                    COUNTS    what have you counted? (answered by COUNTS)
                    PAGE      an answer
                    RECORD    it has a row of the recording
+                   SERVING   the names of the workers that serve (`stand_in`)
 from a worker      READY     it serves
                    RELOAD    it uses these settings, or has said why not
                    COUNTS    what it has counted; every second, and when it is asked
@@ -28,6 +29,7 @@ class NoteKind(StrEnum):
     PAGE = "page"
     READY = "ready"
     RECORD = "record"
+    SERVING = "serving"
 
 
 class Rules(msgspec.Struct, frozen=True):

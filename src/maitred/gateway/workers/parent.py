@@ -127,6 +127,8 @@ class ParentGateway(Gateway):
         self._followed: dict[GatewayId, int] = {}
         """The last reload that each worker has followed."""
         self._last_reload = 0
+        self._serving: set[GatewayId] = set()
+        """The workers that accept connections."""
         self._has_answer = asyncio.Event()
         self._gathering = asyncio.Lock()
         self._next_gathering: asyncio.Task[None] | None = None
@@ -141,7 +143,7 @@ class ParentGateway(Gateway):
         if self._program_pages is not None:
             self._program_pages.start()
         self.host = host = self.scheduler.host(secret)
-        host.on_note, host.on_welcome = self._on_note, self._on_welcome
+        host.on_note, host.on_welcome, host.on_lost = self._on_note, self._on_welcome, self._tell_serving
         try:
             await host.start(path)
             host.leadership.lead_alone()
@@ -201,6 +203,8 @@ class ParentGateway(Gateway):
                 self._followed[gateway] = note.number
                 self._has_answer.set()
             case NoteKind.READY:
+                self._serving.add(gateway)
+                self._tell_serving()
                 self.on_worker_ready(gateway[0])
             case NoteKind.RECORD if self._record is not None and self.host is not None:
                 self._record.on_note(gateway, note.number, note.payload, self.host.gateway_ids, self._clock.now())
@@ -213,6 +217,11 @@ class ParentGateway(Gateway):
     def _tell(self, kind: NoteKind, number: int, payload: bytes, gateway: GatewayId | None = None) -> None:
         if self.host is not None:
             self.host.tell(LinkNote(kind, number, payload), gateway)
+
+    def _tell_serving(self) -> None:
+        """Tell workers which of them serve, so that these accept connections for the others."""
+        self._serving.intersection_update(self._present())
+        self._tell(NoteKind.SERVING, 0, msgspec.msgpack.encode(sorted(name for name, _ in self._serving)))
 
     def _tell_worker(self, note: LinkNote, worker: GatewayId) -> None:
         if self.host is not None:

@@ -1,7 +1,8 @@
-"""A worker as a process, as the parent starts it: `python -m maitred.gateway.workers.process FOLDER NUMBER WORKERS FD...`.
+"""A worker as a process, as the parent starts it: `python -m maitred.gateway.workers.process FOLDER NUMBER WORKERS FD,FD...`.
 
-The descriptors are those of the sockets that listen, inherited from the parent, which keeps them open: clients that connect
-while a worker is started anew wait in its queue. The log goes to standard error, which the parent reads.
+The descriptors are those of the sockets that listen, of each port one for each worker, inherited from the parent, which keeps
+them open: clients that connect while a worker is started anew are accepted by the others (`stand_in`). The log goes to standard
+error, which the parent reads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import shutil
 import signal
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +22,11 @@ from maitred.core.printing import printable
 from maitred.gateway.app import serve_gateway
 from maitred.gateway.observe.logs import log_to_stderr
 from maitred.gateway.workers.settings import WorkerFolder, share_of
+from maitred.gateway.workers.stand_in import StandIn
 from maitred.gateway.workers.worker import WorkerGateway
 from maitred.scheduler.interface import Dialer, KnownAddresses, LinkAddress, RemoteScheduler
 from maitred.wire.machine import Machine
-from maitred.wire.server import OpenPort, run_server
+from maitred.wire.server import Listener, OpenPort, run_server
 
 log = logging.getLogger("maitred.gateway")
 
@@ -49,14 +53,24 @@ def main(arguments: list[str]) -> int:
                 make_scheduler=make_scheduler,
                 read_settings=lambda: share_of(folder.settings(), workers),
             )
-            machine = Machine()
-            sockets = [machine.adopt_listener(int(descriptor)) for descriptor in arguments[3:]]
-            ports = [OpenPort(each, listener) for each, listener in zip(sockets, gateway.listeners(), strict=True)]
-            run_server(serve_gateway(gateway, ports, lambda *urls: gateway.say_ready()))
+            sockets = [[*map(int, each.split(","))] for each in arguments[3:]]
+            ports = _adopt(sockets, gateway.listeners())
+            own = ports.pop(worker_name((number - 1) % len(ports) + 1))  # Or that of all, where there is one.
+            gateway.stand_in = StandIn(ports)
+            run_server(serve_gateway(gateway, own, lambda *urls: gateway.say_ready()))
         except MaitredError as error:
             log.error("%s", printable(str(error)))
             return 1
     return 0
+
+
+def _adopt(descriptors: Sequence[Sequence[int]], listeners: Sequence[Listener]) -> dict[str, list[OpenPort]]:
+    """Return the ports of each worker, by its name. `descriptors` are those of the sockets of each port."""
+    machine, ports = Machine(), defaultdict[str, list[OpenPort]](list)
+    for sockets, listener in zip(descriptors, listeners, strict=True):
+        for index, descriptor in enumerate(sockets):
+            ports[worker_name(index + 1)].append(OpenPort(machine.adopt_listener(descriptor), listener))
+    return ports
 
 
 def worker_name(number: int) -> str:

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from maitred.core.errors import ConfigError, describe_os_error
@@ -142,15 +143,16 @@ class Supervisor:
 
     async def _start(self, number: int) -> asyncio.subprocess.Process:
         self._folder.restore()
-        descriptors = [port.sockets[(number - 1) % len(port.sockets)].fileno() for port in self._ports]
-        arguments = [str(self._folder.path), str(number), str(self._number), *map(str, descriptors)]
+        descriptors = [[each.fileno() for each in port.sockets] for port in self._ports]
+        listed = (",".join(map(str, each)) for each in descriptors)
+        arguments = [str(self._folder.path), str(number), str(self._number), *listed]
         process = await asyncio.create_subprocess_exec(
             # -P: modules are looked for where this process does, and in no other working directory.
             *(sys.executable, "-P", "-m", "maitred.gateway.workers.process", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            pass_fds=descriptors,
+            pass_fds=[*chain.from_iterable(descriptors)],
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         )

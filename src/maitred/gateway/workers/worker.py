@@ -19,6 +19,7 @@ from maitred.gateway.observe.recording import RecordSink
 from maitred.gateway.workers.notes import NoteKind, PageAnswer, PageQuestion, Rules
 from maitred.gateway.workers.recorded import RecordRelay
 from maitred.gateway.workers.shares import Gauges, take_share
+from maitred.gateway.workers.stand_in import StandIn
 from maitred.scheduler.interface import LinkNote, RemoteScheduler
 from maitred.wire.clock import Clock
 from maitred.wire.exchange import ApiError, Exchange
@@ -110,6 +111,8 @@ class WorkerGateway(Gateway):
         """As `Gateway`. `read_settings` reads the settings that the parent has written."""
         super().__init__(*args, **named)
         self._read_settings = read_settings
+        self.stand_in = StandIn({})
+        """What accepts the connections of other workers."""
         self._asked = AskedPages(self.scheduler.link.report)
         assert isinstance(self._endpoints, WorkerEndpoints)
         self._endpoints.asked = self._asked
@@ -126,6 +129,7 @@ class WorkerGateway(Gateway):
 
     async def start(self, server: ServerContext) -> None:
         await super().start(server)
+        self.stand_in.start(server)
         self._begin(self._tell_counts())
 
     async def stop(self) -> None:
@@ -153,6 +157,8 @@ class WorkerGateway(Gateway):
                 self._tell(note.number)
             case NoteKind.RECORD if self._relay is not None:
                 self._relay.on_taken(note.number)
+            case NoteKind.SERVING if self._is_ready:  # It is told again when it serves.
+                self.stand_in.follow(msgspec.msgpack.decode(note.payload, type=list[str]))
             case NoteKind.RULES:
                 rules = msgspec.msgpack.decode(note.payload, type=Rules)
                 self.scheduler.follow(rules.admission, rules.fallback)

@@ -73,6 +73,8 @@ class SchedulerHost:
         """Called with the notes of gateways."""
         self.on_welcome: Callable[[GatewayId], object] | None = None
         """Called with each gateway that has been welcomed."""
+        self.on_lost: Callable[[], object] | None = None
+        """Called when a gateway may be connected no more."""
         self._programs = None if programs is None else HostedPrograms(programs, self._next_request, self.flush_soon)
         self._watching = asyncio.create_task(self._watch_orphans())
         self.news = FleetNews(fleet, self.flush_soon)
@@ -142,7 +144,7 @@ class SchedulerHost:
         """Note that a connection is gone."""
         if self._connections.pop(number, None) is not None:
             self.end.lost(number, self._clock.now())
-            self._orphans.look()
+            self._on_lost()
             self.flush_soon()
 
     def note_death(self, name: str) -> None:
@@ -200,7 +202,7 @@ class SchedulerHost:
                 connection = self._connections.pop(cut.connection)
                 self._cut_log.note(cut, connection.peer, self._clock.now())
                 connection.close(cut.last_bytes)
-                self._orphans.look()
+                self._on_lost()
 
     def _on_due(self) -> None:
         self.end.advance(self._clock.now())
@@ -209,6 +211,11 @@ class SchedulerHost:
     def _on_term(self) -> None:
         self._orphans.look()
         self.news.note()
+
+    def _on_lost(self) -> None:
+        self._orphans.look()
+        if self.on_lost is not None:
+            self.on_lost()
 
     def _on_note(self, gateway: GatewayId, note: Note) -> None:
         if self.on_note is not None:
