@@ -29,6 +29,7 @@ from maitred.report.run_setup import section_of
 from maitred.report.slowdown import slowdowns
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Outcome
+from maitred.sim.fleet_config import InstanceGroup
 
 STEP: Final = 1_000
 """µs of a step, and so of an output token."""
@@ -246,6 +247,20 @@ def power_of_two(count: int) -> Iterator[Check]:
     yield Check(f"Power of two, {servers} servers, ρ = {load}", "mean E2E", "Σ ρ^(2^i - 2)", exact, mean_of(run))
 
 
+def unequal_servers(count: int) -> Iterator[Check]:
+    """Poisson arrivals split by the speed of the servers: M/M/1 queues of equal load, n / (Σμ - λ) (Kleinrock I, 3.2)."""
+    load, rates = 0.8, (2.0, 1.0)
+
+    def run(seed: int) -> maitred.Result:
+        groups = [InstanceGroup(latency_scale=1 / rate) for rate in rates]
+        router = RoutingConfig(policy="weighted-random")
+        arrivals = jobs(load * sum(rates), count, exponential(TOKENS), seed)
+        return maitred.simulate(arrivals, ClusterConfig(groups=groups), server(), router, seed=seed, sample_every_ms=None)
+
+    exact = len(rates) / (sum(rates) * (1 - load))
+    yield Check("Two M/M/1 of speeds 2 and 1, ρ = 0.8", "mean E2E", "n / (Σμ - λ)", exact, mean_of(run))
+
+
 def processor_sharing(count: int) -> Iterator[Check]:
     """Steps that take as long as they have sequences share one processor (Kleinrock II, 4.4): E2E of a size x is x / (1 - ρ),
     whatever the distribution, so the mean slowdown is 1 / (1 - ρ) as well."""
@@ -356,7 +371,7 @@ def shortest_first(count: int) -> Iterator[Check]:
 
 
 SCENES: Final = (
-    mm1, mm1k, mmc, mg1, cobham, shortest_first, pooling, power_of_two, processor_sharing, closed_loop, bulk,
+    mm1, mm1k, mmc, mg1, cobham, shortest_first, pooling, power_of_two, unequal_servers, processor_sharing, closed_loop, bulk,
 )  # fmt: skip
 
 

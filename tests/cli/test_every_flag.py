@@ -94,6 +94,7 @@ EFFECTS: Final[Mapping[str, tuple[str, str]]] = {
     "mtbf": (BUSY, "--mtbf 0.02"),
     "mttr": (FAILING, "--mttr 0.001"),
     "max_attempts": (FAILING, "--max-attempts 1"),
+    "instance_groups": (MODEL, "--instance-groups H100:1,L40S:1"),
     "slow_instances": (BUSY, "--slow-instances 1"),
     "slow_factor": (f"{BUSY} --slow-instances 1", "--slow-factor 3"),
     "routing_policy": (f"{BUSY} --num-instances 4", "--routing-policy power-of-two"),

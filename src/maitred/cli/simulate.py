@@ -8,6 +8,7 @@ for the same run; progress and wall-clock time go to standard error.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -65,6 +66,9 @@ class SimulateFlags(OutputFlags, InstanceFlags, ProgramFlags):
             "FILE",
             alias="--priority-scheduler-config",
         ),
+    ] = None
+    instance_groups: Annotated[
+        str | None, flag(CLUSTER.panel, "Unequal instances, as kinds of GPU: 2xH100:3 is three of two H100.", "[TPx]GPU:N,...")
     ] = None
     policy_config: Annotated[
         Path | None, flag(ADMISSION.panel, "A policy bundle of BLIS: admission, routing, scheduler, ...", "FILE")
@@ -143,13 +147,14 @@ def _breakdowns(flags: SimulateFlags, per: By, results: Results) -> list[By]:
 
 def _with_some_workload(flags: SimulateFlags, config: Config) -> SimulateFlags:
     """Return the flags with a workload: their own, or for a model alone half of what the cluster takes, said on stderr."""
-    from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
+    from maitred.instance.throughput_limit import RequestMix
+    from maitred.sim.instance_groups import fleet_limit
 
     given = {key for key in flags.values if key.startswith("workload.")}
     if given - _MIXES or not config.instance.has_model:
         return flags
-    limit = find_throughput_limit(config.instance, RequestMix(prompt=_DEFAULT_TOKENS, output=_DEFAULT_TOKENS))
-    rate = float(f"{_DEFAULT_SHARE * limit.rate * config.cluster.num_instances:.2g}")
+    limit = fleet_limit(config.cluster, config.instance, RequestMix(prompt=_DEFAULT_TOKENS, output=_DEFAULT_TOKENS))
+    rate = float(f"{_DEFAULT_SHARE * limit:.2g}")
     workload = {"workload.rate": rate, "workload.num_requests": _DEFAULT_REQUESTS}
     what = f"--rate {rate:g} --num-requests {_DEFAULT_REQUESTS}, prompts and outputs of {_DEFAULT_TOKENS} tokens on average"
     whence = f"{_DEFAULT_SHARE:.0%} of what the instances could take"
@@ -196,6 +201,8 @@ def _values(flags: SimulateFlags) -> dict[str, object]:
     values = {key: value for key, value in values.items() if not key.startswith("workload.")}
     if flags.flow_control:
         set_value(values, "admission.mode", "flow-control", "--flow-control", "--admission")
+    if flags.instance_groups is not None:
+        values["cluster.groups"] = _parse_groups(flags.instance_groups)
     if flags.slo_targets is not None:
         values["admission.slo_targets"] = _parse_slo_targets(flags.slo_targets)
     return values
@@ -212,15 +219,30 @@ def _parse_slo_targets(text: str) -> dict[str, int]:
     return targets
 
 
+def _parse_groups(text: str) -> list[dict[str, object]]:
+    """Return the groups of `2xH100:3,L40S:4`. Raises ConfigError."""
+    groups: list[dict[str, object]] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(?:(\d+)x)?([^:]+):(\d+)", part.strip())
+        if found is None:
+            hint = "as H100:2,L40S:4, or 2xH100:3 with two GPUs in each instance"
+            raise ConfigError(f"{part.strip()!r} is no [TPx]GPU:N", where="--instance-groups", hint=hint)
+        gpus, hardware, count = found.groups()
+        group: dict[str, object] = {"num_instances": int(count), "hardware": hardware}
+        groups.append(group | ({} if gpus is None else {"tensor_parallel_size": int(gpus)}))
+    return groups
+
+
 def _resolve_names(config: Config, flags: SimulateFlags) -> Config:
     """Return `config` with what follows from the names of model and hardware. Raises ConfigError, naming the flag if a flag
     gave the name."""
     from msgspec.structs import replace as with_changed
 
-    from maitred.instance.catalogue import resolve_instance
+    from maitred.sim.instance_groups import resolve_fleet
 
     try:
-        return with_changed(config, instance=resolve_instance(config.instance))
+        cluster, instance = resolve_fleet(config.cluster, config.instance)
+        return with_changed(config, cluster=cluster, instance=instance)
     except ConfigError as error:
         key = f"instance.{error.where}"
         if key not in flags.values:

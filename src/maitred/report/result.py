@@ -24,7 +24,6 @@ from maitred.admission import AdmissionConfig
 from maitred.admission.terms.config import AdmissionMode
 from maitred.core.decisions import DecisionLog
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.report import export
 from maitred.report.arguments import check_sections, horizon_of, sample_distance_of
@@ -39,6 +38,7 @@ from maitred.report.verdicts import Assessment, assess
 from maitred.routing import RoutingConfig
 from maitred.sim import ClusterConfig, Results
 from maitred.sim import simulate as run
+from maitred.sim.instance_groups import resolve_fleet
 from maitred.workload import Job, Workload, open_trace
 
 if TYPE_CHECKING:
@@ -152,12 +152,12 @@ def simulate(
     horizon, sample_every = horizon_of(horizon_secs), sample_distance_of(sample_every_ms)
     name = workload if isinstance(workload, str) else ""
     stated = instance or InstanceConfig()
-    resolved = resolve_instance(stated)
+    fleet, resolved = resolve_fleet(cluster or ClusterConfig(), stated)
     setup = RunSetup(
         workload=name,
         seed=seed,
         horizon=horizon,
-        sections=_sections(cluster, resolved, routing, admission, programs),
+        sections=_sections(fleet, resolved, routing, admission, programs),
         derived=derived_keys(stated, resolved),
     )
 

@@ -72,7 +72,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
             return f"measured: {self.measured}; seed {self.seed}; maitred {__version__}"
         instance, cluster = section_of(self, InstanceConfig), section_of(self, ClusterConfig)
         parts = (
-            _what_runs(instance, cluster.num_instances),
+            _what_runs(instance, cluster),
             _latency_model(instance, self.derived),
             _kv_blocks(instance, self.derived),
             _policies(self, instance, cluster),
@@ -94,7 +94,10 @@ def section_of(setup: RunSetup, kind: type[S]) -> S:
     return next((section for section in setup.sections.values() if isinstance(section, kind)), None) or kind()
 
 
-def _what_runs(instance: InstanceConfig, count: int) -> str:
+def _what_runs(instance: InstanceConfig, cluster: ClusterConfig) -> str:
+    if cluster.groups:
+        return _groups(instance, cluster)
+    count = cluster.num_instances
     instances = "1 instance" if count == 1 else f"{count:,} instances"
     tp, dp = instance.tensor_parallel_size, instance.data_parallel_size
     if not instance.has_model:
@@ -105,6 +108,15 @@ def _what_runs(instance: InstanceConfig, count: int) -> str:
     gpu = deployment.hardware.name if deployment else instance.hardware
     parallel = ", ".join([f"TP {tp}"] * (tp > 1) + [f"DP {dp}"] * (dp > 1))
     return f"{name} on {instances} of {tp * dp} × {gpu}" + (f" ({parallel})" if parallel else "")
+
+
+def _groups(instance: InstanceConfig, cluster: ClusterConfig) -> str:
+    """Return what runs on unequal instances: its name, and each group."""
+    parts = [
+        _what_runs(group.applied_to(instance), msgspec.structs.replace(cluster, groups=[], num_instances=group.num_instances))
+        for group in cluster.groups
+    ]
+    return " and ".join(parts)
 
 
 def _latency_model(instance: InstanceConfig, derived: tuple[str, ...]) -> str:

@@ -36,12 +36,13 @@ import numpy as np
 
 from maitred.core.units import SECOND
 from maitred.instance import InstanceConfig
-from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
+from maitred.instance.throughput_limit import RequestMix
 from maitred.report.request_statistics import RequestCounts
 from maitred.report.run_setup import RunSetup, section_of
 from maitred.report.summary import Summary
 from maitred.report.table import format_number, format_share
 from maitred.sim import ClusterConfig, Outcome, Results, Samples
+from maitred.sim.instance_groups import fleet_limit
 
 _LEAST_ARRIVALS = 50
 """Requests below which an arrival rate says nothing."""
@@ -115,7 +116,7 @@ def measure_utilisation(results: Results, summary: Summary, setup: RunSetup, ser
     running = samples.running > 0
     kv = samples.blocks_used / max(samples.total_blocks, 1)
     mix = None if section_of(setup, ClusterConfig).disaggregation else mean_request(summary.total)
-    limit = None if mix is None else find_throughput_limit(instance, mix).rate * samples.running.shape[1]
+    limit = None if mix is None else fleet_limit(section_of(setup, ClusterConfig), instance, mix)
     follows = results.num_followers > 0
     rate = None if follows else arrival_rate(samples)
     return Utilisation(

@@ -100,7 +100,8 @@ def assess(results: Results, summary: Summary, setup: RunSetup, warmup: Warmup =
     """Return a run in one line, with its utilisation, its steady state after `warmup`, and the verdicts on it. Queues and KV
     are judged by the samples of `results`, if it has any."""
     growth = None if results.samples is None else find_growth(results.samples)
-    slower = None if setup.measured or section_of(setup, ClusterConfig).disaggregation else _slowdowns(results, setup)
+    cluster = section_of(setup, ClusterConfig)
+    slower = None if setup.measured or cluster.disaggregation or cluster.groups else _slowdowns(results, setup)
     return Assessment(
         simulated=setup.in_one_line(),
         utilisation=measure_utilisation(results, summary, setup, None if growth is None else growth.served),

@@ -4,6 +4,7 @@ A router decides among the instances that it is shown; its driver leaves out tho
 registered under the name that users type (`ROUTERS`), and so are the scorers that `weighted` adds up (`SCORERS`).
 
     policies.py       routers that look at load, and `weighted`; base.py: their registry, what they look at, ties
+    weighted.py       routers for instances of unequal speed; instance_weights.py: their weights
     affinity.py       routers that remember where sessions and prefixes are; sent_prefixes.py: what was sent where
     hashing.py        routers that find the instance by a hash
     load_bound.py     how much busier an instance may be before its prefix or session is left

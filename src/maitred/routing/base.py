@@ -13,6 +13,7 @@ from maitred.core.contracts import FleetView, InstanceView, Router
 from maitred.core.registry import Registry
 from maitred.core.request import Request
 from maitred.core.units import Micros
+from maitred.routing.instance_weights import EQUAL_WEIGHTS, InstanceWeights
 from maitred.routing.scorer_weights import DEFAULT_WEIGHTS, ScorerWeights
 
 
@@ -58,9 +59,9 @@ ROUTERS: Registry[Router] = Registry(
     methods=["choose", "on_request_end"],
     flag="--routing-policy",
     headings={"summary": "chooses", "complexity": "cost, with n instances", "reads": "looks at"},
-    defaults={Random: Random(0), ScorerWeights: DEFAULT_WEIGHTS},
+    defaults={Random: Random(0), ScorerWeights: DEFAULT_WEIGHTS, InstanceWeights: EQUAL_WEIGHTS},
 )
-"""`RoutingConfig` supplies the random generator of the run, and the scorers of `weighted`."""
+"""`RoutingConfig` supplies the random generator of the run, the scorers of `weighted`, and the weights of instances."""
 
 
 class BaseRouter(Router):

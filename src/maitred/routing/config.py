@@ -12,9 +12,11 @@ from maitred.core.contracts import Router
 from maitred.core.errors import ConfigError
 from maitred.routing.affinity import SessionAffinity
 from maitred.routing.base import ROUTERS, Signals, signals_read
+from maitred.routing.instance_weights import InstanceWeights
 from maitred.routing.policies import WeightedRouter
 from maitred.routing.scorer_weights import ScorerWeights, WeightedScorer, parse_scorer_weights
 from maitred.routing.scorers import SCORERS
+from maitred.routing.weighted import WeightedLeastLoaded, WeightedRandom
 
 _UNKNOWN_SIGNALS: Final = {
     Signals.LOAD: "the queues of the instances, which are not known here",
@@ -35,7 +37,16 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Scorers of the policy `weighted`, with their weights: `queue-depth:2,load-balance:1`. Also a list of these, or of `{name:
     queue-depth, weight: 2}`; empty: `precise-prefix-cache:2,queue-depth:1,kv-utilization:1`."""
 
+    weights: tuple[float, ...] = ()
+    """The rate that each instance serves, by its index (live: in the order of `gateway.backends`), for the policies
+    `weighted-random` and `weighted-least-loaded`; only ratios count. Empty: all are alike, and in a simulation of
+    `cluster.groups` what each could take."""
+
     def __post_init__(self) -> None:
+        try:
+            InstanceWeights(self.weights)
+        except ValueError as error:
+            raise ValueError(f"weights: {error}") from error
         if not self.scorers:
             return
         try:
@@ -46,7 +57,9 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def router(self, rng: Random) -> Router:
         """Return a new router. Raises ConfigError for an unknown policy."""
-        return ROUTERS.create(self.policy, {Random: rng, ScorerWeights: self._weights()})
+        return ROUTERS.create(
+            self.policy, {Random: rng, ScorerWeights: self._weights(), InstanceWeights: InstanceWeights(self.weights)}
+        )
 
     def warnings(self, lacks: Signals = Signals.NOTHING) -> list[str]:
         """Return warnings of what works but is hardly meant, a line each; `lacks` is what the driver cannot show. Raises
@@ -61,6 +74,8 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         weighted = [layer for layer in layers if isinstance(layer, WeightedRouter)]
         if self.scorers and not weighted:
             yield f"routing scorers have no effect with {self.policy}: they are those of weighted"
+        if self.weights and not any(isinstance(layer, WeightedRandom | WeightedLeastLoaded) for layer in layers):
+            yield f"routing weights have no effect with {self.policy}: they are those of weighted-least-loaded"
         for layer in weighted:
             for name, scorer in layer.scorers.items():
                 for missing in signals_read(scorer) & lacks:

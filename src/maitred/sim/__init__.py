@@ -14,6 +14,7 @@
     slot_learning.py     learned slots in virtual time
     lifecycle.py         what these may do to a request
     fleet.py             the instances, and when each is due next
+    instance_groups.py   unequal ones: what follows from their names, their weights
     membership.py        which of them serve, and the time in each state
     failures.py          instances that fail and come back
     replica.py           one of them, as routers see it

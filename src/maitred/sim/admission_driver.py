@@ -184,8 +184,8 @@ def make_admission_driver(
     config = admission or AdmissionConfig(mode="priority" if cluster.limits_slots else "off")
     if config.admits_all:
         return None
-    of_instance = START_SLOTS if cluster.slots == "learned" else instance.max_num_seqs
-    capacity = cluster.capacity or cluster.num_instances * of_instance
+    reported = sum(each.max_num_seqs for each in cluster.instance_configs(instance))
+    capacity = cluster.capacity or (cluster.num_instances * START_SLOTS if cluster.slots == "learned" else reported)
     if config.mode == "legacy":
         config = _with_global_limit(config, cluster.capacity)
     is_checked = config.mode == "priority" and cluster.slots != "learned"  # A number that is being learned says nothing yet.

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Literal
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from maitred.admission.terms.config import MAX_SECS, MAX_SLOTS
 from maitred.compat.instance_rules import instance_rules
@@ -15,7 +15,7 @@ from maitred.core.contracts import Overheads
 from maitred.core.units import Micros, from_ms
 from maitred.instance import InstanceConfig
 from maitred.routing import RoutingConfig, Signals
-from maitred.sim.fleet_config import FailureConfig
+from maitred.sim.fleet_config import FailureConfig, InstanceGroup
 
 MAX_INSTANCES = 10_000
 """More instances than any router has; a larger number is a typing mistake."""
@@ -109,12 +109,17 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limit_changes: list[LimitChange] = msgspec.field(default_factory=list)
     """Other limits of all instances at later times, `[{at_secs: 30, max_num_seqs: 8}]`, as after restarts; those that run
     go on. Learned slots follow, reported ones stay. Only with `flavour: vllm`."""
+    groups: list[InstanceGroup] = msgspec.field(default_factory=list)
+    """Unequal instances, in place of `num_instances` equal ones: `[{num_instances: 2, hardware: H100}, {num_instances: 4,
+    hardware: L40S}]`. A group may have `hardware`, `tensor_parallel_size`, `data_parallel_size`, `latency`, `latency_scale`,
+    `max_num_seqs`, `max_num_batched_tokens` and `total_kv_blocks`; all else is as in `instance`. Empty: all are equal."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     """Prefill in some instances, decode in others."""
     failures: FailureConfig = FailureConfig()
     """Instances that fail, and instances that are slow."""
 
     def __post_init__(self) -> None:
+        self._count_groups()
         for name in _DELAY_KEYS:
             if not 0 <= getattr(self, name) <= _HOUR_MS:
                 raise ValueError(f"{name} must be from 0 to {_HOUR_MS:,} (an hour), not {getattr(self, name)}")
@@ -126,6 +131,14 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("capacity and slots: learned contradict each other (leave one of them out)")
         if self.failures.slow_instances > self.num_instances:
             raise ValueError(f"slow_instances {self.failures.slow_instances} are more than num_instances {self.num_instances}")
+
+    def _count_groups(self) -> None:
+        """Set `num_instances` to the sum of the groups, if there are any."""
+        total = sum(group.num_instances for group in self.groups)
+        if self.groups and self.num_instances not in (1, total):
+            raise ValueError(f"num_instances {self.num_instances} and groups of {total} contradict each other: leave out one")
+        if self.groups:
+            force_setattr(self, "num_instances", total)
 
     def warnings(self, *, is_admission_off: bool, reads: Signals) -> Iterator[str]:
         """Yield a warning for each key without effect. `reads` is what the router looks at."""
@@ -144,9 +157,15 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def instance_configs(self, instance: InstanceConfig) -> list[InstanceConfig]:
         """Return the configuration of each instance by its index; equal ones are one object."""
-        slow = self.failures.slow_instances
-        scaled = replace(instance, latency_scale=instance.latency_scale * self.failures.slow_factor)
-        return [instance] * (self.num_instances - slow) + [scaled] * slow
+        found: list[InstanceConfig] = []
+        for group in self.groups or [InstanceGroup(num_instances=self.num_instances)]:
+            found += [group.applied_to(instance)] * group.num_instances
+        first_slow = self.num_instances - self.failures.slow_instances
+        slower = {id(each): self._slowed(each) for each in found[first_slow:]}
+        return [*found[:first_slow], *(slower[id(each)] for each in found[first_slow:])]
+
+    def _slowed(self, instance: InstanceConfig) -> InstanceConfig:
+        return replace(instance, latency_scale=instance.latency_scale * self.failures.slow_factor)
 
     @property
     def limits_slots(self) -> bool:

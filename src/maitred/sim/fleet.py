@@ -44,7 +44,6 @@ class SimulatedFleet:
         self._new_instance, self._seed, self._num_restarts = rules.new_instance, seed, 0
         self.limits: list[int] = []
         """The limits that are scheduled, by the index of their events."""
-        self._limit_at_start = instance.max_num_seqs
         self._itl_logs = [ItlLog() for _ in range(count)] if log_itl else None
         # A dict: the order of a set depends on addresses, and equal runs must resume instances in the same order.
         self.dirty: dict[Replica, None] = {}
@@ -79,7 +78,7 @@ class SimulatedFleet:
             self.limits.append(change.max_num_seqs)
             self._event_queue.push(from_seconds(change.at_secs), SimEventKind.LIMIT, index)
             for replica in self.replicas:
-                replica.instance.set_limit(self._limit_at_start, 0)
+                replica.instance.set_limit(self._configs[replica.index].max_num_seqs, 0)
 
     def on_limit_change(self, index: int, now: Micros) -> None:
         """Put a limit in force that was scheduled."""

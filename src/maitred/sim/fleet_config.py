@@ -1,16 +1,50 @@
-"""The configuration of what happens to the instances of a cluster: failures and slow instances."""
+"""The configuration of what happens to the instances of a cluster: groups of unequal ones, failures, slow instances."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.admission.terms.config import MAX_SECS
+from maitred.instance import InstanceConfig
+from maitred.instance.latency import AnyLatency
 
+_MOST = 10_000
 _MAX_ATTEMPTS = 100
 _LEAST_SECS = 1e-6
 _MAX_FACTOR = 1_000_000
+
+
+class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Instances that differ from the section `instance` in these keys. Null: as there."""
+
+    num_instances: int = 1
+    hardware: str | None = None
+    tensor_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    latency: AnyLatency | None = None
+    latency_scale: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    total_kv_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_instances <= _MOST:
+            raise ValueError(f"num_instances of a group must be from 1 to {_MOST:,}, not {self.num_instances}")
+
+    def applied_to(self, instance: InstanceConfig) -> InstanceConfig:
+        """Return the configuration of an instance of the group. Raises ValueError for keys that do not go together."""
+        return replace(instance, **{name: getattr(self, name) for name in _DIFFERING if getattr(self, name) is not None})
+
+    def stating(self, instance: InstanceConfig) -> InstanceGroup:
+        """Return the group with all its keys as those of `instance`."""
+        return replace(self, **{name: getattr(instance, name) for name in _DIFFERING})
+
+
+_DIFFERING: Final = tuple(name for name in InstanceGroup.__struct_fields__ if name != "num_instances")
 
 
 class FailureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

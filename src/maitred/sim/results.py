@@ -78,9 +78,9 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     waiting: NDArray[np.int32]
     running: NDArray[np.int32]
     blocks_used: NDArray[np.int32]
-    """KV blocks in use."""
+    """KV blocks in use; of an instance with fewer than `total_blocks` in proportion to these."""
     total_blocks: int
-    """KV blocks of each instance."""
+    """KV blocks of each instance, or of the largest one."""
     outside_instances: NDArray[np.int32]
     """By instant: requests that have arrived and are in no instance yet, for example because they wait for admission."""
     arrived: Ints

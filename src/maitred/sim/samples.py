@@ -80,16 +80,23 @@ class Sampler:
             _keep_every_other(column, len(self._fleet.replicas))
 
     def samples(self) -> Samples:
+        totals = [replica.instance.total_blocks for replica in self._fleet.replicas]
         return Samples(
             at=np.array(self._at, dtype=np.int64),
             waiting=self._by_instance(self._waiting),
             running=self._by_instance(self._running),
-            blocks_used=self._by_instance(self._blocks),
-            total_blocks=self._fleet.replicas[0].instance.total_blocks,
+            blocks_used=self._blocks_used(max(totals)),
+            total_blocks=max(totals),
             outside_instances=np.array(self._outside_instances, dtype=np.int32),
             arrived=np.array(self._arrived, dtype=np.int64),
             ended=np.array(self._ended, dtype=np.int64),
         )
+
+    def _blocks_used(self, most: int) -> NDArray[np.int32]:
+        """Return the blocks in use, of instances with fewer than `most` blocks in proportion."""
+        shares = np.array([most / replica.instance.total_blocks for replica in self._fleet.replicas])
+        used: NDArray[np.int32] = np.rint(self._by_instance(self._blocks) * shares).astype(np.int32)
+        return used
 
     def _by_instance(self, values: array[int]) -> NDArray[np.int32]:
         return np.array(values, dtype=np.int32).reshape(len(self._at), -1)

@@ -19,7 +19,6 @@ from maitred.admission import AdmissionConfig
 from maitred.core.decisions import DecisionLog
 from maitred.core.units import Micros
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, open_router
 from maitred.sim.admission_driver import AdmissionDriver, make_admission_driver
@@ -29,6 +28,7 @@ from maitred.sim.disaggregation import Disaggregation
 from maitred.sim.event_queue import INDEX_BITS, INDEX_MASK, NO_ARRIVAL, ArrivalFeed, EventQueue, SimEventKind
 from maitred.sim.failures import make_failures
 from maitred.sim.fleet import SimulatedFleet
+from maitred.sim.instance_groups import resolve_fleet, with_weights
 from maitred.sim.pipeline import Pipeline
 from maitred.sim.programs_driver import ProgramsDriver, make_programs_driver
 from maitred.sim.replica import NOT_DUE
@@ -75,14 +75,15 @@ def simulate(
         log_itl: Record the gaps between tokens per request (`Results.itl_gaps`). This takes 3 to 12 % more time.
     Raises ConfigError for unknown policies, for impossible limits and reservations, and for jobs out of order.
     """
-    cluster, instance, event_queue = cluster or ClusterConfig(), resolve_instance(instance or InstanceConfig()), EventQueue()
+    cluster, instance = resolve_fleet(cluster or ClusterConfig(), instance or InstanceConfig())
+    event_queue = EventQueue()
     arrivals = ArrivalFeed(jobs, progress)
     fleet = SimulatedFleet(cluster, instance, seed, event_queue, log_itl=log_itl)
     # Every part has a random stream of its own, named by the seed: a policy that draws more shifts no other part.
     rows = make_rows(instance.latency_model().overheads, cluster.num_instances, sink)
     driver = make_admission_driver(cluster, instance, admission, log, fleet.load, event_queue)
     agents = make_programs_driver(programs, cluster, instance, arrivals, event_queue, log)
-    router = agents or open_router(routing or RoutingConfig(), f"{seed}/routing", log)
+    router = agents or open_router(with_weights(routing or RoutingConfig(), cluster, instance), f"{seed}/routing", log)
     delays, line = request_delays(cluster, instance), DelayLine(event_queue)
     pools = Disaggregation(cluster, instance, fleet, router, line, seed, log) if cluster.disaggregation else None
     fleet.slots = None if driver is None else driver.slots_of_instances(cluster.num_instances)

@@ -24,11 +24,11 @@ from maitred.admission import AdmissionConfig
 from maitred.config import NO_VALUES, Config, ConfigSources
 from maitred.config.sources import with_simulation_defaults
 from maitred.instance import InstanceConfig
-from maitred.instance.catalogue import resolve_instance
 from maitred.programs import ProgramsConfig
 from maitred.report import RunSetup, derived_keys
 from maitred.routing import RoutingConfig
 from maitred.sim.config import ClusterConfig
+from maitred.sim.instance_groups import resolve_fleet
 from maitred.workload.lengths import standard_normal
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_gpus(self) -> int:
         """GPUs of all its instances."""
-        return self.cluster.num_instances * self.instance.tensor_parallel_size * self.instance.data_parallel_size
+        configs = self.cluster.instance_configs(self.instance)
+        return sum(each.tensor_parallel_size * each.data_parallel_size for each in configs)
 
     def resolved(self) -> Self:
         """Return the candidate with everything that its instances derive from the catalogue, and check it by an empty
@@ -76,7 +77,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises ConfigError for an impossible candidate, such as a model that does not fit.
         """
-        resolved = replace(self, instance=resolve_instance(self.instance))
+        cluster, instance = resolve_fleet(self.cluster, self.instance)
+        resolved = replace(self, cluster=cluster, instance=instance)
         resolved.simulate(())
         return resolved
 
@@ -97,8 +99,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def in_one_line(self, seeds: Sequence[int]) -> str:
         """Return what runs with these seeds simulate: model, GPUs, latency model and its error, KV blocks, policies."""
-        instance = resolve_instance(self.instance)
-        sections: dict[str, msgspec.Struct] = {**asdict(self), "instance": instance}
+        cluster, instance = resolve_fleet(self.cluster, self.instance)
+        sections: dict[str, msgspec.Struct] = {**asdict(self), "cluster": cluster, "instance": instance}
         setup = RunSetup(seed=seeds[0], sections=sections, derived=derived_keys(self.instance, instance))
         return setup.in_one_line("" if len(seeds) == 1 else f"{len(seeds)} seeds from {seeds[0]} on")
 

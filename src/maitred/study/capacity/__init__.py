@@ -96,6 +96,9 @@ def capacity(
     _check(tolerance, max_instances, num_instances, constraints)
     _check_shares(precision, latency_error)
     load, common = as_load(workload), _with_error(base or Candidate(), latency_error)
+    if common.cluster.groups:
+        hint = "`maitred sweep` over lists of groups"
+        raise ConfigError("the size of unequal groups is not searched", where="cluster.groups", hint=hint)
     candidates = option_candidates(common, model, hardware, tensor_parallel_sizes, with_disaggregation=disaggregation)
     _check_prices(candidates, prices)
     parsed = tuple(parse_constraint(text, "--constraint") for text in constraints)

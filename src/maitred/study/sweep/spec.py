@@ -242,9 +242,10 @@ def _price(candidate: Candidate, spec: SweepSpec, locate: KeyLocator, gpus: floa
     if not isinstance(prices, dict):
         return gpus * (1.0 if prices is None else prices)
     known = {name.lower(): price for name, price in prices.items()}
-    hardware = candidate.instance.hardware
-    if hardware.lower() not in known:
-        raise ConfigError(
-            f"{hardware} has no price", where=locate("price_per_gpu_hour"), hint=nearest_name_hint(hardware, prices)
-        )
-    return gpus * known[hardware.lower()]
+    total = 0.0
+    for each in candidate.cluster.instance_configs(candidate.instance):
+        if each.hardware.lower() not in known:
+            hint = nearest_name_hint(each.hardware, prices)
+            raise ConfigError(f"{each.hardware} has no price", where=locate("price_per_gpu_hour"), hint=hint)
+        total += each.tensor_parallel_size * each.data_parallel_size * known[each.hardware.lower()]
+    return total

@@ -1,0 +1,78 @@
+"""Instance groups: a fleet of unequal instances, such as some H100 and some L40S, behind one router.
+
+A group states what differs from the section `instance`; the rest is as there. Each group gets its own step times, KV blocks and
+limits from the catalogue. Two things are the same for all, since a router may choose any instance: the model length, which is
+that of the group with the shortest, and the overheads of a request, which the groups must agree on.
+
+The weight of a group (`routing.weighted`) is the rate at which one of its instances serves requests with prompts and answers of
+512 tokens, by its own latency model (`instance.throughput_limit`), unless `routing.weights` says otherwise.
+
+    instance: {model: llama-3.1-8b}
+    cluster: {groups: [{num_instances: 2, hardware: H100}, {num_instances: 4, hardware: L40S}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from maitred.core.errors import ConfigError
+from maitred.instance import InstanceConfig
+from maitred.instance.catalogue import resolve_instance
+from maitred.instance.throughput_limit import RequestMix, find_throughput_limit
+from maitred.routing import RoutingConfig
+from maitred.sim.config import ClusterConfig
+from maitred.sim.fleet_config import InstanceGroup
+
+_TYPICAL: Final = RequestMix(prompt=512, output=512)
+
+
+def resolve_fleet(cluster: ClusterConfig, instance: InstanceConfig) -> tuple[ClusterConfig, InstanceConfig]:
+    """Return the configuration with all that follows from names, of the section `instance` and of every group. Resolving twice
+    changes nothing. With groups, the second is that of the first group.
+
+    Raises ConfigError as `resolve_instance` does, and for groups that cannot be one fleet.
+    """
+    if not cluster.groups:
+        return cluster, resolve_instance(instance)
+    found = [_resolved(group, instance, place) for place, group in enumerate(cluster.groups)]
+    if len({config.latency_model().overheads for config in found}) > 1:
+        what = "the overheads of a request (alpha) differ"
+        raise ConfigError(what, where="cluster.groups", hint="give all groups the same latency model")
+    longest = min(config.model_len for config in found)
+    groups = [group.stating(config) for group, config in zip(cluster.groups, found, strict=True)]
+    return replace(cluster, groups=groups), replace(found[0], max_model_len=longest)
+
+
+def _resolved(group: InstanceGroup, instance: InstanceConfig, place: int) -> InstanceConfig:
+    own = group.hardware is not None and group.hardware != instance.hardware
+    if own and not instance.has_model:
+        hint = "say which: --model llama-3.1-8b; or give groups a latency or a latency_scale"
+        raise ConfigError("without a model all GPUs are alike", where=f"cluster.groups[{place}]", hint=hint)
+    try:
+        return resolve_instance(group.applied_to(instance))
+    except ConfigError as error:
+        raise error.at(f"cluster.groups[{place}]: {error.where}".removesuffix(": ")) from error
+    except ValueError as error:
+        raise ConfigError(str(error), where=f"cluster.groups[{place}]") from error
+
+
+def with_weights(routing: RoutingConfig, cluster: ClusterConfig, instance: InstanceConfig) -> RoutingConfig:
+    """Return `routing` with the weights that follow from the groups, where it has none. Both are resolved."""
+    if not cluster.groups or routing.weights:
+        return routing
+    return replace(routing, weights=tuple(_rates(cluster.instance_configs(instance), _TYPICAL)))
+
+
+def fleet_limit(cluster: ClusterConfig, instance: InstanceConfig, mix: RequestMix) -> float:
+    """Return the requests per second that all instances together could take. Both are resolved."""
+    return sum(_rates(cluster.instance_configs(instance), mix))
+
+
+def _rates(configs: Sequence[InstanceConfig], mix: RequestMix) -> list[float]:
+    """Return the requests per second that each of them could take; equal instances are one object."""
+    kinds = {id(config): config for config in configs}
+    rates = {kind: find_throughput_limit(config, mix).rate for kind, config in kinds.items()}
+    return [rates[id(config)] for config in configs]
