@@ -203,8 +203,9 @@ def test_a_mistake_in_the_file(write, text: str, message: str) -> None:  # type:
             "MAITRED_ROUTING__POLICY",
             "tombola",
             "routing.policy: unknown routing policy 'tombola' (valid: always-busiest, cache-aware, consistent-hashing, "
-            "least-loaded, power-of-two, prefix-hash, random, round-robin, session-affinity, weighted; write one of your own "
-            "as module:Class, of a file in the working directory or of an installed package)",
+            "least-loaded, power-of-two, prefix-hash, random, round-robin, session-affinity, weighted, weighted-least-loaded, "
+            "weighted-random; write one of your own as module:Class, of a file in the working directory or of an installed "
+            "package)",
         ),
     ],
 )
