@@ -307,3 +307,22 @@ def test_programs_share_memory_wherever_prefixes_are_cached(keys: dict[str, Any]
     simulate(agents(3, 8, 2).jobs(), ClusterConfig(num_instances=2), instance, programs=config, log=DecisionLog(lines.append))
     told = [entry["shared_tokens"] for entry in map(msgspec.json.decode, lines) if entry.get("shared_tokens")]
     assert bool(told) is is_shared
+
+
+def test_instances_that_refuse_requests_at_one_instant_say_so_in_their_order() -> None:
+    """Steps of instance 0 end at 100, 200, ... µs, and those of instance 1 at 150, 250, ...: so at 550 a step ends in one of
+    them, and both refuse a request."""
+
+    def log_of(*, step_by_step: bool) -> list[bytes]:
+        lines: list[bytes] = []
+        jobs = [Job(Request(id=i, arrival=at, prompt_tokens=1), 100) for i, at in enumerate((0, 50, 550, 550))]
+        instance = InstanceConfig(latency=LinearLatency((100, 0, 0)), max_num_queued_reqs=1, step_by_step=step_by_step)
+        routing, log = RoutingConfig(policy="round-robin"), DecisionLog(lines.append)
+        results = simulate(jobs, ClusterConfig(num_instances=2), instance, routing, log=log)
+        assert [Outcome(each) for each in results.outcome].count(Outcome.REJECTED) == 2
+        return lines
+
+    lines = log_of(step_by_step=False)
+    ended = [msgspec.json.decode(line) for line in lines if b"request_end" in line]
+    assert [(each["at"], each["instance"]) for each in ended[:2]] == [(550, 0), (550, 1)]
+    assert log_of(step_by_step=True) == lines

@@ -115,8 +115,9 @@ class Instance:
         conversation_prefix: PrefixKeys | None = None,
         *,
         transferred: SequenceState | None = None,
-    ) -> None:
+    ) -> bool:
         """Let `request` wait. Its answer ends after `output_tokens` tokens, or where the request or the model length limits it.
+        Return False if it may not wait: an event of this instant says why.
 
         `conversation_prefix` is the content of prompt and answer together, if later requests may continue it
         (`workload.Job.conversation_prefix`). `transferred` is the sequence of this request in the instance that computed its
@@ -138,7 +139,7 @@ class Instance:
         if core.counts_service and run is not None and run.plan.chunks:
             self.commit_ended_steps(now, now - 1)  # the queue may weigh an arrival by what has been served
         if not core.add(request, output_tokens, now, conversation_prefix, transferred):
-            return
+            return False
         if run is None:
             # The first sequence of an idle engine starts it. With others here, the step that is due begins where the last one
             # ended.
@@ -146,6 +147,7 @@ class Instance:
                 core.next_start = now
         elif run.steps > 1 and not (run.plan.is_closed or core.batch.is_full):
             run.truncate(now)
+        return True
 
     def set_limit(self, max_num_seqs: int, now: Micros) -> None:
         """Run at most `max_num_seqs` sequences from the next step on; those that run go on. Raises ConfigError where the rules

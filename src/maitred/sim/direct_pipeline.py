@@ -50,7 +50,8 @@ class DirectPipeline(Pipeline):
         state.replica = replica
         state.admitted_at = state.queued_at = now
         replica.in_flight += 1
-        replica.instance.enqueue(request, job.output_tokens, now, job.conversation_prefix)
+        if not replica.instance.enqueue(request, job.output_tokens, now, job.conversation_prefix):
+            self._fleet.schedule_now(replica, now)
         self._dirty[replica] = None
 
     def on_instance_due(self, index: int, now: Micros) -> None:

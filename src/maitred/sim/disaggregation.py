@@ -122,7 +122,9 @@ class Disaggregation:
         replica, job = state.replica, state.job
         assert replica is not None
         state.stage = RequestStage.IN_INSTANCE
-        replica.instance.enqueue(job.request, job.output_tokens, now, job.conversation_prefix, transferred=state.prefilled)
+        enqueue, tokens = replica.instance.enqueue, job.output_tokens
+        if not enqueue(job.request, tokens, now, job.conversation_prefix, transferred=state.prefilled):
+            self._fleet.schedule_now(replica, now)
         self._fleet.dirty[replica] = None
 
     def _transfer_time(self, request: Request) -> Micros:

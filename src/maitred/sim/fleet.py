@@ -137,7 +137,9 @@ class SimulatedFleet:
         return None if self._itl_logs is None else itl_gaps_of(self._itl_logs, self._overhead)
 
     def schedule_now(self, replica: Replica, now: Micros) -> None:
-        """Give an instance a turn at this very instant, because it has deferred events."""
+        """Give an instance a turn at this very instant, because it has events: deferred ones, or that it has refused a request.
+        Otherwise its turn would come when steps begin, and with it their order among the turns of this instant, which must not
+        depend on the steps that end at it."""
         if replica.next_due != now:
             replica.next_due = now
             self._event_queue.push_turn(now, replica.index)

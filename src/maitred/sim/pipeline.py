@@ -265,7 +265,8 @@ class Pipeline:
             tokens = job.output_tokens
         if self._starts_in_turn:
             replica.settle()
-        replica.instance.enqueue(state.request, tokens, now, job.conversation_prefix)
+        if not replica.instance.enqueue(state.request, tokens, now, job.conversation_prefix):
+            self._fleet.schedule_now(replica, now)
         if self._starts_in_turn:
             self._fleet.resume(replica)
         else:

@@ -67,7 +67,7 @@ class BlisInstance(Instance):
         conversation_prefix: PrefixKeys | None = None,
         *,
         transferred: SequenceState | None = None,
-    ) -> None:
+    ) -> bool:
         core = self._core
         if request.id in core.sequences:
             raise ValueError(f"request {request.id} is here already")
@@ -81,6 +81,7 @@ class BlisInstance(Instance):
         added = core.add(request, output_tokens, now, conversation_prefix, transferred)
         if added and run is None and core.next_start < now and len(core.sequences) == 1:
             core.next_start = now
+        return added
 
     def abort(self, request_id: RequestId, now: Micros) -> bool:
         self._process_until(now, now - 1)
