@@ -47,8 +47,6 @@ class StepPlan:
     """Whether no sequence that arrives could join a repetition of it: its chunks take all tokens that a step may have."""
     takes_decode_blocks: bool = False
     """Whether the blocks that its decodes open are taken as it begins, since a sequence that waited was tried after that."""
-    has_begun: bool = True
-    """Whether the blocks that are taken as it begins are taken. Those of a repetition are taken when that begins."""
     is_plain: bool = False
     """Whether it is known that every decoding sequence emits a token, nothing is preempted and no KV was transferred: no
     care is needed when the step is counted."""
@@ -60,10 +58,9 @@ class StepPlan:
         self.prefill_tokens = prefill_tokens
 
     def advance(self, steps: int) -> None:
-        """Make it the plan of the step after its first `steps` steps, which have ended. That step has not begun."""
+        """Make it the plan of the step after its first `steps` steps, which have ended."""
         if self.chunks:
             self.chunks = later_chunks(self.chunks, steps)
-        self.has_begun = False
 
 
 class RunningBatch:
@@ -195,8 +192,7 @@ class RunningBatch:
         if not plan.chunks:
             self.run_steps(steps)
         elif steps == 1 or self._counts_chunks_at_once(plan):
-            if steps > 1 or not plan.has_begun:
-                self.begin_chunks(plan, steps)
+            self.begin_chunks(plan, steps)
             self.run_steps(steps)
             self.end_chunks(plan, steps)
         else:
@@ -212,10 +208,7 @@ class RunningBatch:
         return prefixed is None or (len(plan.chunks) == 1 and prefixed.cache.is_blockwise)
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Note that the next step of `plan` has begun."""
-        if plan.has_begun:
-            return
-        plan.has_begun = True
+        """Note that the next step of `plan` has begun: take its blocks, as far as they are not taken yet."""
         if plan.takes_decode_blocks and self._prefix_blocks is not None:
             self._prefix_blocks.reserve_next_step()
         self.begin_chunks(plan, 1)
@@ -223,10 +216,13 @@ class RunningBatch:
     def begin_chunks(self, plan: StepPlan, steps: int) -> None:
         """Take the blocks of the chunks of the next `steps` steps of `plan`, as far as they are not taken yet."""
         for chunk in plan.chunks:
-            seq, tokens = chunk.seq, chunk.num_tokens * steps
-            if tokens > seq.num_scheduled_tokens and seq.request_id in self.sequences:
-                self._take_chunk_blocks(seq, tokens)
-                seq.num_scheduled_tokens = tokens
+            self._begin_chunk(chunk.seq, chunk.num_tokens * steps)
+
+    def _begin_chunk(self, seq: SequenceState, tokens: int) -> None:
+        """Let `seq` compute the next `tokens` tokens of its prompt: take their blocks, as far as they are not taken yet."""
+        if tokens > seq.num_scheduled_tokens and seq.request_id in self.sequences:
+            self._take_chunk_blocks(seq, tokens)
+            seq.num_scheduled_tokens = tokens
 
     def _take_chunk_blocks(self, seq: SequenceState, tokens: int) -> None:
         """Take the blocks for the next `tokens` tokens of the prompt of `seq`. It has those of its scheduled tokens."""

@@ -194,6 +194,7 @@ class EngineCore:
             if changes_at is not None:
                 run.truncate(changes_at)
         if self._mailbox is not None:
+            batch.begin_step(plan)  # a queue that is told of an arrival may look at the cache
             self._mailbox.deliver_after_plan(run)
         return run
 

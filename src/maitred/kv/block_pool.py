@@ -148,23 +148,26 @@ class BlockPool(PrefixCache[RunLock]):
         lock.num_committed += count
         self._num_referenced += count
         copied = self._num_already_cached(lock, block_hashes)
-        # These are cached already. Each copy is a run of its own, because it takes over alone when the block that answers for
-        # both is evicted.
+        fresh = self._commit_copies(lock, block_hashes, copied) if copied else block_hashes
+        if copied == count:
+            return
+        if not self._extend_last_run(lock, fresh):
+            run = BlockRun(fresh if isinstance(fresh, KeyRanges) else list(fresh), 1)
+            self._runs_by_first_hash[run.first_hash] = run
+            lock.runs.append((run, count - copied))
+        if self._cached_hashes is not None:
+            self._cached_hashes.update(fresh)
+        if self._listeners:
+            self._notify_stored(fresh)
+
+    def _commit_copies(self, lock: RunLock, block_hashes: Sequence[int], copied: int) -> Sequence[int]:
+        """Commit the first `copied` blocks, which are cached already, and return the hashes of the others."""
+        # Each copy is a run of its own, because it takes over alone when the block that answers for both is evicted.
         for block_hash in block_hashes[:copied]:
             run = BlockRun([block_hash], 1)
             self._duplicates.setdefault(block_hash, []).append(run)
             lock.runs.append((run, 1))
-        if copied == count:
-            return
-        fresh = block_hashes[copied:]
-        if not isinstance(fresh, KeyRanges):
-            fresh = list(fresh)
-        if not self._extend_last_run(lock, fresh):
-            run = self._runs_by_first_hash[fresh[0]] = BlockRun(fresh, 1)
-            lock.runs.append((run, count - copied))
-        if self._cached_hashes is not None:
-            self._cached_hashes.update(fresh)
-        self._notify_stored(fresh)
+        return block_hashes[copied:]
 
     def release(self, lock: RunLock) -> None:
         self._release(lock, 0)
@@ -219,7 +222,7 @@ class BlockPool(PrefixCache[RunLock]):
         runs = [*self._runs_by_first_hash.values(), *(run for copies in self._duplicates.values() for run in copies)]
         if {entry for entry in self._free_list if isinstance(entry, BlockRun)} ^ set(runs) != locks.keys():
             raise InvariantError("KV blocks: a run is neither held nor free, or both")
-        if any(run.block_hashes[0] != first for first, run in self._runs_by_first_hash.items()) or any(
+        if any(not first == run.first_hash == run.block_hashes[0] for first, run in self._runs_by_first_hash.items()) or any(
             list(run.block_hashes) != [block_hash] for block_hash, copies in self._duplicates.items() for run in copies
         ):
             raise InvariantError("KV blocks: the index is not what the runs say")
@@ -232,10 +235,12 @@ class BlockPool(PrefixCache[RunLock]):
             return False
         run, blocks = lock.runs[-1]
         before = run.block_hashes
-        if run.num_locks > 1 or blocks != len(before) or self._runs_by_first_hash.get(before[0]) is not run:
+        if run.num_locks > 1 or blocks != len(before) or self._runs_by_first_hash.get(run.first_hash) is not run:
             return False
         if isinstance(before, list):
             before.extend(block_hashes)
+        elif isinstance(before, KeyRanges) and isinstance(block_hashes, KeyRanges):
+            run.block_hashes = before.joined(block_hashes)
         else:
             run.block_hashes = join_keys([before, block_hashes])
         lock.runs[-1] = (run, blocks + len(block_hashes))
@@ -244,7 +249,7 @@ class BlockPool(PrefixCache[RunLock]):
     def _num_already_cached(self, lock: RunLock, block_hashes: Sequence[int]) -> int:
         """Return how many of `block_hashes`, which continue the committed blocks of `lock`, another lock has committed."""
         last = lock.runs[-1][0] if lock.runs else None
-        if last is None or self._runs_by_first_hash.get(last.block_hashes[0]) is last:
+        if last is None or self._runs_by_first_hash.get(last.first_hash) is last:
             return self._match_length(block_hashes)
         # The lock ends with a copy, and the run that answers for that block may go on beyond it: match from the beginning.
         before = [run.block_hashes for run in current_runs(lock)]
@@ -280,11 +285,11 @@ class BlockPool(PrefixCache[RunLock]):
             run.block_hashes = head
             rest = BlockRun(tail, run.num_locks)
             rest.split_rest, run.split_rest = run.split_rest, rest
-            self._runs_by_first_hash[tail[0]] = rest
+            self._runs_by_first_hash[rest.first_hash] = rest
             return run
-        run.block_hashes = tail
-        self._runs_by_first_hash[tail[0]] = run
-        first = self._runs_by_first_hash[head[0]] = BlockRun(head, 0)
+        first = self._runs_by_first_hash[run.first_hash] = BlockRun(head, 0)
+        run.block_hashes, run.first_hash = tail, tail[0]
+        self._runs_by_first_hash[run.first_hash] = run
         return first
 
     def _release(self, lock: RunLock, num_full: int) -> None:
@@ -321,11 +326,11 @@ class BlockPool(PrefixCache[RunLock]):
             first -= 1
         merged, index = runs[first:], self._runs_by_first_hash
         # A copy that does not answer for its block stays alone; see `commit_blocks`.
-        if len(merged) < 2 or any(index.get(run.block_hashes[0]) is not run for run in merged):
+        if len(merged) < 2 or any(index.get(run.first_hash) is not run for run in merged):
             return
         whole = join_keys([run.block_hashes for run in merged])
         for run in merged[1:]:
-            del index[run.block_hashes[0]]
+            del index[run.first_hash]
             del self._free_list[run]
         merged[0].block_hashes = whole
 
@@ -333,28 +338,37 @@ class BlockPool(PrefixCache[RunLock]):
         """Evict the last `blocks` blocks of `run`, which is free, or all it has. Return how many."""
         block_hashes, index = run.block_hashes, self._runs_by_first_hash
         left = max(0, len(block_hashes) - blocks)
-        num_evicted, evicted = len(block_hashes) - left, block_hashes[left:]
+        num_evicted = len(block_hashes) - left
         # A copy that does not answer for its block is unknown to listeners: it goes without a word.
-        answers = index.get(block_hashes[0]) is run
+        answers = index.get(run.first_hash) is run
+        # Mostly nothing depends on the single blocks that are gone.
+        is_watched = answers and (self._duplicates or self._cached_hashes is not None or self._listeners)
+        evicted = block_hashes[left:] if is_watched else ()
         if not left:
             del self._free_list[run]
             if answers:
-                del index[block_hashes[0]]
+                del index[run.first_hash]
         elif isinstance(block_hashes, list):
             del block_hashes[left:]
         else:
             run.block_hashes = block_hashes[:left]
         if not answers:
-            self._drop_duplicate(block_hashes[0], run)
-        # Mostly nothing depends on the single blocks that are gone.
-        elif self._duplicates or self._cached_hashes is not None or self._listeners:
-            gone = list(evicted)[::-1]
-            if self._duplicates:
-                gone = [each for each in gone if not self._promote_duplicate(each)]
-            if self._cached_hashes is not None:
-                self._cached_hashes.difference_update(gone)
-            self._notify_removed(gone)
+            self._drop_duplicate(run.first_hash, run)
+        elif is_watched:
+            self._tell_of_evicted(evicted)
         return num_evicted
+
+    def _tell_of_evicted(self, evicted: Sequence[int]) -> None:
+        """Let copies answer for the blocks `evicted`, and tell the listeners of those that have none."""
+        if self._duplicates.keys().isdisjoint(evicted):
+            if self._cached_hashes is None and not self._listeners:
+                return
+            gone = list(evicted)[::-1]
+        else:
+            gone = [each for each in list(evicted)[::-1] if not self._promote_duplicate(each)]
+        if self._cached_hashes is not None:
+            self._cached_hashes.difference_update(gone)
+        self._notify_removed(gone)
 
     def _promote_duplicate(self, block_hash: int) -> bool:
         """Let another copy of the block answer for it from now on. Return False if there is none."""

@@ -20,11 +20,13 @@ from maitred.kv.prefix_cache import CacheLock
 class BlockRun:
     """Committed blocks that follow each other in a prompt."""
 
-    __slots__ = ("block_hashes", "num_locks", "split_rest")
+    __slots__ = ("block_hashes", "first_hash", "num_locks", "split_rest")
 
     def __init__(self, block_hashes: Sequence[int], num_locks: int) -> None:
         self.block_hashes = block_hashes
         """Hashes of the blocks: a list that only this run has, or `KeyRanges`."""
+        self.first_hash = block_hashes[0]
+        """The first of them, by which the run is found."""
         self.num_locks = num_locks
         self.split_rest: BlockRun | None = None
         """The run that was split off its end while it was locked."""

@@ -93,7 +93,7 @@ class PrefixBlockManager(BlockManager):
         """Return the cached prefix of `seq`, which is to be admitted. At least one token is left to compute."""
         usable = (seq.num_tokens_to_prefill - 1) // self.block_size
         hashes = self._all_block_hashes(seq, usable) if seq.num_preemptions else self._blocks_of(seq).block_hashes
-        return self.cache.probe(hashes[:usable])
+        return self.cache.probe(hashes if len(hashes) <= usable else hashes[:usable])
 
     def admit(self, seq: SequenceState, hit: PrefixHit) -> None:
         """Lock what `find_cached` has found for `seq`."""

@@ -112,20 +112,17 @@ class ContinuousBatch(RunningBatch):
         budget = room = self._max_tokens - self.num_decodes
         chunks: list[PrefillChunk] = []
         needed = 0
-        holds_prefill = self._cadence is not None and self._cadence.holds
-        if self._prefilling and not holds_prefill:
-            chunks = self._plan_running_chunks(budget)
-            needed = sum([self._chunk_blocks(chunk) for chunk in chunks])
-            budget -= sum([chunk.num_tokens for chunk in chunks])
+        if self._prefilling and not (self._cadence is not None and self._cadence.holds):
+            budget, needed = self._plan_running_chunks(chunks, budget)
         # All running sequences are checked by their sum. The order in which they take blocks matters only if the sum does not
         # fit, so the walk over the batch is left to `_serve_in_turn`.
         spare = blocks.free - blocks.decode_blocks(1) - needed
         if spare < 0:
             return self._serve_in_turn()
-        if chunks:
-            self._reserve_chunks(chunks, needed)
         # Not reached in a step with a victim: vLLM admits no sequence there, which would only take what the victim lacked.
         if open_to is not None and budget > 0:
+            for chunk in chunks:  # else they take their blocks when the step is counted, as nothing looks before that
+                self._begin_chunk(chunk.seq, chunk.num_tokens)
             budget = self._admit_waiting(open_to, chunks, spare, budget, now)
         if chunks:
             plan = StepPlan(1, chunks, room - budget)
@@ -146,7 +143,7 @@ class ContinuousBatch(RunningBatch):
     def _plan_decodes(self, repeats: int, *, tries: bool) -> StepPlan:
         """Return the plan of a step that only decodes. `tries`: a sequence that waits has been tried for it."""
         plan = self._decode_plan
-        plan.max_repeats, plan.has_begun, plan.takes_decode_blocks = repeats, True, tries
+        plan.max_repeats, plan.takes_decode_blocks = repeats, tries
         return plan
 
     def _set_max_chunk(self, num_requests: int) -> None:
@@ -159,17 +156,20 @@ class ContinuousBatch(RunningBatch):
             threshold = max(threshold, budget // num_requests)
         self._max_chunk_tokens = min(threshold, self._largest_chunk)
 
-    def _plan_running_chunks(self, budget: int) -> list[PrefillChunk]:
-        """Return the chunks of the running sequences that prefill, at most `budget` tokens in all."""
-        chunks: list[PrefillChunk] = []
+    def _plan_running_chunks(self, chunks: list[PrefillChunk], budget: int) -> tuple[int, int]:
+        """Add the chunks of the running sequences that prefill to `chunks`, at most `budget` tokens in all. Return what is left
+        of the budget, and the blocks that the chunks open."""
+        size, needed = self._blocks.block_size, 0
         for seq in self._prefilling:
-            tokens = min(seq.num_tokens_to_prefill - seq.num_computed_tokens, self._max_chunk_tokens, budget)
+            computed, total = seq.num_computed_tokens, seq.num_tokens_to_prefill
+            tokens = min(total - computed, self._max_chunk_tokens, budget)
             budget -= tokens
-            chunks.append(PrefillChunk(tokens, seq.num_computed_tokens, seq.num_tokens_to_prefill, seq))
-        return chunks
+            needed += -(-(computed + tokens) // size) + (-computed // size)
+            chunks.append(PrefillChunk(tokens, computed, total, seq))
+        return budget, needed
 
     def _chunk_repeats(self, chunks: Sequence[PrefillChunk], limit: int) -> int:
-        """Return how often, at most `limit` times, a step with `chunks`, whose blocks are taken, may run.
+        """Return how often, at most `limit` times, a step with `chunks` may run.
 
         Each sequence takes what those before it leave of the budget, and all but complete ones take the same again. So the step
         repeats itself while each prompt has a whole chunk left, and until one of them is complete.
@@ -182,20 +182,12 @@ class ContinuousBatch(RunningBatch):
         return 1 + bisect_left(range(2, limit), True, key=lambda steps: not self._has_blocks_for(chunks, steps))
 
     def _has_blocks_for(self, chunks: Sequence[PrefillChunk], steps: int) -> bool:
-        """Return whether the blocks of `steps` steps with `chunks` are free, of which those of the first chunks are taken."""
+        """Return whether the blocks of `steps` steps with `chunks` are free, or taken."""
         blocks, opened = self._blocks, self._blocks.decode_blocks(steps)
         for chunk in chunks:
-            taken = chunk.num_computed_tokens + chunk.num_tokens
-            opened += blocks.blocks_for(taken + chunk.num_tokens * (steps - 1)) - blocks.blocks_for(taken)
+            computed, taken = chunk.num_computed_tokens, chunk.seq.num_scheduled_tokens
+            opened += blocks.blocks_for(computed + chunk.num_tokens * steps) - blocks.blocks_for(computed + taken)
         return opened <= blocks.free_committed
-
-    def _reserve_chunks(self, chunks: Sequence[PrefillChunk], blocks: int) -> None:
-        """Reserve `blocks` blocks for the chunks of running sequences."""
-        self._blocks.reserve(blocks)
-        for chunk in chunks:
-            chunk.seq.num_scheduled_tokens = chunk.num_tokens
-            if self._prefix_blocks is not None:
-                self._prefix_blocks.fill(chunk.seq, chunk.num_computed_tokens + chunk.num_tokens)
 
     def _admit_waiting(self, waiting: WaitQueue, chunks: list[PrefillChunk], spare: int, budget: int, now: Micros) -> int:
         """Admit waiting sequences within `spare` blocks and `budget` tokens, and add a chunk for each to `chunks`. Return what
@@ -306,10 +298,6 @@ class ContinuousBatch(RunningBatch):
     def _take_blocks(self, seq: SequenceState, tokens: int, blocks: int) -> None:
         """Take `blocks` blocks for the next `tokens` tokens of `seq`."""
         if not seq.is_decoding:
-            self._reserve_chunks([PrefillChunk(tokens, seq.num_computed_tokens, seq.num_tokens_to_prefill, seq)], blocks)
+            self._begin_chunk(seq, tokens)
         elif blocks:
             self._blocks.open_block(seq)
-
-    def _chunk_blocks(self, chunk: PrefillChunk) -> int:
-        blocks_for, computed = self._blocks.blocks_for, chunk.num_computed_tokens
-        return blocks_for(computed + chunk.num_tokens) - blocks_for(computed)
