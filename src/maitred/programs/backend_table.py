@@ -18,6 +18,7 @@ class BackendTable:
         self._config = config
         self._estimator = estimator
         self.by_index: dict[int, BackendMemory] = {}
+        self._in_order: list[BackendMemory] = []
         self._pools: dict[str, ModelPool] = {}
         self._pools_of: dict[int, list[ModelPool]] = {}
         self.held: dict[str, float] = {}
@@ -25,8 +26,8 @@ class BackendTable:
 
     @property
     def all(self) -> Collection[BackendMemory]:
-        """All backends in the order in which they came."""
-        return self.by_index.values()
+        """All backends in the order of their indexes, so that a tie does not go to the one that was polled first."""
+        return self._in_order
 
     @property
     def pools(self) -> list[ModelPool]:
@@ -45,6 +46,7 @@ class BackendTable:
         backend = self.by_index.get(index)
         if backend is None:
             backend = self.by_index[index] = BackendMemory(index, self._estimator, self._config.buffer_tokens, self.held)
+            self._in_order = [each for _, each in sorted(self.by_index.items())]
             self._pools_of[index] = []
         return backend
 

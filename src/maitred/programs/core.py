@@ -240,7 +240,7 @@ class Programs:
 
     @property
     def backends(self) -> Collection[BackendMemory]:
-        """All backends, in the order in which they came."""
+        """All backends, in the order of their indexes."""
         return self._backends.all
 
     @property

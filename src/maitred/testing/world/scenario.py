@@ -51,6 +51,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Longest wait of default and bulk requests; None: what the flavour has."""
     policy: str = "least-loaded"
     has_programs: bool = False
+    program_tokens: int | None = None
+    """Tokens of KV memory of each engine that programs share; None: what engines say."""
     keepalive_secs: float = 0.0
     poll_secs: float = 5.0
     """Seconds between two polls of an engine."""
@@ -94,5 +96,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             gateway=gateway,
             admission=admission,
             routing=RoutingConfig(policy=self.policy),
-            programs=ProgramsConfig(mode="tr" if self.has_programs else "off", state="none"),
+            programs=ProgramsConfig(
+                mode="tr" if self.has_programs else "off", state="none", backend_capacity_tokens=self.program_tokens
+            ),
         )
