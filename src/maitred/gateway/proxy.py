@@ -39,6 +39,7 @@ from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.config import GatewayConfig
 from maitred.gateway.forwarding.attempts import Attempts
 from maitred.gateway.forwarding.proxy_request import ProxyRequest
+from maitred.gateway.forwarding.request_sender import RequestSender
 from maitred.gateway.forwarding.stream_dialects import dialect_of
 from maitred.gateway.forwarding.waiting_stream import WaitingStream
 from maitred.gateway.intake.request_intake import RequestIntake
@@ -76,14 +77,16 @@ class Proxy:
         counters: GatewayCounters,
         observer: RequestObserver,
         machine: Machine,
+        attempts: RequestSender | None = None,
     ) -> None:
+        """`attempts` send requests that may be sent; None: to the backends, by `client`."""
         self._config, self._clock = config, machine.clock
         self._intake = intake
         self._admission = scheduler.admission
         self._fleet = scheduler.fleet
         self._observer = observer
         self._programs = scheduler.programs
-        self._attempts = Attempts(
+        self._attempts: RequestSender = attempts or Attempts(
             config=config,
             scheduler=scheduler,
             client=client,
@@ -212,7 +215,7 @@ class Proxy:
                 # The work has stopped, and the connection to the backend is closed. The preemptor gets the slot now, before
                 # anything is sent to the client of the victim, which may be slow to read.
                 waits_again = self._admission.yield_slot(request.id)
-                if not waits_again:
+                if not (waits_again and proxied.can_restart):
                     raise error_responses.preempted()
         except asyncio.CancelledError:
             end = ReleaseReason.CLIENT_GONE  # or the server shuts down: not told apart here

@@ -1,6 +1,7 @@
 """From a request that may be sent to the answer that its client gets.
 
 proxy_request.py        a request that is ready to be forwarded
+request_sender.py       what a request is given to that may be sent
 attempts.py             one backend after the other
 attempt.py              the request at one backend
 attempt_outcomes.py     what is told of an attempt, and to whom

@@ -28,6 +28,8 @@ class ProxyRequest(ScheduledRequest):
     """Whether its program is over when it has ended."""
     is_committed = False
     """Whether the client gets the response of a backend (`Attempts._commit`): nothing else can be sent to it any more."""
+    can_restart = True
+    """Whether it may be sent anew after a preemption; not where a proxy in front of the backends has sent it."""
     token_cost = 1
     """Tokens of its prompt and its answers, estimated (`request_work`); at least 1."""
 
