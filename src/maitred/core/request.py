@@ -77,4 +77,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The SLO class that a workload or client names, in BLIS's words: critical, standard, batch, sheddable, background."""
     slo_target: Micros | None = None
     """The target for the time from arrival to the first token, or None for that of the SLO class."""
+    instances: tuple[int, ...] = ()
+    """The indexes of the only instances that may serve it; empty: any may."""
     prefix: PrefixKeys | None = None

@@ -110,9 +110,11 @@ class RoutedPlacement(Placement):
         return self._choose(scheduled, self._untried(scheduled), now)
 
     def _choose(self, scheduled: ScheduledRequest, backends: Sequence[Backend], now: Micros) -> Place | None:
+        fleet, request = self._fleet, scheduled.request
+        if request.instances:
+            backends = [backend for backend in backends if backend.index in request.instances]
         if not backends:
             return None
-        fleet, request = self._fleet, scheduled.request
         choice = self._router.choose(request, fleet.with_free_slots(backends), now)
         backend = fleet.backends[choice.instance]
         if scheduled.asks_each:

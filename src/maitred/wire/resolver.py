@@ -74,6 +74,11 @@ class HostAddresses:
             self._give_up_waiting = self._loop.call_later(wait_secs, self._first_answer.set)
             self._begin_look_up()
 
+    @property
+    def known(self) -> Sequence[str]:
+        """The addresses that are known now."""
+        return self._known
+
     async def addresses(self) -> Sequence[str]:
         """Return the addresses, in the order in which they are to be tried; none if none is known."""
         if not self._known:

@@ -83,8 +83,9 @@ NO_PROGRAM: Final = ProgramOfRequest()
 class ProgramReader:
     """Reads from requests which program they belong to."""
 
-    def __init__(self, sessions: SessionReader) -> None:
-        self._sessions = sessions
+    def __init__(self, sessions: SessionReader, *, asks_for_usage: bool = True) -> None:
+        """`asks_for_usage`: the backend is asked for the usage of a stream where the client has not asked for it."""
+        self._sessions, self._asks_for_usage = sessions, asks_for_usage
 
     def read(
         self, headers: Headers, body: bytes, route: Route, *, stream: bool, large: LargeBody | None = None
@@ -99,7 +100,8 @@ class ProgramReader:
             changes |= dict.fromkeys(_OWN_KEYS)
         if any(key in extra for key in _OWN_KEYS):
             changes[_EXTRA_KEY] = {key: value for key, value in extra.items() if key not in _OWN_KEYS} or None
-        options = _with_usage(fields.stream_options) if stream and route.reports_usage_on_demand else None
+        asks = self._asks_for_usage and stream and route.reports_usage_on_demand
+        options = _with_usage(fields.stream_options) if asks else None
         if options is not None:
             changes[_OPTIONS_KEY] = options
         is_last = is_last_request(headers)

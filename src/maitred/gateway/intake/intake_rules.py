@@ -20,11 +20,21 @@ from maitred.routing import Signals
 class IntakeRules:
     """What follows from one configuration. A request keeps the rules that were in force when it arrived."""
 
-    def __init__(self, config: GatewayConfig, programs: ProgramsConfig, signals: Signals, *, reads_usage: bool) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        programs: ProgramsConfig,
+        signals: Signals,
+        *,
+        reads_usage: bool,
+        reads_answers: bool = True,
+    ) -> None:
+        """`reads_usage` says that the usage of every generated answer is read, `reads_answers` that answers pass this process:
+        if not, a usage that a client has not asked for could not be hidden from it."""
         self.config = config
         self.cross_origins = CrossOrigins(config.cors_origins) if config.cors_origins else None
         sessions = SessionReader(programs.session_headers)
-        self.programs = None if programs.mode == "off" else ProgramReader(sessions)
+        self.programs = None if programs.mode == "off" else ProgramReader(sessions, asks_for_usage=reads_answers)
         self.hints = RoutingHintReader(signals, sessions) if signals & (Signals.SESSION | Signals.PROMPT) else None
         self.reads_usage = reads_usage
         self.forwards_priority = config.forward_priority != "off"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final, cast
 
 from maitred.admission import Admission
@@ -71,15 +72,20 @@ class RequestIntake:
         ids: RequestIds,
         signals: Signals = Signals.NOTHING,
         programs: ProgramsConfig = ProgramsConfig(),
+        *,
+        reads_answers: bool = True,
+        eligible: Callable[[Exchange, ServedModel], tuple[int, ...]] | None = None,
     ) -> None:
         """`core` has the admission config in force. `budget` is that of all bodies. `observer` is told of refused requests.
-        `signals` are those that the router reads."""
+        `signals` are those that the router reads. `reads_answers` says that answers pass this process.
+        `eligible` returns which backends alone may have a request (`Request.instances`), and raises ApiError if none may; None:
+        any may."""
         self._core = core
         self._fleet = fleet
         self._counters = counters
         self._clock = clock
         self._observer = observer
-        self._signals = signals
+        self._signals, self._reads_answers, self._eligible = signals, reads_answers, eligible
         self._budget = budget
         self._large_bodies = LargeBodyReader()
         self.usual_outputs = UsualOutputs()
@@ -99,7 +105,8 @@ class RequestIntake:
 
     def rules_of(self, config: GatewayConfig, programs: ProgramsConfig) -> IntakeRules:
         """Return the rules that follow from a configuration, for `use`."""
-        return IntakeRules(config, programs, self._signals, reads_usage=self._observer.reads_usage)
+        reads_usage = self._observer.reads_usage
+        return IntakeRules(config, programs, self._signals, reads_usage=reads_usage, reads_answers=self._reads_answers)
 
     def use(self, rules: IntakeRules) -> None:
         """Go by `rules` for the requests that arrive from now on. Cannot fail."""
@@ -217,6 +224,7 @@ class RequestIntake:
             parent_program=found.parent or hints.parent_program,
             stream=stream,
             routing_key=hints.routing_key,
+            instances=() if self._eligible is None else self._eligible(exchange, served),
             prefix=hints.prefix,
         )
         own: Headers = [(REQUEST_ID_HEADER, request_id)]

@@ -386,6 +386,7 @@ class LinkedAdmission:
             cache_namespace=terms.cache_namespace,
             slo_class=terms.slo_class,
             slo_target=terms.slo_target,
+            instances=terms.instances,
             prefix=None if terms.prompt is None else ReceivedPrompt(terms.prompt),
         )
         ticket = self.core.make_ticket(request, terms.cost, self._pool_of(terms.model))

@@ -21,7 +21,7 @@ from maitred.programs import Usage
 from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
-VERSION: Final = 5
+VERSION: Final = 6
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -92,6 +92,8 @@ class RequestTerms(Message, frozen=True):
     cache_namespace: str = ""
     slo_class: str = ""
     slo_target: Micros | None = None
+    instances: tuple[int, ...] = ()
+    """The only backends that may have it; empty: any may."""
     memory: int = 0
     """The number of its memory at its gateway (`BeginProgram`), if it is of an agent program; else 0."""
     prompt: PackedHashes | None = None

@@ -270,6 +270,7 @@ def _terms_of(request: Request, cost: int, memory: int, block_sizes: Sequence[in
         cache_namespace=request.cache_namespace,
         slo_class=request.slo_class,
         slo_target=request.slo_target,
+        instances=request.instances,
         memory=memory,
         prompt=None if memory else pack_hashes(request.prefix, block_sizes),
     )
