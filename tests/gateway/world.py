@@ -146,8 +146,7 @@ class Backend:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next((int(x[15:]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:")), 0)
-                received = BackendRequest(head[:-4], await reader.readexactly(length), reader, writer)
+                received = BackendRequest(head[:-4], await _read_body(reader, head.lower()), reader, writer)
                 await self._answer(received)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
@@ -171,6 +170,18 @@ class Backend:
         else:
             self.received.append(received)
             await self.respond(received)
+
+
+async def _read_body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    """Return the body behind a head in lower case: in chunks, of a declared length, or none."""
+    if b"transfer-encoding: chunked" in head:
+        body = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+        return body
+    length = next((int(x[15:]) for x in head.split(b"\r\n") if x.startswith(b"content-length:")), 0)
+    return await reader.readexactly(length)
 
 
 class ClientConnection:

@@ -3,7 +3,8 @@
     app                                     the list of all commands, and how a command ends
     serve, engine, demo                     the gateway, with several processes in workers; an emulated engine; both under load
     made_gateway                            the gateway that `serve` makes of its configuration
-    scheduler                               the scheduler of several gateways, as a process of its own
+    scheduler, picker                       the scheduler of several gateways, as a process of its own, and for Envoy
+    envoy_config                            `envoy-config`: the configuration of such an Envoy
     simulate, study, validation             `simulate`; `compare`, `sweep` and `capacity`; `validate`
     bench, calibration                      `bench`, with the names of vLLM's benchmark in vllm_names; `calibrate`
     check, listings, traces                 `check`; `policies`, `formats` and `models`; `convert`

@@ -26,7 +26,21 @@ import typer
 from typer.core import TyperGroup
 
 from maitred import __version__, is_compiled
-from maitred.cli import bench, calibration, check, demo, engine, listings, scheduler, serve, simulate, study, traces, validation
+from maitred.cli import (
+    bench,
+    calibration,
+    check,
+    demo,
+    engine,
+    envoy_config,
+    listings,
+    scheduler,
+    serve,
+    simulate,
+    study,
+    traces,
+    validation,
+)
 from maitred.cli.flags import Command, documented
 from maitred.cli.smg_flags import spread_values
 from maitred.cli.usage import ALL_HELP, USUAL_FLAGS, WholeHelp, in_our_words, without_types
@@ -41,6 +55,7 @@ CANNOT_WRITE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.
 _COMMANDS: Final[Mapping[str, Command[Any] | Callable[..., None]]] = {
     "serve": serve.run,
     "scheduler": scheduler.run,
+    "envoy-config": envoy_config.run,
     "engine": engine.run,
     "simulate": simulate.run,
     "compare": study.compare,

@@ -133,6 +133,9 @@ SCHEDULER: Final = FlagGroup(
     "Scheduler",
     KeyFlag("scheduler.listen", "ADDRESS"),
     KeyFlag("scheduler.advertise", "ADDRESS"),
+    KeyFlag("scheduler.ext_proc", "ADDRESS"),
+    KeyFlag("scheduler.ext_proc_tls_cert", "FILE"),
+    KeyFlag("scheduler.ext_proc_tls_key", "FILE"),
     KeyFlag("scheduler.pages_host", "HOST"),
     KeyFlag("scheduler.pages_port", "PORT"),
     KeyFlag("scheduler.election", "URL"),
@@ -146,6 +149,16 @@ SCHEDULER_LOG: Final = FlagGroup(
     KeyFlag("gateway.log_level", "LEVEL"),
     KeyFlag("gateway.log_format", "FORMAT"),
 )
+ENVOY: Final = FlagGroup(
+    "Envoy",
+    KeyFlag("gateway.backends", "URL", name="--backend"),
+    KeyFlag("gateway.host", "HOST"),
+    KeyFlag("gateway.port", "PORT"),
+    KeyFlag("gateway.tls_cert", "FILE"),
+    KeyFlag("gateway.tls_key", "FILE"),
+    KeyFlag("gateway.max_body_bytes", "BYTES"),
+)
+"""Of `maitred envoy-config`."""
 SERVE: Final = (BACKENDS, PROGRAMS, LIVE_PROGRAMS, SERVER, LINKED, GATEWAY_ADMISSION, LEGACY_ADMISSION, FLOW_CONTROL, CALLERS)
 """Of `maitred serve`. SMG's flags work under their names."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,7 @@ def _serve(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> N
 
 
 def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOutput) -> SchedulerGateway:
+    from maitred.cli.picker import ext_proc_port
     from maitred.gateway.cluster.link_setup import link_name, link_secret, listening_context
     from maitred.gateway.cluster.scheduler_gateway import LinkPort, SchedulerGateway
     from maitred.scheduler.interface import LinkAddress, open_election
@@ -86,7 +88,18 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
     config, machine = loaded.config, Machine()
     link = config.scheduler
     advertise = None if link.advertise is None else LinkAddress.parse(link.advertise)
-    return SchedulerGateway(
+    ext_proc = ext_proc_port(link)
+    if ext_proc is not None and link.secret is None and link.secret_file is None:
+        port = LinkPort(None, None, None, machine.random.randbytes(16), link_name(link))
+    else:
+        listen = LinkAddress.parse(link.listen)
+        port = LinkPort(listen, advertise, listening_context(link), link_secret(link), link_name(link))
+    make: Callable[..., SchedulerGateway] = SchedulerGateway
+    if ext_proc is not None:
+        from maitred.gateway.envoy.picker_scheduler import PickerScheduler
+
+        make = partial(PickerScheduler, ext_proc=ext_proc)
+    return make(
         config.gateway,
         config.admission,
         config.routing,
@@ -95,7 +108,7 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
         fallback=None if loaded.problem is None else str(loaded.problem),
         log_output=output,
         machine=machine,
-        port=LinkPort(LinkAddress.parse(link.listen), advertise, listening_context(link), link_secret(link), link_name(link)),
+        port=port,
         election=open_election(link.election, link, machine.random),
         pages=(link.pages_host, link.pages_port),
     )
@@ -104,10 +117,17 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
 def _on_ready(scheduler: SchedulerGateway, output: LogOutput, url: str, *admin_url: str) -> None:
     """Say where gateways connect, and where the pages are, and reload for a SIGHUP that came before."""
     config = scheduler.config
-    said = f"scheduler on {scheduler.link_address}, pages on {url}, backends: {', '.join(config.backends)}"
+    said = f"scheduler on {_where(scheduler)}, pages on {url}, backends: {', '.join(config.backends)}"
     if config.log_format == "text":  # Programs that start a scheduler wait for this line.
         output.write(f"maitred: {said}\n".encode())
     else:
         log.info("%s", said)
     if hangup_came():
         scheduler.request_reload()
+
+
+def _where(scheduler: SchedulerGateway) -> str:
+    """Return where those connect that the scheduler decides for."""
+    picker = getattr(scheduler, "ext_proc_address", None)
+    places = [None if picker is None else f"{picker} (ext_proc)", scheduler.link_address]
+    return " and ".join(str(place) for place in places if place is not None)

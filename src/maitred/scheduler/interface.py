@@ -53,6 +53,7 @@ from maitred.scheduler.sharing.elections.opening import open_election
 from maitred.scheduler.sharing.host import SchedulerHost
 from maitred.scheduler.sharing.hosted_scheduler import HostedScheduler
 from maitred.scheduler.sharing.mode_times import ModeTimes
+from maitred.scheduler.sharing.own_host import OwnHost
 from maitred.scheduler.sharing.remote_scheduler import RemoteScheduler
 from maitred.scheduler.sharing.unlinked import Degrading
 
@@ -86,6 +87,7 @@ __all__ = [
     "MemoryLost",
     "ModeTimes",
     "NotFoundThere",
+    "OwnHost",
     "Place",
     "ProgramMemories",
     "ProgramParts",

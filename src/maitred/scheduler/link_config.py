@@ -27,6 +27,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Address on which `maitred scheduler` takes gateways, as `host:port` or `unix:/path`; port 0 takes any free one."""
     advertise: str | None = None
     """Address under which gateways reach this scheduler, as others see it. Null: `listen`."""
+    ext_proc: str | None = None
+    """Address on which `maitred scheduler` answers Envoy as an endpoint picker, as `host:port`; port 0 takes any free one
+    (docs/envoy.md). Null: it does not."""
+    ext_proc_tls_cert: str | None = None
+    """File with the certificate, in PEM, that is shown to Envoy there. Null: plain connections."""
+    ext_proc_tls_key: str | None = None
+    """File with the private key of `ext_proc_tls_cert`. Null: `ext_proc_tls_cert` holds it as well."""
     pages_host: str = "127.0.0.1"
     """Address on which `maitred scheduler` serves its own pages (`/ready`, `/metrics`, `/maitred/state`)."""
     pages_port: int = 7071
@@ -68,6 +75,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if len(self.addresses) > 1 and any(map(is_election, self.addresses)):
             raise ValueError("addresses must be addresses, or one URL of an election")
         _check_address("listen", self.listen)
+        self._check_ext_proc()
         if self.advertise is not None:
             _check_address("advertise", self.advertise)
         elif self.election is not None and LinkAddress.parse(self.listen).host in _ANY_HOST:
@@ -90,6 +98,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("secret and secret_file contradict each other (leave one of them out)")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("tls_key needs tls_cert")
+
+    def _check_ext_proc(self) -> None:
+        if self.ext_proc is not None:
+            _check_address("ext_proc", self.ext_proc)
+            if LinkAddress.parse(self.ext_proc).port is None:
+                raise ValueError("ext_proc must be host:port, as in 0.0.0.0:9002")
+        if self.ext_proc_tls_key is not None and self.ext_proc_tls_cert is None:
+            raise ValueError("ext_proc_tls_key needs ext_proc_tls_cert")
 
 
 def is_election(address: str) -> bool:

@@ -34,15 +34,15 @@ class LinkPort:
 
     def __init__(
         self,
-        listen: LinkAddress,
+        listen: LinkAddress | None,
         advertise: LinkAddress | None,
         tls: ssl.SSLContext | None,
         secret: bytes,
         name: str,
         lease: Micros = GATEWAY_LEASE,
     ) -> None:
-        """`advertise` is the address under which gateways reach it, None: `listen`. `name` is that of this scheduler. `lease`:
-        how long a gateway may start requests after a beat, µs."""
+        """`listen` is None if no other process may connect. `advertise` is the address under which gateways reach it, None:
+        `listen`. `name` is that of this scheduler. `lease`: how long a gateway may start requests after a beat, µs."""
         self.listen, self.advertise, self.tls, self.secret, self.name = listen, advertise, tls, secret, name
         self.lease = lease
 
@@ -55,7 +55,7 @@ class SchedulerGateway(ParentGateway):
         super().__init__(*args, write_settings=lambda settings: None, **named)
         self._link_port, self._election, self._pages_at = port, election, pages
         self.link_address: LinkAddress | None = None
-        """Where gateways connect, with a number in place of port 0; None before it listens."""
+        """Where gateways connect, with a number in place of port 0; None before it listens, and if none may."""
         self._listener: ListeningSocket | None = None
 
     async def start(self, server: ServerContext) -> None:
@@ -63,11 +63,7 @@ class SchedulerGateway(ParentGateway):
         host.on_note, host.on_welcome = self._on_note, self._on_welcome
         await self._accept(host)
         await super().start(server)
-        assert self.link_address is not None
-        advertised = self._link_port.advertise or self.link_address
-        if not advertised.port and advertised.port is not None:
-            advertised = LinkAddress(advertised.host, self.link_address.port)
-        await host.leadership.take_part(self._election, Candidate(self._link_port.name, str(advertised)))
+        await host.leadership.take_part(self._election, Candidate(self._link_port.name, self._advertised()))
         view = SchedulerView(self._link_port.name, host, self.machine.clock)
         self._snapshots.cluster = view.state
         self._collector.add(view.families)
@@ -75,6 +71,14 @@ class SchedulerGateway(ParentGateway):
     async def stop(self) -> None:
         await self.close_host()
         await super().stop()
+
+    def _advertised(self) -> str:
+        """Return the address of this scheduler in the election."""
+        assert self.link_address is not None
+        advertised = self._link_port.advertise or self.link_address
+        if not advertised.port and advertised.port is not None:
+            advertised = LinkAddress(advertised.host, self.link_address.port)
+        return str(advertised)
 
     def listeners(self) -> Sequence[Listener]:
         host, port = self._pages_at
@@ -94,7 +98,7 @@ class SchedulerGateway(ParentGateway):
     def open_link(self) -> None:
         """Listen for gateways, if that is on a port, which none is accepted from before `start`. Raises ConfigError."""
         address = self._link_port.listen
-        if address.port is None:
+        if address is None or address.port is None:
             self.link_address = address
             return
         try:
@@ -110,6 +114,8 @@ class SchedulerGateway(ParentGateway):
             await host.start_on(self._listener, self._link_port.tls)
             return
         address = self._link_port.listen
+        if address is None:
+            return
         try:
             await host.start(address.host)
         except OSError as error:

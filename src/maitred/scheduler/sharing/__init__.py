@@ -19,6 +19,7 @@ At a gateway's end the same seam (`scheduler.interface`) is there, and asks:
     link_client.py        the socket and the timer
     unlinked.py           what is done without a scheduler, by shares.py
     dialer.py             which scheduler to connect to, and how
+    own_host.py           the way to the scheduler of the same process
     remote_admission.py   the driver of admission: a slot is granted together with a backend
     remote_programs.py    the driver of agent programs
     remote_placement.py   the backend that was granted; one that is chosen here, for requests that need no slot

@@ -1,0 +1,15 @@
+"""The endpoint picker: Envoy forwards, and asks here which backend gets a request (`maitred scheduler --ext-proc`).
+
+For the scheduler the picker is one more gateway, linked to it in this process. For the gateway's own rooms a request at Envoy
+is an `Exchange` like any other: intake reads it, `Proxy` asks for memory and for a slot, and a refusal is its response. What
+differs is that Envoy sends it to the backend.
+
+picker_scheduler.py   a scheduler with a picker: what `maitred scheduler --ext-proc` serves
+endpoint_picker.py    the picker: its link, its intake, its gRPC server
+grpc_services.py      what is served over gRPC: ext_proc, and the health of the picker
+ext_proc_stream.py    one HTTP request at Envoy, message by message
+ext_proc_messages.py  what is said to Envoy, as bytes
+picked_attempts.py    a request that Envoy sends: until its response begins, and until it ends
+endpoints.py          backends as Envoy knows them: addresses with ports
+bootstrap.py          the configuration of such an Envoy (`maitred envoy-config`)
+"""

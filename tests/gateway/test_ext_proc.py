@@ -1,0 +1,206 @@
+"""The endpoint picker, asked by a test in the place of Envoy."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+pytest.importorskip("grpc", reason="needs maitred[envoy]")
+pytest.importorskip("envoy.service.ext_proc.v3.external_processor_pb2", reason="needs maitred[envoy]")
+
+from envoy_world import BUFFERED, FULL_DUPLEX, running_picker, until
+from google.protobuf.struct_pb2 import Struct
+from world import CHAT, Backend, admission_config, run_on_sockets
+
+from maitred.gateway.envoy.grpc_services import EXT_PROC_SERVICE
+
+BODY = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+ENDPOINT = "x-gateway-destination-endpoint"
+SERVING, NOT_SERVING = 1, 2
+PREEMPTING = admission_config(classes={"system": {"can_preempt": True}}, on_preempt="retry")
+
+
+def headers_of(common):
+    return {option.header.key: option.header.raw_value.decode() for option in common.header_mutation.set_headers}
+
+
+@pytest.mark.parametrize("body_mode", [BUFFERED, FULL_DUPLEX])
+def test_the_pick_is_a_header_and_metadata(body_mode):
+    async def scenario():
+        async with running_picker(backend := Backend()) as world:
+            stream = world.stream(body_mode)
+            await stream.request(BODY, x_smg_priority="interactive")
+            said = await stream.read()
+            common = (said.request_body if body_mode == BUFFERED else said.request_headers).response
+            endpoint = backend.url.removeprefix("http://")
+            assert headers_of(common)[ENDPOINT] == endpoint
+            assert said.dynamic_metadata["envoy.lb"][ENDPOINT] == endpoint
+            assert common.clear_route_cache
+            assert list(common.header_mutation.remove_headers) == ["x-smg-priority"]
+            if body_mode == FULL_DUPLEX:
+                streamed = (await stream.read()).request_body.response.body_mutation.streamed_response
+                assert (streamed.body, streamed.end_of_stream) == (BODY, True)
+            assert world.slots_in_use == 1
+            await stream.response_headers()
+            assert (await stream.read()).HasField("response_headers")
+            assert world.slots_in_use == 1
+            await stream.end()
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+def test_a_request_waits_for_the_slot_of_another_one():
+    async def scenario():
+        async with running_picker(Backend()) as world:
+            first, second = world.stream(), world.stream()
+            await first.request(BODY)
+            await first.read()
+            await second.request(BODY)
+            await until(lambda: world.num_waiting == 1)
+            await first.response_headers()
+            await first.read()
+            await first.end()
+            assert headers_of((await second.read()).request_body.response)[ENDPOINT]
+            second.reset()
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+def test_a_victim_gets_503_before_its_response_headers():
+    async def scenario():
+        async with running_picker(Backend(), admission=PREEMPTING) as world:
+            bulk, urgent = world.stream(), world.stream()
+            await bulk.request(BODY, x_smg_priority="bulk")
+            await bulk.read()
+            await urgent.request(BODY, x_smg_priority="system")
+            refused = (await bulk.read()).immediate_response
+            assert refused.status.code == 503
+            named = {option.header.key: option.header.raw_value for option in refused.headers.set_headers}
+            assert named["x-smg-preempted"] == b"true"
+            assert named["retry-after"] == b"1"
+            assert headers_of((await urgent.read()).request_body.response)[ENDPOINT]
+            await urgent.end()
+            await bulk.end()
+            await until(lambda: not world.slots_in_use)
+
+    run_on_sockets(scenario())
+
+
+def test_a_response_that_has_begun_is_no_victim():
+    async def scenario():
+        async with running_picker(Backend(), admission=PREEMPTING) as world:
+            bulk, urgent = world.stream(), world.stream()
+            await bulk.request(BODY, x_smg_priority="bulk")
+            await bulk.read()
+            await bulk.response_headers()
+            await bulk.read()
+            await urgent.request(BODY, x_smg_priority="system")
+            await until(lambda: world.num_waiting == 1)
+            await bulk.end()
+            assert headers_of((await urgent.read()).request_body.response)[ENDPOINT]
+            await urgent.end()
+
+    run_on_sockets(scenario())
+
+
+@pytest.mark.parametrize("phase", ["head", "body", "queue", "picked", "answered"])
+def test_a_stream_that_is_reset_leaves_nothing(phase):
+    async def scenario():
+        async with running_picker(Backend()) as world:
+            stream, other = world.stream(), world.stream()
+            if phase == "queue":
+                await other.request(BODY)
+                await other.read()
+            if phase == "head":
+                stream.call.cancel()
+            elif phase == "body":
+                stream.body_mode = FULL_DUPLEX
+                await stream.request(BODY[:5])
+            else:
+                await stream.request(BODY)
+            if phase == "queue":
+                await until(lambda: world.num_waiting == 1)
+            if phase in ("picked", "answered"):
+                await stream.read()
+            if phase == "answered":
+                await stream.response_headers()
+                await stream.read()
+            stream.reset()
+            other.reset()
+            await until(lambda: not (world.slots_in_use or world.num_waiting or world.picker.picker.num_streams))
+
+    run_on_sockets(scenario())
+
+
+def test_only_endpoints_of_the_subset_are_picked():
+    async def scenario():
+        async with running_picker(Backend(), Backend(), slots=4) as world:
+            for backend in world.backends:
+                endpoint = backend.url.removeprefix("http://")
+                stream = world.stream()
+                await stream.request(BODY, subset(f"10.9.9.9:1, {endpoint}"))
+                assert headers_of((await stream.read()).request_body.response)[ENDPOINT] == endpoint
+                stream.reset()
+            stream = world.stream()
+            await stream.request(BODY, subset("10.9.9.9:1"))
+            assert (await stream.read()).immediate_response.status.code == 503
+
+    run_on_sockets(scenario())
+
+
+def subset(endpoints):
+    from envoy.config.core.v3.base_pb2 import Metadata
+
+    hint = Struct()
+    hint.update({f"{ENDPOINT}-subset": endpoints})
+    return Metadata(filter_metadata={"envoy.lb.subset_hint": hint})
+
+
+def test_refusals_are_those_of_a_gateway():
+    async def scenario():
+        rules = admission_config(classes={"default": {"queue_size": 0}})
+        async with running_picker(Backend(), admission=rules) as world:
+            holder = world.stream()
+            await holder.request(BODY)
+            await holder.read()
+            codes = {}
+            for body, path in ((BODY, CHAT), (b"{", CHAT), (b'{"model":"none"}', CHAT), (BODY, "/nothing")):
+                stream = world.stream()
+                await stream.request(body, path=path)
+                refused = (await stream.read()).immediate_response
+                codes[body, path] = refused.status.code
+                assert b"error" in refused.body
+            assert list(codes.values()) == [429, 400, 404, 404]
+            holder.reset()
+
+    run_on_sockets(scenario())
+
+
+def test_health_says_who_may_be_asked():
+    async def scenario():
+        async with running_picker(backend := Backend()) as world:
+            assert [await world.health(name) for name in ("", "readiness", "liveness", EXT_PROC_SERVICE)] == [SERVING] * 4
+            await backend.stop()
+            await until(lambda: not world.picker.is_ready())
+            assert await world.health(EXT_PROC_SERVICE) == NOT_SERVING
+            assert await world.health("liveness") == SERVING
+
+    run_on_sockets(scenario())
+
+
+def test_a_backend_that_fails_is_held_to_account():
+    async def scenario():
+        async with running_picker(Backend(), Backend(), slots=4) as world:
+            stream = world.stream()
+            await stream.request(BODY)
+            picked = headers_of((await stream.read()).request_body.response)[ENDPOINT]
+            await stream.response_headers(503, of_backend=False)
+            await stream.read()
+            await stream.end()
+            await asyncio.sleep(0)
+            failed = next(each for each in world.picker.scheduler.fleet.backends if each.url.endswith(picked))
+            await until(lambda: failed.circuit.consecutive_failures == 1)
+
+    run_on_sockets(scenario())
