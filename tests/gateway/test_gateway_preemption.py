@@ -186,11 +186,22 @@ def test_a_victim_whose_first_backend_died_under_it() -> None:
 
     async def scenario() -> None:
         async def dies(received: BackendRequest) -> None:
-            if b"x-class: bulk" in received.head:
-                raise ConnectionError
+            if b"x-class: bulk" not in received.head:
+                await answer_both(received)
+                return
+            await w.wait_until(lambda: second.received)  # Otherwise the other victim may come here as well.
+            raise ConnectionError
+
+        async def keeps(received: BackendRequest) -> None:
+            await (engine if b"x-class: bulk" in received.head else answer_both)(received)
+
+        async def answer_both(received: BackendRequest) -> None:
+            urgent.append(received)
+            await w.wait_until(lambda: len(urgent) == 2)  # The slot of the first one would be free for the second one.
             await received.send(whole(ANSWER))
 
-        first, second = Backend(dies), Backend(engine := Engine())
+        engine, urgent = Engine(), list[BackendRequest]()
+        first, second = Backend(dies), Backend(keeps)
         async with world(first, second, slots=1, admission=PREEMPTING) as w:
             victims = [await w.connect() for _ in range(2)]
             for victim in victims:

@@ -33,6 +33,8 @@ T = TypeVar("T")
 MACHINE, run = virtual_time.MACHINE, virtual_time.run
 CHAT = "/v1/chat/completions"
 ANSWER = b'{"answer":42}'
+APART_SECS = 0.005
+"""Longer than bytes are under way."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -73,7 +75,7 @@ class BackendRequest:
 async def apart() -> None:
     """Let what is sent before and what is sent after this come in reads of their own: nothing tells a sender what the other end
     has read."""
-    await asyncio.sleep(0.005)
+    await asyncio.sleep(APART_SECS)
 
 
 Responder = Callable[[BackendRequest], Awaitable[object]]
@@ -110,6 +112,8 @@ class Backend:
         self.info: object = None
         """Its answer to /server_info; None for 404."""
         self.health_polls = 0
+        self.first_poll_secs = 0.0
+        """How long the answer to its first poll takes."""
         self.info_polls: list[str] = []
         self.metrics: bytes | None = None
         """Its answer to /metrics; None for 404."""
@@ -157,6 +161,8 @@ class Backend:
     async def _answer(self, received: BackendRequest) -> None:
         if received.head.startswith(b"GET /health"):
             self.health_polls += 1
+            if self.health_polls == 1:
+                await asyncio.sleep(self.first_poll_secs)
             await received.send(whole(b"{}", self.status))
         elif received.head.startswith(b"GET /v1/models"):
             listed = [{"id": model, "object": "model", "created": self.created, "owned_by": "test"} for model in self.models]
@@ -334,8 +340,10 @@ async def world(
     `programs_config`. `reload` is called with the gateway config.
     """
     backends = backends or (Backend(),)
-    for backend in backends:
+    for number, backend in enumerate(backends):
         await backend.start()
+        if MACHINE.get() is not None:  # They come up in their order, by which programs go where backends are alike.
+            backend.first_poll_secs = number * APART_SECS
     settings = GatewayConfig(
         backends=tuple(backend.url for backend in backends),
         slots_per_backend=slots,

@@ -17,6 +17,8 @@ from ..smg_conformance.engines import Asked, Journal, MockServer, Visit, event_c
 from .scenario import Send
 
 MODEL = "m"
+UP_APART_SECS = 0.005
+"""Engines come up in their order, which is the recorded system's where they are alike."""
 _TAG = re.compile(r"#(\d+) ")
 _COUNTS = """\
 vllm:num_requests_running{engine="0",model_name="m"} 1.0
@@ -101,6 +103,7 @@ class MockVllm(MockServer):
         self.index = index
         self.capacity = capacity
         self._journal = journal
+        self._is_up = False
 
     async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
@@ -109,6 +112,9 @@ class MockVllm(MockServer):
             head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: %d\r\n\r\n" % len(page)
             writer.write(head + page)
         elif asked.path == "/health":
+            if not self._is_up:
+                self._is_up = True
+                await asyncio.sleep(self.index * UP_APART_SECS)
             writer.write(whole_answer(200, {}))
         elif asked.path == "/v1/models":
             listed = [{"id": MODEL, "object": "model", "created": 1, "owned_by": "mock"}]
