@@ -154,23 +154,25 @@ def with_workers(number: int, machine: Machine | None = None) -> Launcher:
     return launch
 
 
-def with_schedulers(gateways: int, schedulers: int) -> Launcher:
+def with_schedulers(gateways: int, schedulers: int, machine: Machine | None = None) -> Launcher:
     """Return what runs so many gateways and schedulers, of which one leads, as applications in this event loop, with TCP
-    between them. Every request comes to another gateway."""
+    between them, on sockets or on `machine`. Every request comes to another gateway."""
+    here = machine or Machine()
 
     @contextlib.asynccontextmanager
     async def launch(arguments: Sequence[str], key: str | None) -> AsyncIterator[Gateway]:
         log: list[str] = []
         _LOG.set(log)
-        alone = _application(arguments, log, Machine())
+        alone = _application(arguments, log, here)
         with TemporaryDirectory(prefix="maitred-cluster-") as folder:
             async with contextlib.AsyncExitStack() as stack:
-                made = [_scheduler(alone, folder, f"scheduler {each}") for each in range(schedulers)]
-                pages = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in made]
+                serve = partial(server.running_server, drain_secs=0, machine=here)
+                made = [_scheduler(alone, folder, f"scheduler {each}", here) for each in range(schedulers)]
+                pages = [await stack.enter_async_context(serve(each)) for each in made]
                 assert [each.host.leadership.mode == "standby" for each in made] == [each > 0 for each in range(schedulers)]
                 addresses = [each.link_address for each in reversed(made)]
-                asking = [_linked(alone, addresses, f"gateway {each}") for each in range(gateways)]
-                urls = [await stack.enter_async_context(server.running_server(each, drain_secs=0)) for each in asking]
+                asking = [_linked(alone, addresses, f"gateway {each}", here) for each in range(gateways)]
+                urls = [await stack.enter_async_context(serve(each)) for each in asking]
                 while not all(each.scheduler.fleet.all_polled for each in asking):
                     await asyncio.sleep(POLL_SECS)
                 yield ClusterGateway(urls, pages[0], log, key)
@@ -181,8 +183,8 @@ def with_schedulers(gateways: int, schedulers: int) -> Launcher:
 _SECRET = b"a secret of a conformance run"
 
 
-def _scheduler(alone: Any, folder: str, name: str) -> SchedulerGateway:
-    settings, machine = alone.settings(), Machine()
+def _scheduler(alone: Any, folder: str, name: str, machine: Machine) -> SchedulerGateway:
+    settings = alone.settings()
     port = LinkPort(LinkAddress("127.0.0.1", 0), None, None, _SECRET, name)
     election = open_election(f"file:{folder}/leader", SchedulerConfig(), machine.random)
     sections = (settings.gateway, settings.admission, settings.routing, settings.programs)
@@ -190,11 +192,11 @@ def _scheduler(alone: Any, folder: str, name: str) -> SchedulerGateway:
     return SchedulerGateway(*sections, port=port, election=election, pages=("127.0.0.1", 0), **named)
 
 
-def _linked(alone: Any, addresses: Sequence[LinkAddress], name: str) -> LinkedGateway:
+def _linked(alone: Any, addresses: Sequence[LinkAddress], name: str, machine: Machine) -> LinkedGateway:
     settings = alone.settings()
     make = partial(RemoteScheduler, dialer=Dialer(KnownAddresses(*addresses)), name=name, secret=_SECRET)
     sections = (settings.gateway, settings.admission, settings.routing, settings.programs)
-    return LinkedGateway(*sections, make_scheduler=make)
+    return LinkedGateway(*sections, make_scheduler=make, machine=machine)
 
 
 class SharedGateway(Gateway):
