@@ -1,7 +1,7 @@
 """Every command in README.md, CONTRIBUTING.md and docs/ is run, in a folder that holds stand-ins for the reader's own files.
 
 Commands of `maitred` and scripts of bench/ run in this process, with smaller numbers where that only saves time (`SMALLER`).
-Servers are started as processes, asked for their health, and stopped by Ctrl-C. What is not run here is in `ELSEWHERE`, each
+Servers are processes (`forking`), which are stopped by Ctrl-C when they are ready. What is not run here is in `ELSEWHERE`, each
 with its reason. A command that is new to the documents runs as it stands, or says here why not.
 """
 
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import runpy
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from docs_text import PAGES, ROOT, blocks, commands
+from forking import Forking
 
 from maitred.cli import main
 
@@ -187,26 +186,24 @@ def _run(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) ->
     return 0
 
 
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Forking]:
+    forking = Forking()
+    yield forking
+    forking.close()
+
+
 @pytest.mark.parametrize("command", [c for c in ALL if SERVER.match(c) and not _is_elsewhere(c)])
-def test_a_server_starts_and_stops(command: str, scene: Path) -> None:
+def test_a_server_starts_and_stops(command: str, scene: Path, forking: Forking) -> None:
     arguments = re.sub(r"--port \d+", "", command).removeprefix("maitred ")
     if "--tls-cert" in command:
         _make_certificate()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "maitred", *shlex.split(arguments), "--port", "0"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))},
-    )
+    running = forking.start([*shlex.split(arguments), "--port", "0"], scene / "stderr")
     try:
-        assert process.stderr is not None
-        said = _until_ready(process.stderr)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) in (0, 130), f"{said}{process.stderr.read()}"
+        said = _until_ready(running.lines)
+        assert running.interrupt() in (0, 130), f"{said}{running.lines.read()}"
     finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+        running.close()
 
 
 def _make_certificate() -> None:
