@@ -251,7 +251,7 @@ def test_a_gateway_looks_for_the_next_scheduler_before_the_one_that_stands_still
             link = c.gateways[0].scheduler.link
             link._writer.transport.abort()  # type: ignore[union-attr]
             link._writer.transport = StandsStill()  # type: ignore[assignment]
-            link._take([link.end._go_down("the lease is over")])
+            link._take([link.end.give_up("the lease is over")])
             await c.linked()
             assert (await (await c.start_request()).read_response())[0] == 200
 

@@ -37,6 +37,7 @@ from maitred.gateway.admin import reload as reload_module
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
+from maitred.scheduler.link_config import SchedulerConfig
 
 
 class Files:
@@ -47,13 +48,16 @@ class Files:
         self.changed: dict[str, Any] = {}
         self.routing = RoutingConfig()
         self.programs = ProgramsConfig()
+        self.scheduler = SchedulerConfig()
         self.error: ConfigError | None = None
 
     def read(self, start: GatewayConfig) -> GatewaySettings:
         if self.error:
             raise self.error
         gateway = msgspec.structs.replace(start, **self.changed)
-        return GatewaySettings(gateway=gateway, admission=self.admission, routing=self.routing, programs=self.programs)
+        return GatewaySettings(
+            gateway=gateway, admission=self.admission, routing=self.routing, programs=self.programs, scheduler=self.scheduler
+        )
 
 
 async def reload(w: GatewayWorld, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -205,11 +209,13 @@ def test_what_needs_a_restart_is_named_and_stays_as_it_was() -> None:
     files = Files()
     files.changed = {"port": 1, "max_attempts": 7, "max_body_bytes": 10}
     files.routing = RoutingConfig(policy="round-robin")
+    files.scheduler = SchedulerConfig(lease_secs=9, listen="127.0.0.1:1")
+    ignored = ["gateway.port", "gateway.max_attempts", "routing.policy", "scheduler.listen", "scheduler.lease_secs"]
 
     async def scenario() -> None:
         async with world(reload=files.read) as w:
             status, body = await reload(w)
-            assert (status, body["ignored"]) == (200, ["gateway.port", "gateway.max_attempts", "routing.policy"])
+            assert (status, body["ignored"]) == (200, ignored)
             assert (w.gateway.settings().gateway.max_attempts, w.gateway.settings().gateway.port) == (3, 8080)
             assert (await w.request())[0] == 413
 

@@ -21,6 +21,7 @@ from world import ANSWER, CHAT, Backend, BackendRequest, ClientConnection, run_o
 from maitred.cli import main
 from maitred.core.request import Request
 from maitred.gateway import GatewayConfig
+from maitred.gateway.access.page_access import Shown
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.observe.loop_lag import LoopLag
 from maitred.gateway.observe.record_file import RecordFile
@@ -410,7 +411,7 @@ def test_pages_share_what_workers_are_asked_and_a_reload_ends_when_they_follow_i
         await parent.open(path, secret)
         worker = Told(path, secret, "worker 1")
         await worker.heard(NoteKind.RULES)
-        question = msgspec.msgpack.encode(PageQuestion("GET", "/maitred/state", b"", "", "ALL"))
+        question = msgspec.msgpack.encode(PageQuestion("GET", "/maitred/state", b"", "", Shown.ALL))
         for number in range(1, 31):
             worker.link.report(LinkNote(NoteKind.PAGE, number, question))
         async with asyncio.timeout(5):
@@ -563,7 +564,7 @@ def test_a_page_is_asked_for_again_when_the_link_has_broken() -> None:
     async def scenario() -> None:
         said: list[LinkNote] = []
         pages = AskedPages(said.append)
-        asking = asyncio.create_task(pages.ask(PageQuestion("GET", "/metrics", b"", "", "ALL")))
+        asking = asyncio.create_task(pages.ask(PageQuestion("GET", "/metrics", b"", "", Shown.ALL)))
         while not said:
             await asyncio.sleep(0)
         pages.ask_again()

@@ -27,7 +27,7 @@ from maitred.scheduler.link.gateway_request import GatewayRequest, RequestEvent
 from maitred.scheduler.link.gateway_request import GatewayRequestState as State
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission
-from maitred.scheduler.link.messages import BeatAnswer, Hello, RequestTerms, Standing
+from maitred.scheduler.link.messages import BeatAnswer, Hello, HelloPart, RequestTerms, Standing
 from maitred.scheduler.link.scheduler_end import SchedulerEnd
 from maitred.scheduler.link.unaccounted import Unaccounted
 
@@ -130,18 +130,17 @@ def obey_a_grant_twice(patch: pytest.MonkeyPatch) -> None:
 
 def forget_a_holder_in_the_hello(patch: pytest.MonkeyPatch) -> None:
     def say_hello(self: GatewayEnd, channel: object, now: Micros) -> None:
-        said: list[Hello] = []
+        said: list[Hello | HelloPart] = []
         told(self, _Catching(said), now)  # type: ignore[arg-type]
-        (hello,) = said
-        named = [live for live in hello.requests if live.standing is not Standing.STREAMING]
-        channel.say(Hello(hello.name, hello.boot, hello.epoch, named))  # type: ignore[attr-defined]
+        named = [live for each in said for live in each.requests if live.standing is not Standing.STREAMING]
+        channel.say(Hello(self.name, self.boot, self.epoch, named))  # type: ignore[attr-defined]
 
     told = GatewayEnd._say_hello
     patch.setattr(GatewayEnd, "_say_hello", say_hello)
 
 
 class _Catching:
-    def __init__(self, said: list[Hello]) -> None:
+    def __init__(self, said: list[Hello | HelloPart]) -> None:
         self.say = said.append
 
 

@@ -27,6 +27,7 @@ def make_gateway(
         config.admission,
         config.routing,
         config.programs,
+        link=config.scheduler,
         reload=reload,
         fallback=None if loaded.problem is None else str(loaded.problem),
         default_state=default_state(os.environ, config.gateway.port),

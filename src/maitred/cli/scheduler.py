@@ -104,6 +104,7 @@ def _make_scheduler(sources: ConfigSources, loaded: LoadedConfig, output: LogOut
         config.admission,
         config.routing,
         config.programs,
+        link=link,
         reload=lambda: reloaded_settings(sources),
         fallback=None if loaded.problem is None else str(loaded.problem),
         log_output=output,

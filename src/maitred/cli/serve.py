@@ -261,4 +261,10 @@ def reloaded_settings(sources: ConfigSources) -> GatewaySettings:
     from maitred.gateway.admin.reload import GatewaySettings
 
     config = sources.load()
-    return GatewaySettings(gateway=config.gateway, admission=config.admission, routing=config.routing, programs=config.programs)
+    return GatewaySettings(
+        gateway=config.gateway,
+        admission=config.admission,
+        routing=config.routing,
+        programs=config.programs,
+        scheduler=config.scheduler,
+    )

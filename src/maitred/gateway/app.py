@@ -45,6 +45,7 @@ from maitred.gateway.routes import ROUTES
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig, Signals
 from maitred.scheduler.interface import LocalScheduler, RealTimePrograms, Scheduler, SchedulerParts
+from maitred.scheduler.link_config import SchedulerConfig
 from maitred.wire.client import UpstreamClient
 from maitred.wire.exchange import ApiError, Exchange, send_error
 from maitred.wire.machine import Machine
@@ -74,6 +75,7 @@ class Gateway(App):
         routing: RoutingConfig | None = None,
         programs: ProgramsConfig | None = None,
         *,
+        link: SchedulerConfig | None = None,
         seed: int = 0,
         reload: Callable[[], GatewaySettings] | None = None,
         fallback: str | None = None,
@@ -82,10 +84,10 @@ class Gateway(App):
         machine: Machine | None = None,
         make_scheduler: Callable[[SchedulerParts], Scheduler] = LocalScheduler,
     ) -> None:
-        """`reload` reads the sources of the configuration again. `fallback` says why less than they configure is in force.
-        `default_state` is the file that keeps the programs if the configuration names none. `log_output` takes the lines of the
-        log; None: standard error. `machine` is where it runs; None: on this one. `make_scheduler` makes the scheduler of its
-        parts.
+        """`link` says how schedulers and gateways find each other that are processes of their own. `reload` reads the sources
+        of the configuration again. `fallback` says why less than they configure is in force. `default_state` is the file that
+        keeps the programs if the configuration names none. `log_output` takes the lines of the log; None: standard error.
+        `machine` is where it runs; None: on this one. `make_scheduler` makes the scheduler of its parts.
 
         Raises ConfigError for a configuration that cannot work; then no file has been made or changed.
         """
@@ -96,6 +98,7 @@ class Gateway(App):
             admission=admission or AdmissionConfig(),
             routing=routing or RoutingConfig(),
             programs=programs or ProgramsConfig(),
+            scheduler=link or SchedulerConfig(),
         )
         self.config = config
         self.machine = machine or Machine()

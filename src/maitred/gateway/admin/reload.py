@@ -32,6 +32,7 @@ from maitred.gateway.intake.request_intake import RequestIntake
 from maitred.programs import ProgramsConfig
 from maitred.routing import RoutingConfig
 from maitred.scheduler.interface import Scheduler
+from maitred.scheduler.link_config import SchedulerConfig
 from maitred.wire.tasks import end_tasks
 
 log = logging.getLogger("maitred.gateway")
@@ -70,6 +71,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionConfig = AdmissionConfig()
     routing: RoutingConfig = RoutingConfig()
     programs: ProgramsConfig = ProgramsConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
 
     def redacted(self) -> dict[str, Any]:
         """Return the settings as plain values: classes complete, and of a secret its hash, or `***`."""
@@ -191,6 +193,7 @@ class ConfigReloader:
             admission=found.admission,
             routing=self._settings.routing,
             programs=msgspec.structs.replace(found.programs, **fixed),
+            scheduler=self._settings.scheduler,
         )
         warnings = [
             *_removed_keys(self._settings.gateway, gateway),
@@ -266,6 +269,6 @@ def _removed_keys(before: GatewayConfig, now: GatewayConfig) -> Iterator[str]:
 
 
 def _ignored_keys(in_force: GatewaySettings, found: GatewaySettings) -> Iterator[str]:
-    for section in ("gateway", "programs", "routing"):
+    for section in ("gateway", "programs", "routing", "scheduler"):
         old, new = getattr(in_force, section), getattr(found, section)
         yield from (f"{section}.{key}" for key in new.__struct_fields__ if getattr(old, key) != getattr(new, key))

@@ -20,6 +20,7 @@ from enum import StrEnum
 import msgspec
 
 from maitred.admission import AdmissionConfig
+from maitred.gateway.access.page_access import Shown
 
 
 class NoteKind(StrEnum):
@@ -47,8 +48,8 @@ class PageQuestion(msgspec.Struct, frozen=True):
     path: str
     body: bytes
     tenant: str
-    shown: str
-    """What the sender gets of it (`Shown`, by name)."""
+    shown: Shown
+    """What the sender gets of it."""
 
 
 class PageAnswer(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import msgspec
 
 from maitred.core.errors import ConfigError, describe_os_error
 from maitred.core.steps import Steps
-from maitred.gateway.access.page_access import Shown, Viewer
+from maitred.gateway.access.page_access import Viewer
 from maitred.gateway.admin.reload import GatewaySettings
 from maitred.gateway.app import FIRST_POLLS_SECS, Gateway
 from maitred.gateway.observe.logs import LogOutput
@@ -264,7 +264,7 @@ class ParentGateway(Gateway):
 
     async def _answer(self, gateway: GatewayId, number: int, question: PageQuestion) -> None:
         asked = AskedExchange(question)
-        viewer = Viewer(question.tenant, Shown[question.shown])
+        viewer = Viewer(question.tenant, question.shown)
         try:
             await self._gather()
             code = await self._endpoints.answer_viewer(cast(Exchange, asked), viewer)

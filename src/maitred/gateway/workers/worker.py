@@ -87,7 +87,7 @@ class WorkerEndpoints(AdminEndpoints):
         if not self.is_asked(exchange.path):
             return await super().answer_as(exchange, endpoint, viewer)
         body = await read_page_body(exchange) if exchange.method == "POST" else b""
-        question = PageQuestion(exchange.method, exchange.path, body, viewer.tenant, viewer.shown.name)
+        question = PageQuestion(exchange.method, exchange.path, body, viewer.tenant, viewer.shown)
         answer = await self.asked.ask(question)
         exchange.start_response(answer.status, answer.headers, answer.body, False)
         return answer.code

@@ -48,9 +48,9 @@ class ChannelLimits(msgspec.Struct, frozen=True):
     """How much one connection may hold up."""
 
     frame_bytes: int = 16 << 20
-    """The longest frame, in bytes: a `Hello` of about 100,000 requests."""
-    unsent_bytes: int = 32 << 20
-    """What may wait to be written, in bytes."""
+    """The longest frame, in bytes."""
+    unsent_bytes: int = 128 << 20
+    """What may wait to be written, in bytes: a hello of about a million requests."""
 
 
 class LinkFault(Exception):  # noqa: N818 - not raised beyond this module

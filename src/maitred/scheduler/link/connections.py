@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.units import Micros
 from maitred.scheduler.link.channel import Channel
 from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId
-from maitred.scheduler.link.messages import AnyMessage
+from maitred.scheduler.link.messages import AnyMessage, Hello, HelloPart
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -25,7 +28,7 @@ class Cut(msgspec.Struct, frozen=True):
 class GatewayConnection:
     """One connection."""
 
-    __slots__ = ("accepted_at", "channel", "early", "gateway")
+    __slots__ = ("_parts", "accepted_at", "channel", "early", "gateway")
 
     def __init__(self, channel: Channel, accepted_at: Micros) -> None:
         self.channel = channel
@@ -34,3 +37,16 @@ class GatewayConnection:
         """Who is at its other end, after the hello."""
         self.early: list[AnyMessage] = []
         """What a gateway has said that is not named in the election yet: a hello, and what has come after it."""
+        self._parts: list[HelloPart] = []
+
+    def take_hello(self, said: AnyMessage) -> Hello | None:
+        """Return a hello with all its parts, or None if more is to come. Raises ValueError for another message."""
+        if isinstance(said, HelloPart):
+            self._parts.append(said)
+            return None
+        if not isinstance(said, Hello):
+            raise ValueError("a hello comes before it")
+        requests = chain(said.requests, *(part.requests for part in self._parts))
+        memories = chain(said.memories, *(part.memories for part in self._parts))
+        self._parts = []
+        return replace(said, requests=[*requests], memories=[*memories])

@@ -29,6 +29,8 @@ class Door:
     def problem(self, hello: Hello) -> str | None:
         """Return in words why a gateway is turned away for good, or None."""
         ours, theirs = self.backends, hello.backends
+        if ours and any(live.backend >= len(ours) for live in hello.requests):
+            return "Hello makes no sense: a request is at a backend that there is not"
         if not ours or not theirs or theirs == [*ours]:
             return None
         missing, more = sorted({*ours} - {*theirs}), sorted({*theirs} - {*ours})

@@ -33,13 +33,14 @@ from typing import Final
 from maitred.admission import ReleaseReason
 from maitred.core.errors import InvariantError
 from maitred.core.histogram import DURATION_BOUNDS, Histogram
-from maitred.core.units import MILLISECOND, SECOND, Micros
+from maitred.core.units import SECOND, Micros
 from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.events import Abandoned, Closed, FleetTold, Granted, LinkEvent, Opened, Preempted, Queued, Rejected
 from maitred.scheduler.link.failure_kinds import FailureKind
 from maitred.scheduler.link.gateway_memories import GatewayMemories
-from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent, within_prompt_limit
+from maitred.scheduler.link.gateway_request import GatewayRequest, GatewayRequestState, RequestEvent, hello_parts
+from maitred.scheduler.link.marks import Marks
 from maitred.scheduler.link.messages import (
     Abandon,
     AnyMessage,
@@ -53,7 +54,6 @@ from maitred.scheduler.link.messages import (
     Grant,
     Hello,
     Mark,
-    Marked,
     Memory,
     Note,
     Outcome,
@@ -72,8 +72,6 @@ from maitred.scheduler.link.messages import (
 
 BEAT_INTERVAL: Final[Micros] = SECOND
 """The time between two beats, µs."""
-_MARK_DELAY: Final[Micros] = 50 * MILLISECOND
-"""From a mark to its answer: meanwhile the ends of responses are read that backends had sent when the mark came."""
 _WELCOME_TIMEOUT: Final[Micros] = 3 * SECOND
 """How long a connection may take until the first lease, µs. A beat that is unanswered is bounded by the lease."""
 
@@ -113,8 +111,7 @@ class GatewayEnd:
         self._hello_sent_at: Micros = 0
         self._beats: deque[tuple[int, Micros]] = deque()
         """Beats that are not answered yet, with when they were sent."""
-        self._marks: deque[tuple[Mark, Micros]] = deque()
-        """Marks that are not answered yet, with when they came."""
+        self._marks = Marks()
         self._last_beat = 0
         self._next_beat_at: Micros = 0
 
@@ -134,7 +131,7 @@ class GatewayEnd:
 
     def lost(self) -> None:
         """Note that the connection is gone."""
-        self._go_down("the connection is lost")
+        self.give_up("the connection is lost")
 
     def feed(self, data: bytes, now: Micros) -> Sequence[LinkEvent]:
         """Take bytes of the connection, and return what they mean."""
@@ -150,7 +147,7 @@ class GatewayEnd:
             if self._channel is channel:  # Otherwise a message before this one has closed it.
                 events += self._take(message, now)
         if channel.state is ChannelState.CLOSED and self._channel is channel:
-            events.append(self._go_down(""))
+            events.append(self.give_up(""))
         return events
 
     def take_bytes(self) -> bytes:
@@ -167,15 +164,15 @@ class GatewayEnd:
         if self.state is EndState.DOWN:
             return ()
         if self._channel is not None and self._channel.state is ChannelState.CLOSED:
-            return [self._go_down("")]
+            return [self.give_up("")]
         if self.lease_until is None:
             if now >= self._connected_at + _WELCOME_TIMEOUT:
-                return [self._go_down("no scheduler has answered in time")]
+                return [self.give_up("no scheduler has answered in time")]
             return ()
         if now >= self.lease_until:
-            return [self._go_down("the lease is over: no beat was answered in time")]
-        while self._marks and now >= self._marks[0][1] + _MARK_DELAY:
-            self._say(Marked(self._marks.popleft()[0].instant))
+            return [self.give_up("the lease is over: no beat was answered in time")]
+        for marked in self._marks.take_due(now):
+            self._say(marked)
         if now >= self._next_beat_at:
             self._beat(now)
         return ()
@@ -186,8 +183,7 @@ class GatewayEnd:
             return None
         if self.lease_until is None:
             return self._connected_at + _WELCOME_TIMEOUT
-        mark_due = self._marks[0][1] + _MARK_DELAY if self._marks else self._next_beat_at
-        return min(self.lease_until, self._next_beat_at, mark_due)
+        return min(self.lease_until, self._next_beat_at, self._marks.next_due or self._next_beat_at)
 
     def may_start(self, now: Micros) -> bool:
         """Return whether a grant would be obeyed at `now`."""
@@ -228,7 +224,7 @@ class GatewayEnd:
             self._say(Failed(number, request.attempt - 1, reason, kind))
 
     def begin_program(self, number: int, terms: ProgramTerms, now: Micros) -> None:
-        """Ask for memory for a request of an agent program, under a number that no other has had."""
+        """Ask for memory for a request of a program, under a number that no other has had."""
         self._say(self._memories.begin(number, terms, now))
 
     def end_program(self, ended: EndProgram) -> None:
@@ -276,12 +272,12 @@ class GatewayEnd:
         if isinstance(message, Welcome):
             return self._on_welcome(message)
         if self.state is not EndState.OPEN:
-            return [self._go_down(f"{type(message).__name__} came before a welcome")]
+            return [self.give_up(f"{type(message).__name__} came before a welcome")]
         match message:
             case BeatAnswer():
                 self._on_beat_answer(message, now)
             case Mark():
-                self._marks.append((message, now))
+                self._marks.add(message, now)
             case Grant():
                 return self._on_grant(message, now)
             case Queue():
@@ -295,7 +291,7 @@ class GatewayEnd:
             case Fleet() | Memory() | Note():
                 return self._pass_on(message)
             case _:
-                return [self._go_down(f"{type(message).__name__} is not for a gateway")]
+                return [self.give_up(f"{type(message).__name__} is not for a gateway")]
         return ()
 
     def _pass_on(self, message: Fleet | Memory | Note) -> Sequence[LinkEvent]:
@@ -308,9 +304,9 @@ class GatewayEnd:
         if welcome.is_sole and self.has_several and self._channel is not None:
             words = "this scheduler leads without an election (scheduler.election), and it is not the only address"
             self._channel.close(words, is_lasting=True)
-            return [self._go_down("")]
+            return [self.give_up("")]
         if self.state is not EndState.HELLO or self._is_old(welcome.epoch):
-            return [self._go_down(f"a welcome of epoch {welcome.epoch}, and {self.epoch} is the highest seen")]
+            return [self.give_up(f"a welcome of epoch {welcome.epoch}, and {self.epoch} is the highest seen")]
         self.state, self.epoch, self._lease = EndState.OPEN, welcome.epoch, welcome.lease
         self._prolong_lease(self._hello_sent_at)
         self._next_beat_at = self._hello_sent_at + BEAT_INTERVAL
@@ -325,7 +321,9 @@ class GatewayEnd:
 
     def _on_grant(self, grant: Grant, now: Micros) -> Sequence[LinkEvent]:
         if self._is_old(grant.epoch):
-            return [self._go_down(f"a grant of epoch {grant.epoch}, and {self.epoch} is the highest seen")]
+            return [self.give_up(f"a grant of epoch {grant.epoch}, and {self.epoch} is the highest seen")]
+        if self.backends and grant.backend >= len(self.backends):
+            return [self.give_up(f"Grant makes no sense: there is no backend {grant.backend}", is_lasting=True)]
         request = self._requests.get(grant.request)
         # If the request has ended, its release is on the way.
         if request is None or not self._is_of_now(grant) or not self.may_start(now) or not request.take(RequestEvent.GRANT):
@@ -373,9 +371,10 @@ class GatewayEnd:
 
     def _say_hello(self, channel: Channel, now: Micros) -> None:
         self.state, self._hello_sent_at = EndState.HELLO, now
-        requests = within_prompt_limit([request.introduce(now) for request in self._requests.values()])
-        memories = self._memories.introduce(now)
-        channel.say(Hello(self.name, self.boot, self.epoch, requests, memories, [*self.backends]))
+        requests = [request.introduce(now) for request in self._requests.values()]
+        for part in hello_parts(requests, self._memories.introduce(now)):
+            channel.say(part)
+        channel.say(Hello(self.name, self.boot, self.epoch, [], [], [*self.backends]))
 
     def _beat(self, now: Micros) -> None:
         self._last_beat += 1
@@ -386,12 +385,12 @@ class GatewayEnd:
     def _prolong_lease(self, sent_at: Micros) -> None:
         self.lease_until = sent_at + self._lease
 
-    def _go_down(self, reason: str) -> Closed:
+    def give_up(self, reason: str, *, is_lasting: bool = False) -> Closed:
         """Use the connection no more, because of `reason`, or of what has closed its channel."""
         channel, self._channel = self._channel, None
         self.state, self.lease_until = EndState.DOWN, None
         self._beats.clear()
         if channel is None:
             return Closed(reason)
-        channel.close(reason)
+        channel.close(reason, is_lasting=is_lasting)
         return Closed(channel.fault or reason, channel.take_bytes(), channel.is_lasting)

@@ -16,17 +16,19 @@ must send none, and a request that STREAMs is stopped by nobody. A request ends 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final
 
 from msgspec.structs import replace
 
 from maitred.core.units import Micros
-from maitred.scheduler.link.messages import LiveRequest, RequestTerms, Standing
+from maitred.scheduler.link.messages import HelloPart, LiveMemory, LiveRequest, RequestTerms, Standing
 
 _MOST_PROMPT_BYTES: Final = 8 << 20
 """Bytes of hashes in a `Hello`: half of the longest frame."""
+_MOST_PER_PART: Final = 200
+"""Requests in one message of a hello, of which each may have 64 KB of names."""
 
 
 class GatewayRequestState(IntEnum):
@@ -106,9 +108,17 @@ class GatewayRequest:
         return LiveRequest(self.number, self.attempt, standing, now - self.submitted_at, terms, self.backend, held)
 
 
-def within_prompt_limit(requests: Iterable[LiveRequest]) -> list[LiveRequest]:
-    """Return what a `Hello` says of all requests. It is one message, so only the first `_MOST_PROMPT_BYTES` of what is known of
-    prompts are in it: the others are placed as if nothing were known of them."""
+def hello_parts(requests: Sequence[LiveRequest], memories: Sequence[LiveMemory]) -> Iterator[HelloPart]:
+    """Yield what comes before a `Hello` that names these."""
+    requests = _within_prompt_limit(requests)
+    for begin in range(0, max(len(requests), len(memories)), _MOST_PER_PART):
+        end = begin + _MOST_PER_PART
+        yield HelloPart([*requests[begin:end]], [*memories[begin:end]])
+
+
+def _within_prompt_limit(requests: Iterable[LiveRequest]) -> list[LiveRequest]:
+    """Return what a `Hello` says of all requests. Only the first `_MOST_PROMPT_BYTES` of what is known of prompts are in it:
+    the others are placed as if nothing were known of them."""
     said, left = list[LiveRequest](), _MOST_PROMPT_BYTES
     for live in requests:
         if live.terms.prompt is not None:

@@ -6,22 +6,24 @@ first message on a connection tells. Times are ages, µs: clocks of two machines
 A request is named by the number that its gateway gave it, and by its *attempt*: how often it has asked for a place. It asks
 when it is submitted, when it has given up its slot or its backend, and once more in each `Hello` in which it waits. Whatever is
 said of an earlier attempt comes late, and is ignored.
+
+A number that makes no sense, such as a class that there is not, is told when the message is read, before anything has changed.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from maitred.admission import Refusal, ReleaseReason
-from maitred.core.units import Micros
 from maitred.programs import Usage
 from maitred.scheduler.link.failure_kinds import FailureKind, OutcomeKind
+from maitred.scheduler.link.fields import Age, ClassNumber, Count, Number, Real
 from maitred.scheduler.link.prompt_hashes import PackedHashes
 
-VERSION: Final = 6
+VERSION: Final = 7
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -78,23 +80,23 @@ class RequestTerms(Message, frozen=True):
     """What admission and routing go by, of one request. Nothing of the text of its prompt."""
 
     model: str
-    priority_class: int
+    priority_class: ClassNumber
     tenant: str
-    cost: int
-    prompt_tokens: int
-    max_output_tokens: int | None = None
-    sequences: int = 1
+    cost: Count
+    prompt_tokens: Count
+    max_output_tokens: Count | None = None
+    sequences: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1
     client_id: str = ""
     stream: bool = True
-    priority: float = 0.0
+    priority: Real = 0.0
     routing_key: str = ""
     program: str = ""
     cache_namespace: str = ""
     slo_class: str = ""
-    slo_target: Micros | None = None
-    instances: tuple[int, ...] = ()
+    slo_target: Age | None = None
+    instances: tuple[Count, ...] = ()
     """The only backends that may have it; empty: any may."""
-    memory: int = 0
+    memory: Count = 0
     """The number of its memory at its gateway (`BeginProgram`), if it is of an agent program; else 0."""
     prompt: PackedHashes | None = None
     """What the router compares prompts by, or None if nothing is known of the prompt, or the router looks at none."""
@@ -108,9 +110,9 @@ class ProgramTerms(Message, frozen=True):
     program: str
     """The id of the program; empty: the request is a program of its own."""
     parent: str
-    priority_class: int
-    characters: int
-    prompt_tokens: int | None = None
+    priority_class: ClassNumber
+    characters: Count
+    prompt_tokens: Count | None = None
     client_id: str = ""
     asks_for_stream: bool = False
     ends_program: bool = False
@@ -119,26 +121,26 @@ class ProgramTerms(Message, frozen=True):
 class LiveMemory(Message, frozen=True):
     """The memory of one request of an agent program in a `Hello`."""
 
-    number: int
-    age: Micros
+    number: Count
+    age: Age
     """Since it was asked for."""
     terms: ProgramTerms
-    memory: int = -1
+    memory: Number = -1
     """Where it was granted, as the programs core numbers memories; -1 while it waits."""
 
 
 class LiveRequest(Message, frozen=True):
     """One request in a `Hello`."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
     standing: Standing
-    age: Micros
+    age: Age
     """Since it was submitted."""
     terms: RequestTerms
-    backend: int = -1
+    backend: Number = -1
     """Where it is, if it holds a slot."""
-    held: Micros = 0
+    held: Age = 0
     """Since it has its slot."""
 
 
@@ -148,7 +150,7 @@ class Hello(Message, frozen=True, tag=10):
     name: str
     boot: str
     """Drawn at random when the process began: another process of the same name is another gateway."""
-    epoch: int
+    epoch: Count
     """The highest that it has seen."""
     requests: list[LiveRequest]
     memories: list[LiveMemory] = []
@@ -157,40 +159,47 @@ class Hello(Message, frozen=True, tag=10):
     """The URLs of its backends: those of the scheduler, in the same order."""
 
 
+class HelloPart(Message, frozen=True, tag=33):
+    """Requests and memories of the hello that comes after it: one message would be too long for many."""
+
+    requests: list[LiveRequest]
+    memories: list[LiveMemory]
+
+
 class Submit(Message, frozen=True, tag=11):
     """A request asks for a slot."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
     terms: RequestTerms
 
 
 class FirstByte(Message, frozen=True, tag=12):
     """The response of a request has begun: its slot cannot be taken back any more."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
 
 
 class Yielded(Message, frozen=True, tag=13):
     """A preempted request has stopped, and asks again."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
 
 
 class Declined(Message, frozen=True, tag=14):
     """A preemption came after the first byte."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
 
 
 class Failed(Message, frozen=True, tag=15):
     """Its backend has failed a request, which asks for another."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
     reason: str
     kind: FailureKind = FailureKind.OTHER
 
@@ -198,33 +207,33 @@ class Failed(Message, frozen=True, tag=15):
 class Release(Message, frozen=True, tag=16):
     """A request has ended."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
     end: ReleaseReason
-    tokens: int | None = None
+    tokens: Count | None = None
 
 
 class Beat(Message, frozen=True, tag=17):
     """The gateway lives."""
 
-    number: int
+    number: Count
 
 
 class Marked(Message, frozen=True, tag=44):
     """The answer to a mark. All that the gateway had to say of what had ended before the mark came was said before this."""
 
-    instant: Micros
+    instant: Age
 
 
 class Outcome(Message, frozen=True, tag=18):
     """What an attempt has come to, where that says something of its backend."""
 
-    backend: int
+    backend: Count
     kind: OutcomeKind
-    request: int = -1
+    request: Number = -1
     """The request, or -1 for one that needed no slot."""
     words: str = ""
-    rest: Micros = 0
+    rest: Age = 0
     is_refusal: bool = False
     """Whether the backend has refused a connection: nothing listens there."""
 
@@ -232,33 +241,33 @@ class Outcome(Message, frozen=True, tag=18):
 class Progress(Message, frozen=True, tag=19):
     """How many pieces the streams of a gateway have had so far: requests, and as many numbers."""
 
-    requests: list[int]
-    pieces: list[int]
+    requests: list[Number]
+    pieces: list[Count]
 
 
 class BeginProgram(Message, frozen=True, tag=40):
     """A request of an agent program asks for memory."""
 
-    number: int
+    number: Count
     terms: ProgramTerms
 
 
 class ProgramTokens(Message, frozen=True, tag=41):
     """So many more tokens of the response to a request of an agent program have come."""
 
-    number: int
-    tokens: int
+    number: Count
+    tokens: Count
 
 
 class EndProgram(Message, frozen=True, tag=42):
     """A request of an agent program has ended, however."""
 
-    number: int
+    number: Count
     usage: Usage | None = None
     """What its backend has reported."""
     is_stream: bool = False
     """Whether its response was a stream."""
-    since_first_data: Micros | None = None
+    since_first_data: Age | None = None
     """The age of the first data of its response, or None if there was none."""
 
 
@@ -268,8 +277,8 @@ class EndProgram(Message, frozen=True, tag=42):
 class Welcome(Message, frozen=True, tag=20):
     """The answer to `Hello`."""
 
-    epoch: int
-    lease: Micros
+    epoch: Count
+    lease: Age
     """For how long after the sending of a beat that was answered the gateway may start requests."""
     is_learning: bool
     is_sole: bool = False
@@ -279,28 +288,28 @@ class Welcome(Message, frozen=True, tag=20):
 class Grant(Message, frozen=True, tag=21):
     """A request holds a slot, and goes to `backend`."""
 
-    request: int
-    attempt: int
-    epoch: int
-    backend: int
-    rank: int | None = None
+    request: Count
+    attempt: Count
+    epoch: Count
+    backend: Count
+    rank: Count | None = None
 
 
 class Queue(Message, frozen=True, tag=22):
     """A request waits."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
     reason: str
 
 
 class Reject(Message, frozen=True, tag=23):
     """A request gets no slot, and has left."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
     reason: str
-    retry_after: Micros | None = None
+    retry_after: Age | None = None
     refusal: Refusal | None = None
     """Status and words of the admission policy that refuses it, or None if none does."""
 
@@ -308,36 +317,36 @@ class Reject(Message, frozen=True, tag=23):
 class Preempt(Message, frozen=True, tag=24):
     """The slot of a request is wanted by another: stop it, and yield, or decline."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
 
 
 class BeatAnswer(Message, frozen=True, tag=25):
     """The answer to a beat, which prolongs the lease from when that was sent."""
 
-    number: int
-    epoch: int
+    number: Count
+    epoch: Count
 
 
 class Mark(Message, frozen=True, tag=28):
     """Say `Marked` when what your backends had sent before this has been read."""
 
-    instant: Micros
+    instant: Age
     """On the scheduler's clock; it means nothing to the gateway."""
 
 
 class Abandon(Message, frozen=True, tag=26):
     """The backend of a request is given up. If its response has not begun, the gateway stops it there and asks again."""
 
-    request: int
-    attempt: int
+    request: Count
+    attempt: Count
 
 
 class Memory(Message, frozen=True, tag=43):
     """What has become of the memory of a request of an agent program."""
 
-    number: int
-    memory: int | None
+    number: Count
+    memory: Count | None
     """Where it is granted, or None: the request waits, or is refused."""
     refusal: str = ""
     """Why it gets none (`ProgramReason`); empty: it waits."""
@@ -351,7 +360,7 @@ class BackendNews(Message, frozen=True):
     has_been_polled: bool
     is_draining: bool
     is_ejected: bool
-    rests: Micros | None
+    rests: Age | None
     """For how long the engine has asked to be left alone, or None."""
     problem: str
     models: bytes
@@ -368,14 +377,14 @@ class Note(Message, frozen=True, tag=30):
     """What the owners of both ends have to say to each other; the link hands it on. From either end."""
 
     kind: str
-    number: int
+    number: Count
     """By which an answer is told to a question."""
     payload: bytes
 
 
 ProgramMessage: TypeAlias = BeginProgram | ProgramTokens | EndProgram
 GatewayMessage: TypeAlias = (
-    Hello | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Marked | Outcome | Progress | ProgramMessage
+    Hello | HelloPart | Submit | FirstByte | Yielded | Declined | Failed | Release | Beat | Marked | Outcome | Progress
 )
 SchedulerMessage: TypeAlias = Welcome | Grant | Queue | Reject | Preempt | BeatAnswer | Mark | Abandon | Fleet | Memory
-AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | SchedulerMessage | Note
+AnyMessage: TypeAlias = Greeting | Challenge | Proof | Farewell | GatewayMessage | ProgramMessage | SchedulerMessage | Note

@@ -25,6 +25,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
+import msgspec
+
 from maitred.admission import Admission, LoadProbe, ReleaseReason, no_load
 from maitred.admission.terms.lead import NO_LEAD, Lead
 from maitred.core.errors import InvariantError
@@ -33,11 +35,11 @@ from maitred.scheduler.link.authentication import Side
 from maitred.scheduler.link.channel import Channel, ChannelLimits, ChannelState
 from maitred.scheduler.link.connections import Cut, GatewayConnection
 from maitred.scheduler.link.door import Door, waiting_gateway
-from maitred.scheduler.link.gateway_books import BookedGateway, BookedRequest, ConnectionId, GatewayBooks, GatewayId
+from maitred.scheduler.link.gateway_books import BookedGateway, ConnectionId, GatewayBooks, GatewayId
 from maitred.scheduler.link.learning import Learning
 from maitred.scheduler.link.linked_admission import LinkedAdmission, Placer
 from maitred.scheduler.link.linked_programs import LinkedPrograms, MemoryHost
-from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Fleet, Hello, Mark, Marked, Note, Standing, Welcome
+from maitred.scheduler.link.messages import AnyMessage, Beat, BeatAnswer, Hello, Mark, Marked, Note, Standing, Welcome
 from maitred.scheduler.link.model_slots import ModelSlots
 from maitred.scheduler.link.slot_settling import SlotSettling
 from maitred.scheduler.link.unaccounted import Unaccounted
@@ -196,7 +198,7 @@ class SchedulerEnd:
         are gone, because its engine does not say of which model is what has gone."""
         self._slots.model_at = dict(models)
 
-    def tell(self, message: Fleet | Note | Mark, to: GatewayId | None = None) -> None:
+    def tell(self, message: AnyMessage, to: GatewayId | None = None) -> None:
         """Tell something to a gateway, or to all that are connected."""
         for gateway in self.books.gateways.values():
             if to is None or gateway.id == to:
@@ -308,18 +310,19 @@ class SchedulerEnd:
 
     def _take_all(self, connection: ConnectionId, link: GatewayConnection, said: Iterable[AnyMessage], now: Micros) -> None:
         for message in said:
-            if connection in self._links:
-                self._take(connection, link, message, now)
+            try:
+                if connection in self._links:
+                    self._take(connection, link, message, now)
+            except (ValueError, msgspec.MsgspecError) as error:
+                self._cut(connection, f"{type(message).__name__} makes no sense: {error}", now, is_lasting=True)
 
     def _take(self, connection: ConnectionId, link: GatewayConnection, message: AnyMessage, now: Micros) -> None:
         gateway = link.gateway
         if link.early:
             link.early.append(message)
         elif gateway is None:
-            if isinstance(message, Hello):
-                self._on_hello(connection, link, message, now)
-            else:
-                self._cut(connection, f"{type(message).__name__} came before a hello", now)
+            if hello := link.take_hello(message):
+                self._on_hello(connection, link, hello, now)
         elif self.requests.take(gateway, message, now) or self.programs.take(gateway, message, now):
             pass  # The most by far.
         elif isinstance(message, Beat):
@@ -358,20 +361,12 @@ class SchedulerEnd:
         if self.on_welcome is not None:
             self.on_welcome(gateway.id)
         self.programs.reconcile(gateway, hello.memories, now)
-        holders = self.requests.reconcile(gateway, hello.requests, now)
-        self._note_holders(holders)
+        self.settling.note_holders(self.requests.reconcile(gateway, hello.requests, now))
         self.settling.free(self.unaccounted.settle(), now)
         if self.learning is not None:
             self.learning.on_hello(gateway.id)
         self.settling.resize(now)
         self.settling.review(now)
-
-    def _note_holders(self, holders: Iterable[BookedRequest]) -> None:
-        strangers = self.unaccounted.strangers
-        for request in holders:
-            if self.learning is not None:
-                self.learning.on_held(request.terms.model, request.ticket.sequences)
-            strangers[request.backend] = max(0, strangers[request.backend] - request.ticket.sequences)
 
     def _part(self, link: GatewayConnection, connection: ConnectionId, now: Micros) -> None:
         """Let go of the gateway of a connection that is no more."""

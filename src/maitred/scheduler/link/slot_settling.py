@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from maitred.admission import ReleaseReason
 from maitred.core.units import Micros
@@ -45,6 +45,14 @@ class SlotSettling:
         for request in ended:
             self.num_reclaimed += request.ticket.sequences
             self._requests.end(request, ReleaseReason.FAILED, now)
+
+    def note_holders(self, holders: Iterable[BookedRequest]) -> None:
+        """Note that a gateway holds slots of which was not known."""
+        strangers = self._unaccounted.strangers
+        for request in holders:
+            if self.learning is not None:
+                self.learning.on_held(request.terms.model, request.ticket.sequences)
+            strangers[request.backend] = max(0, strangers[request.backend] - request.ticket.sequences)
 
     def free_overdue(self, now: Micros) -> None:
         """Free the slots that have been held for too long."""

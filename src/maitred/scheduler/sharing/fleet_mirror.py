@@ -86,10 +86,9 @@ class FleetMirror:
         self._is_told = asyncio.Event()
 
     def take_over(self, told: Sequence[BackendNews]) -> None:
-        """Take over what the scheduler says of all backends. Of another number of them nothing is taken: the scheduler has
-        another configuration."""
+        """Take over what the scheduler says of all backends. Raises ValueError for another number of them."""
         if len(told) != len(self._fleet.backends):
-            return
+            raise ValueError(f"the scheduler has {len(told)} backends, and this gateway {len(self._fleet.backends)}")
         self._ejection.take_over(told, self._clock.now())
         for backend, news in zip(self._fleet.backends, told, strict=True):
             backend.healthy, backend.was_ever_healthy = news.healthy, news.was_ever_healthy

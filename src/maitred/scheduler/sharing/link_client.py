@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, cast
 
+import msgspec
+
 from maitred.admission import ReleaseReason
 from maitred.core.request import Request
 from maitred.scheduler.drivers.deadline_timer import DeadlineTimer
@@ -204,7 +206,10 @@ class LinkClient:
                 self.on_changed()
                 self.on_opened()
             else:
-                self.on_event(event)
+                try:
+                    self.on_event(event)
+                except (ValueError, msgspec.MsgspecError) as error:
+                    self._close(self.end.give_up(f"{type(event).__name__} makes no sense: {error}", is_lasting=True))
 
     def _close(self, closed: Closed) -> None:
         if closed.is_lasting:
