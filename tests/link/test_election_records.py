@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,28 @@ def test_a_store_whose_client_fails_is_asked_again() -> None:
         return tuple(seen)
 
     assert virtual_time.run(scenario()) == ("the election could not be asked", None, None, 1)
+
+
+def test_a_file_that_hangs_is_asked_once_and_the_lock_of_a_late_campaign_is_let_go(tmp_path: Path) -> None:
+    """A reader of a pipe that nobody writes to waits, as that of a disk that hangs."""
+    path = tmp_path / "leader"
+
+    async def scenario() -> None:
+        os.mkfifo(path)
+        election = FileElection(path)
+        campaign = asyncio.create_task(election.campaign(US, 0))
+        while election._asked is None:
+            await asyncio.sleep(0)
+        campaign.cancel()  # As after a time limit.
+        await asyncio.wait({campaign})
+        with pytest.raises(ElectionError, match="the file does not answer"):
+            await election.leader()
+        asked = election._asked
+        with path.open("wb") as pipe:
+            pipe.write(b"{}")
+        assert (await asked) is not None
+        term = await FileElection(path).campaign(US, 0)
+        assert term is not None
+        assert term.epoch == 2, "the late campaign has the first one, and leads under none"
+
+    asyncio.run(scenario())
